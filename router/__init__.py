@@ -3,8 +3,8 @@
 Which nodes should hold a partition, which shard inside a node owns it, and which shard's socket a TCP
 connection lands on. Everything here is a function of its arguments alone, so a client, every node and (for
 `owner_shard` and `shard_of_source_port`) a program in the kernel come to the same answer without asking
-anybody. It doesn't know who is alive, and it doesn't remember: a placement is computed once and then *recorded*
-in the catalog, so two nodes with different views never start one partition twice.
+anybody. It doesn't know who is alive, and it doesn't remember: a placement is computed once and then
+*recorded* in the catalog, so two nodes with different views never start one partition twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which shard of a node owns a partition, and which shard's socket a connection reaches.
 
 Apart from `placement` because these two are also computed in the kernel: `owner_shard` by the XDP program for
-datagrams that carry a partition hash, `shard_of_source_port` by the classic-BPF program on the shared TCP port.
-So: integers only, no weights, no floats, and golden vectors which the C side is held to as well.
+datagrams that carry a partition hash, `shard_of_source_port` by the classic-BPF program on the shared TCP
+port. So: integers only, no weights, no floats, and golden vectors which the C side is held to as well.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def owner_shard(partition_hash: int, shards: int) -> int:
 def shard_of_source_port(port: int, shards: int) -> int:
     """Return the shard whose socket gets a connection to the shared port from this TCP source port.
 
-    Halved first because Linux's `connect` hands out even ports only: by ``port % shards`` every ordinary client
-    would land on the even shards.
+    Halved first because Linux's `connect` hands out even ports only: by ``port % shards`` every ordinary
+    client would land on the even shards.
     """
     assert 0 <= port < 1 << 16, port
     assert shards > 0, shards

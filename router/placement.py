@@ -1,15 +1,16 @@
 """Which nodes should hold a partition: weighted rendezvous hashing.
 
-Every node draws a number from (partition, node name, weight); the partition ranks the nodes by it and the first
-k hold its replicas. The score is ``-weight / ln(u)`` with u uniform in (0, 1) from 64 hashed bits (C. Schindelhauer
-and G. Schomaker, "Weighted Distributed Hash Tables", 2005: the logarithmic method). Then
+Every node draws a number from (partition, node name, weight); the partition ranks the nodes by it and the
+first k hold its replicas. The score is ``-weight / ln(u)`` with u uniform in (0, 1) from 64 hashed bits (C.
+Schindelhauer and G. Schomaker, "Weighted Distributed Hash Tables", 2005: the logarithmic method). Then
 
 1. a node is ranked first for a share of the partitions equal to its share of the weights;
-2. a score depends on that node alone, so when a node joins, leaves or changes its weight, no two *other* nodes
-   ever change places: only what the changed node wins or loses moves.
+2. a score depends on that node alone, so when a node joins, leaves or changes its weight, no two *other*
+   nodes ever change places: only what the changed node wins or loses moves.
 
-The logarithm is the platform's, so two platforms might order two scores that differ in the last bit differently.
-That can't split a cluster: the answer is computed once, by whoever proposes a placement, and recorded.
+The logarithm is the platform's, so two platforms might order two scores that differ in the last bit
+differently. That can't split a cluster: the answer is computed once, by whoever proposes a placement, and
+recorded.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _U32 = Struct("<I")
 def partition_hash(topic: str, number: int) -> int:
     """Return the 32-bit hash that stands for a partition in placement, ownership and steering.
 
-    mmh3 (x86, 32 bits, seed 0, unsigned) of the topic's name in UTF-8, a zero byte, and the partition's number as
-    little-endian u32. The zero byte keeps ("a", n) and ("a...", m) apart; names hold none.
+    mmh3 (x86, 32 bits, seed 0, unsigned) of the topic's name in UTF-8, a zero byte, and the partition's
+    number as little-endian u32. The zero byte keeps ("a", n) and ("a...", m) apart; names hold none.
     """
     assert 0 <= number < 1 << 32, number
     assert "\0" not in topic, topic
@@ -37,8 +38,8 @@ def partition_hash(topic: str, number: int) -> int:
 def score(partition_hash: int, node: str, weight: float) -> float:
     """Return this node's draw for the partition: positive, finite, larger is better.
 
-    The bits are the low 64 of the 128-bit mmh3 (x64, seed 0) of the partition hash (u32, little-endian) and the
-    node's name in UTF-8.
+    The bits are the low 64 of the 128-bit mmh3 (x64, seed 0) of the partition hash (u32, little-endian) and
+    the node's name in UTF-8.
     """
     assert 0 <= partition_hash < 1 << 32, partition_hash
     assert weight > 0 and math.isfinite(weight), (node, weight)

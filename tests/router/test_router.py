@@ -22,7 +22,7 @@ clusters = st.dictionaries(node_names, weights, min_size=1, max_size=12)
 
 
 def murmur3_x86_32(data: bytes, seed: int = 0) -> int:
-    """The slow, obvious twin of the C hash: Appleby's MurmurHash3_x86_32, integers only, as the XDP program has it."""
+    """The slow, obvious twin of the C hash: MurmurHash3_x86_32, integers only, as in the kernel."""
     mask = 0xFFFFFFFF
     h = seed
     whole = len(data) // 4 * 4
@@ -78,7 +78,7 @@ def test_the_owner_is_the_highest_draw_and_a_tie_goes_to_the_lower_shard(hash_: 
 
 @given(hashes, st.integers(1, 64))
 def test_a_further_shard_takes_partitions_only_for_itself(hash_: int, shards: int) -> None:
-    """From n shards to n + 1 a partition stays or goes to the new shard; from n + 1 to n only the last one's move."""
+    """From n shards to n + 1 a partition stays or goes to the new one; backwards only the last one's move."""
     before, after = owner_shard(hash_, shards), owner_shard(hash_, shards + 1)
 
     assert after in (before, shards)
@@ -105,7 +105,7 @@ def test_even_source_ports_reach_every_shard_equally() -> None:
 def test_place_is_a_function_of_the_members_alone(
     hash_: int, cluster: dict[str, float], k: int, rng: random.Random
 ) -> None:
-    """The order in which members are known changes nothing; k beyond the members gives them all, once each."""
+    """The order in which members are known changes nothing; a large k gives them all, once each."""
     shuffled = list(cluster.items())
     rng.shuffle(shuffled)
 

@@ -1,0 +1,318 @@
+"""The catalog: the cluster's agreed metadata, as PySyncObj's replicated objects over a group of our own.
+
+A command is a call of a replicated method, encoded by PySyncObj, agreed on by group 0 through the `Proposer`,
+and performed by `apply` on every node in log order. The same entries give the same state everywhere, because
+the methods only compare and set (`catalog_rules`); what happened comes back as a `Result`, never as an
+exception. It doesn't know how group 0 works, and it doesn't forward: a proposer that isn't the leader's
+raises `NotCatalogLeader`, and the node passes the request on to the leader's controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from membership import catalog_rules as rules
+from membership.records import (
+    CatalogState,
+    CreateTopic,
+    DeleteTopic,
+    FoundCluster,
+    MarkMade,
+    MarkRemoved,
+    NodeRecord,
+    RegisterNode,
+    Result,
+    Setting,
+    UpdateTopicSettings,
+)
+from membership.replicated import BadCommand, Replicated, ReplicatedObjects, replicated
+
+SNAPSHOT_FORMAT = 1
+
+RESULTS_KEPT = 1024
+"""How many results wait for proposers that haven't heard of their index yet."""
+
+
+class NotCatalogLeader(Exception):
+    """This node's replica of group 0 doesn't lead it. `leader` is the node that seems to, or None."""
+
+    def __init__(self, leader: str | None = None) -> None:
+        super().__init__(f"the catalog's leader is {leader or 'unknown'}")
+        self.leader = leader
+
+
+class OutcomeUnknown(Exception):
+    """The command was committed, but its result passed by unseen (the state arrived as a snapshot)."""
+
+
+class Proposer(Protocol):
+    """Group 0, as far as the catalog sees it."""
+
+    async def propose(self, command: bytes) -> int:
+        """Return the index at which exactly this command was committed.
+
+        Raises `NotCatalogLeader` when it surely wasn't and won't be proposed here.
+        """
+
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+Rule = Callable[[CatalogState, Request], rules.Change]
+
+
+class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
+    """The replicated object. Each method's argument is a request as JSON text, its result a `Result`.
+
+    Their names and `ver` are part of the log's format: a call is stored as the method's number in the order
+    of (ver, name). New methods, and new behaviour of old ones, take a higher ``ver``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = CatalogState()
+
+    def _follow(self, rule: Rule[Request], kind: type[Request], request: str) -> Result:
+        try:
+            after, result = rule(self.state, msgspec.json.decode(request, type=kind))
+        except msgspec.MsgspecError as error:
+            return Result("invalid", self.state.version, str(error))
+        except (MemoryError, RecursionError):
+            raise  # depends on this process: to go on would part it from the others
+        except Exception as error:  # noqa: BLE001
+            # A mistake of ours, the same on every node. Rules are pure, so nothing changed; to raise would
+            # stop every node at this entry for ever.
+            return Result("failed", self.state.version, f"{type(error).__name__}: {error}")
+        self.state = after
+        return result
+
+    @replicated
+    def found_cluster(self, request: str) -> Result:
+        return self._follow(rules.found_cluster, FoundCluster, request)
+
+    @replicated
+    def register_node(self, request: str) -> Result:
+        return self._follow(rules.register_node, RegisterNode, request)
+
+    @replicated
+    def create_topic(self, request: str) -> Result:
+        return self._follow(rules.create_topic, CreateTopic, request)
+
+    @replicated
+    def mark_made(self, request: str) -> Result:
+        return self._follow(rules.mark_made, MarkMade, request)
+
+    @replicated
+    def delete_topic(self, request: str) -> Result:
+        return self._follow(rules.delete_topic, DeleteTopic, request)
+
+    @replicated
+    def mark_removed(self, request: str) -> Result:
+        return self._follow(rules.mark_removed, MarkRemoved, request)
+
+    @replicated
+    def update_topic_settings(self, request: str) -> Result:
+        return self._follow(rules.update_topic_settings, UpdateTopicSettings, request)
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    format: int
+    applied_index: int
+    code_version: int
+    tables: dict[str, CatalogState]
+
+
+class Catalog:
+    """The agreed metadata of one node: commands in, `state()` out.
+
+    The driver of group 0 calls `apply` once for each committed command, in log order, on leader and follower
+    alike, and `restore` when the log begins with a snapshot. `on_change` is called with the new state after
+    each change.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+        self._tables = CatalogTables()
+        self._objects = ReplicatedObjects([self._tables])
+        self._applied_index = 0
+        self._proposing = 0
+        self._results: dict[int, Result] = {}
+        self._waiting: dict[int, asyncio.Future[Result]] = {}
+        self._encoded: tuple[int, bytes] = (-1, b"")
+        self.on_change: Callable[[CatalogState], None] | None = None
+
+    def __repr__(self) -> str:
+        state = self.state()
+        sizes = f"{len(state.nodes)} nodes, {len(state.topics)} topics"
+        return f"<Catalog v{state.version} at {self._applied_index}: {sizes}>"
+
+    @property
+    def applied_index(self) -> int:
+        """The last entry of group 0 whose effect is in `state()`."""
+        return self._applied_index
+
+    def state(self) -> CatalogState:
+        """Return the state as of `applied_index`: a value, kept by nobody else's leave. Costs nothing."""
+        state: CatalogState = self._tables.state
+        return state
+
+    def encoded_state(self) -> bytes:
+        """Return the state as msgpack, encoded once for each version."""
+        state = self.state()
+        if self._encoded[0] != state.version:
+            self._encoded = (state.version, msgspec.msgpack.encode(state))
+        return self._encoded[1]
+
+    # What the driver of group 0 calls.
+
+    def apply(self, index: int, command: bytes) -> Result:
+        """Perform the command that was committed at `index`.
+
+        Raises `membership.replicated.UnknownCodeVersion` when this program is too old to follow: the node
+        must stop applying (its state stays what it was) until it is upgraded.
+        """
+        assert index > self._applied_index, (index, self._applied_index)
+        before = self.state()
+        try:
+            result = self._objects.perform(command)
+        except BadCommand as error:
+            result = Result("invalid", before.version, str(error))
+        if result is None:  # a switch of the code version changes no table
+            result = Result("updated", before.version)
+        self._applied_index = index
+        waiting = self._waiting.pop(index, None)
+        if waiting is not None:
+            if not waiting.done():
+                waiting.set_result(result)
+        elif self._proposing:
+            self._results[index] = result  # its proposer may hear of the index only after this
+            if len(self._results) > RESULTS_KEPT:
+                del self._results[next(iter(self._results))]
+        if self.on_change is not None and self.state() is not before:
+            self.on_change(self.state())
+        assert isinstance(result, Result), result
+        return result
+
+    def snapshot(self) -> bytes:
+        """Return everything that `apply` made of the log up to `applied_index`."""
+        snapshot = _Snapshot(
+            SNAPSHOT_FORMAT, self._applied_index, self._objects.code_version, self._tables._serialize()
+        )
+        return msgspec.msgpack.encode(snapshot)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Become what `snapshot` was taken of; the next entry to apply is the one behind its index.
+
+        Raises `msgspec.MsgspecError` or ValueError for bytes that aren't one (nothing changed).
+        """
+        decoded = msgspec.msgpack.decode(snapshot, type=_Snapshot)
+        if decoded.format != SNAPSHOT_FORMAT:
+            raise ValueError(
+                f"catalog snapshot of format {decoded.format}, this program knows {SNAPSHOT_FORMAT}"
+            )
+        assert decoded.applied_index >= self._applied_index, (decoded.applied_index, self._applied_index)
+        if decoded.code_version != self._objects.code_version:
+            self._objects.perform(self._objects.encode_code_version(decoded.code_version))
+        self._tables._deserialize(decoded.tables)
+        self._applied_index = decoded.applied_index
+        self._encoded = (-1, b"")
+        for index in [index for index in self._waiting if index <= decoded.applied_index]:
+            waiting = self._waiting.pop(index)
+            if not waiting.done():
+                waiting.set_exception(OutcomeUnknown(f"entry {index} is inside a snapshot"))
+        if self.on_change is not None:
+            self.on_change(self.state())
+
+    # Commands. Each returns what `apply` computed at its index on this node, so `state()` already shows it.
+
+    async def found_cluster(self, cluster_id: bytes) -> Result:
+        """Give the cluster its id: created, exists or exists_differently."""
+        return await self._command(self._tables.found_cluster, FoundCluster(cluster_id))
+
+    async def register_node(self, record: NodeRecord) -> Result:
+        """Make a node known (created, exists, updated); store_changed when its name has another store.
+
+        ``result.node.catalog_replica`` is its replica id in group 0.
+        """
+        return await self._command(self._tables.register_node, RegisterNode(record))
+
+    async def update_node(self, record: NodeRecord) -> Result:
+        """Change addresses, shards or weight of a known node; absent when it isn't one."""
+        return await self._command(self._tables.register_node, RegisterNode(record, known=True))
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int,
+        replicas: int,
+        settings: Mapping[str, Setting],
+        groups: Sequence[bytes],
+        placement: Sequence[Sequence[str]],
+        created_ms: int,
+    ) -> Result:
+        """Record a topic and its partitions, `creating`. created, exists (the same), exists_differently,
+        conflict.
+
+        `groups` are 16 random bytes for each partition, `placement` its nodes (from `router.place`), both by
+        number.
+        """
+        request = CreateTopic(
+            name,
+            partitions,
+            replicas,
+            dict(settings),
+            list(groups),
+            [list(nodes) for nodes in placement],
+            created_ms,
+        )
+        return await self._command(self._tables.create_topic, request)
+
+    async def mark_made(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
+        """Report replicas that are durably made: marked or unchanged; ``result.groups`` are live now."""
+        return await self._command(self._tables.mark_made, MarkMade(node, store_id, list(groups)))
+
+    async def delete_topic(self, name: str, *, deleted_ms: int, version: int | None = None) -> Result:
+        """Delete a topic (of that version): deleted, absent, conflict; ``result.groups`` are tombstones now."""
+        return await self._command(self._tables.delete_topic, DeleteTopic(name, deleted_ms, version))
+
+    async def mark_removed(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
+        """Report replicas of deleted groups that are gone: marked or unchanged."""
+        return await self._command(self._tables.mark_removed, MarkRemoved(node, store_id, list(groups)))
+
+    async def update_topic_settings(
+        self, name: str, changes: Mapping[str, Setting | None], *, version: int
+    ) -> Result:
+        """Change settings (None removes one) of a topic in this version: updated, unchanged, absent,
+        conflict.
+        """
+        request = UpdateTopicSettings(name, dict(changes), version)
+        return await self._command(self._tables.update_topic_settings, request)
+
+    async def _command(self, method: Callable[[str], Result], request: msgspec.Struct) -> Result:
+        """Propose the call; return its result once it is committed *and* applied here.
+
+        Raises `NotCatalogLeader`, whatever else the proposer raises, and `OutcomeUnknown`.
+        """
+        command = self._objects.encode(method, msgspec.json.encode(request).decode())
+        self._proposing += 1
+        try:
+            index = await self._proposer.propose(command)
+            # No await between here and the future: `apply` can't slip in between.
+            result = self._results.pop(index, None)
+        finally:
+            self._proposing -= 1
+            if not self._proposing:
+                self._results.clear()
+        if result is not None:
+            return result
+        if index <= self._applied_index:
+            raise OutcomeUnknown(f"entry {index} is inside a snapshot")
+        waiting: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[index] = waiting
+        try:
+            return await waiting
+        finally:
+            self._waiting.pop(index, None)

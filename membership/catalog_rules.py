@@ -1,0 +1,269 @@
+"""How the catalog changes: one pure function for each command.
+
+``rule(state, request) -> (state afterwards, result)``. A rule compares, and either returns the very state it
+was given or a new one with the next version; it reads no clock and draws no number, because every node
+applies it on its own. It doesn't know how commands are encoded, agreed on or applied: `catalog` and
+`replicated` do.
+
+1. A replica id is given once: `next_replica_id` only grows.
+2. A group id, once seen (also in a tombstone), is never taken for another group.
+3. A partition goes `creating` -> `live` -> tombstone, never back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from membership.records import (
+    CatalogState,
+    CreateTopic,
+    DeleteTopic,
+    FoundCluster,
+    MarkMade,
+    MarkRemoved,
+    Outcome,
+    PartitionRecord,
+    RegisterNode,
+    ReplicaRecord,
+    Result,
+    Tombstone,
+    TopicRecord,
+    UpdateTopicSettings,
+)
+
+GROUP_ID_BYTES = 16
+Change = tuple[CatalogState, Result]
+
+
+def _same(state: CatalogState, outcome: Outcome, detail: str = "", **more: Any) -> Change:
+    return state, Result(outcome, state.version, detail, **more)
+
+
+def _changed(state: CatalogState, outcome: Outcome, result: dict[str, Any], **fields: Any) -> Change:
+    after = replace(state, version=state.version + 1, **fields)
+    return after, Result(outcome, after.version, **result)
+
+
+def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
+    """Give the cluster its id, once; the same id again changes nothing."""
+    if not request.cluster_id:
+        return _same(state, "invalid", "an empty cluster id")
+    if state.cluster_id:
+        same = state.cluster_id == request.cluster_id
+        return _same(state, "exists" if same else "exists_differently")
+    return _changed(state, "created", {}, cluster_id=request.cluster_id)
+
+
+def register_node(state: CatalogState, request: RegisterNode) -> Change:
+    """Make a node known or change its addresses, shards or weight; refuse another store under its name."""
+    record = request.record
+    known = state.nodes.get(record.node)
+    if known is None and request.known:
+        return _same(state, "absent", f"no node {record.node!r}")
+    if known is not None and known.store_id != record.store_id:
+        return _same(
+            state, "store_changed", f"{record.node!r} is known with another data directory", node=known
+        )
+    wrong = _wrong_node(state, request)
+    if wrong:
+        return _same(state, "invalid", wrong)
+
+    next_replica_id = state.next_replica_id
+    if known is not None:
+        record = replace(record, catalog_replica=known.catalog_replica)
+    elif record.catalog_replica == 0:
+        record = replace(record, catalog_replica=next_replica_id)
+    next_replica_id = max(next_replica_id, record.catalog_replica + 1)
+    if record == known:
+        return _same(state, "exists", node=known)
+    return _changed(
+        state,
+        "created" if known is None else "updated",
+        {"node": record},
+        nodes=state.nodes | {record.node: record},
+        next_replica_id=next_replica_id,
+    )
+
+
+def _wrong_node(state: CatalogState, request: RegisterNode) -> str:
+    record = request.record
+    if not record.node or not record.store_id:
+        return "a node needs a name and a store id"
+    if not (record.weight >= 0 and math.isfinite(record.weight)):
+        return f"weight {record.weight}"
+    if record.shards < 1 or len(record.shard_http_ports) != record.shards:
+        return f"{record.shards} shards with {len(record.shard_http_ports)} HTTP ports"
+    if len(record.peer_ports) != record.shards + 1:
+        return f"{record.shards} shards with {len(record.peer_ports)} peer ports"
+    other = next((n for n in state.nodes.values() if n.store_id == record.store_id), None)
+    if other is not None and other.node != record.node:
+        return f"this data directory is known as {other.node!r}"
+    given = record.catalog_replica
+    if given < 0 or (record.node not in state.nodes and 0 < given < state.next_replica_id):
+        return f"catalog replica {given} was given before; the next is {state.next_replica_id}"
+    return ""
+
+
+def create_topic(state: CatalogState, request: CreateTopic) -> Change:
+    """Record a topic, its partitions in `creating` and their placement; replica ids are given here."""
+    wrong = _wrong_topic(request)
+    if wrong:
+        return _same(state, "invalid", wrong)
+    known = state.topics.get(request.name)
+    if known is not None:
+        wanted = (request.partitions, request.replicas, request.settings)
+        same = wanted == (known.partitions, known.replicas, known.settings)
+        return _same(state, "exists" if same else "exists_differently", topic=known)
+    conflict = _conflict_of_topic(state, request)
+    if conflict:
+        return _same(state, "conflict", conflict)
+
+    replica_id = state.next_replica_id
+    partitions = {}
+    for number, (group, nodes) in enumerate(zip(request.groups, request.placement, strict=True)):
+        replicas = []
+        for node in nodes:
+            replicas.append(ReplicaRecord(replica_id, node, state.nodes[node].store_id, "rank"))
+            replica_id += 1
+        partitions[f"{request.name}/{number}"] = PartitionRecord(
+            request.name, number, group, "creating", replicas, request.created_ms
+        )
+    topic = TopicRecord(
+        request.name,
+        request.partitions,
+        request.replicas,
+        request.settings,
+        request.created_ms,
+        state.version + 1,
+    )
+    return _changed(
+        state,
+        "created",
+        {"topic": topic},
+        topics=state.topics | {topic.name: topic},
+        partitions=state.partitions | partitions,
+        next_replica_id=replica_id,
+    )
+
+
+def _wrong_topic(request: CreateTopic) -> str:
+    if not request.name or request.partitions < 1 or request.replicas < 1:
+        return "a topic needs a name, a partition and a replica"
+    if len(request.groups) != request.partitions or len(request.placement) != request.partitions:
+        return (
+            f"{request.partitions} partitions, {len(request.groups)} groups, {len(request.placement)} places"
+        )
+    if any(len(group) != GROUP_ID_BYTES or not any(group) for group in request.groups):
+        return f"a group id is {GROUP_ID_BYTES} bytes and not zero"
+    if len(set(request.groups)) != len(request.groups):
+        return "two partitions with one group id"
+    for nodes in request.placement:
+        if not 1 <= len(nodes) <= request.replicas or len(set(nodes)) != len(nodes):
+            return f"{request.replicas} replicas placed on {nodes}"
+    return ""
+
+
+def _conflict_of_topic(state: CatalogState, request: CreateTopic) -> str:
+    absent = {node for nodes in request.placement for node in nodes} - state.nodes.keys()
+    if absent:
+        return f"placed on unknown nodes {sorted(absent)}"
+    taken = {partition.group for partition in state.partitions.values()}
+    if any(group in taken or group.hex() in state.tombstones for group in request.groups):
+        return "a group id was used before"
+    return ""
+
+
+def mark_made(state: CatalogState, request: MarkMade) -> Change:
+    """Note that a node made its replicas; a partition whose replicas are all made becomes live.
+
+    Groups that aren't known, or promised to another store, are passed over: the report says nothing of them.
+    """
+    wanted = set(request.groups)
+    changed = {}
+    for key, partition in state.partitions.items():
+        if partition.group not in wanted or partition.state != "creating":
+            continue
+        replicas = [
+            replace(r, made=True) if (r.node, r.store_id) == (request.node, request.store_id) else r
+            for r in partition.replicas
+        ]
+        if replicas == partition.replicas:
+            continue
+        now: Literal["creating", "live"] = "live" if all(r.made for r in replicas) else "creating"
+        changed[key] = replace(partition, replicas=replicas, state=now)
+    partitions = state.partitions | changed
+    live = [p.group for p in partitions.values() if p.group in wanted and p.state == "live"]
+    if not changed:
+        return _same(state, "unchanged", groups=live)
+    return _changed(state, "marked", {"groups": live}, partitions=partitions)
+
+
+def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
+    """Take a topic away and leave a tombstone for each of its groups."""
+    topic = state.topics.get(request.name)
+    if topic is None:
+        return _same(state, "absent", f"no topic {request.name!r}")
+    if request.version is not None and request.version != topic.version:
+        return _same(state, "conflict", f"version is {topic.version}", topic=topic)
+    gone = state.partitions_of(request.name)
+    tombstones = {
+        p.group.hex(): Tombstone(
+            p.topic, p.number, p.group, p.replicas, request.deleted_ms, state.version + 1
+        )
+        for p in gone
+    }
+    return _changed(
+        state,
+        "deleted",
+        {"topic": topic, "groups": [p.group for p in gone]},
+        topics=_without(state.topics, [request.name]),
+        partitions=_without(state.partitions, [f"{p.topic}/{p.number}" for p in gone]),
+        tombstones=state.tombstones | tombstones,
+    )
+
+
+def mark_removed(state: CatalogState, request: MarkRemoved) -> Change:
+    """Note that a node removed its replicas of deleted groups; the last one takes the tombstone along."""
+    changed: dict[str, Tombstone] = {}
+    for key in (group.hex() for group in request.groups):
+        stone = state.tombstones.get(key)
+        if stone is None:
+            continue
+        left = [r for r in stone.replicas if (r.node, r.store_id) != (request.node, request.store_id)]
+        if left != stone.replicas:
+            changed[key] = replace(stone, replicas=left)
+    if not changed:
+        return _same(state, "unchanged")
+    finished = [key for key, stone in changed.items() if not stone.replicas]
+    return _changed(
+        state,
+        "marked",
+        {"groups": [changed[key].group for key in finished]},
+        tombstones=_without(state.tombstones | changed, finished),
+    )
+
+
+def update_topic_settings(state: CatalogState, request: UpdateTopicSettings) -> Change:
+    """Change settings of the topic if it still has the version that the proposer saw."""
+    topic = state.topics.get(request.name)
+    if topic is None:
+        return _same(state, "absent", f"no topic {request.name!r}")
+    if request.version != topic.version:
+        return _same(state, "conflict", f"version is {topic.version}", topic=topic)
+    merged = topic.settings | request.changes
+    settings = {name: value for name, value in merged.items() if value is not None}
+    if settings == topic.settings:
+        return _same(state, "unchanged", topic=topic)
+    topic = replace(topic, settings=settings, version=state.version + 1)
+    return _changed(state, "updated", {"topic": topic}, topics=state.topics | {topic.name: topic})
+
+
+def _without(records: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    left = dict(records)
+    for key in keys:
+        del left[key]
+    return left

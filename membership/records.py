@@ -1,0 +1,208 @@
+"""The catalog's records: what the cluster has agreed on, as plain values.
+
+Shapes only; `catalog_rules` says how they change. They are encoded with msgpack for snapshots and for the
+shard processes, so fields are added last and with a default. Values are never changed in place: a change
+makes a new `CatalogState` which shares what didn't change, so whoever holds one may keep it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Setting = int | str
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    """One node: who it is and where its processes listen.
+
+    `store_id` is made when its data directory is formatted: another one under the same name is another node,
+    which holds nothing of what this one held. `peer_ports` has the controller's first, then one for each
+    shard. `catalog_replica` is its replica id in group 0; 0 in a registration asks the catalog for one.
+    """
+
+    node: str
+    store_id: bytes
+    host: str
+    http_port: int
+    shard_http_ports: list[int]
+    peer_ports: list[int]
+    gossip_port: int
+    shards: int
+    weight: float = 1.0
+    catalog_replica: int = 0
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True):
+    """One replica of a partition: an id that is never reused, and the store it was promised to.
+
+    `made` is the node's report that the replica is in its manifest, durably.
+    """
+
+    replica_id: int
+    node: str
+    store_id: bytes
+    reason: Literal["rank", "pin"] = "rank"
+    made: bool = False
+
+
+class PartitionRecord(msgspec.Struct, frozen=True):
+    """One partition and its group. `creating` until every replica is made, then `live` for good."""
+
+    topic: str
+    number: int
+    group: bytes
+    state: Literal["creating", "live"]
+    replicas: list[ReplicaRecord]
+    created_ms: int
+
+
+class TopicRecord(msgspec.Struct, frozen=True):
+    """One topic. `version` is the catalog's version at its last change: never the same for two states of a
+    name.
+    """
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: dict[str, Setting]
+    created_ms: int
+    version: int
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """A deleted partition's group: the explicit word without which no node deletes data.
+
+    Kept until every replica in `replicas` is reported removed.
+    """
+
+    topic: str
+    number: int
+    group: bytes
+    replicas: list[ReplicaRecord]
+    deleted_ms: int
+    version: int
+
+
+class CatalogState(msgspec.Struct, frozen=True):
+    """Everything. `version` grows by one with each change and only then.
+
+    Keys: `nodes` by name, `topics` by name, `partitions` by "topic/number", `tombstones` by the group id in
+    hex.
+    """
+
+    cluster_id: bytes = b""
+    version: int = 0
+    nodes: dict[str, NodeRecord] = {}
+    topics: dict[str, TopicRecord] = {}
+    partitions: dict[str, PartitionRecord] = {}
+    next_replica_id: int = 1
+    tombstones: dict[str, Tombstone] = {}
+
+    def partitions_of(self, topic: str) -> list[PartitionRecord]:
+        """Return the topic's partitions by number; empty when there is no such topic."""
+        record = self.topics.get(topic)
+        return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in range(record.partitions)]
+
+
+# Requests: what a command carries (as JSON text). Everything that depends on a clock, on randomness or on who
+# is alive was decided by the proposer and stands in here.
+
+
+class FoundCluster(msgspec.Struct, frozen=True):
+    """Name the cluster: once."""
+
+    cluster_id: bytes
+
+
+class RegisterNode(msgspec.Struct, frozen=True):
+    """Make a node known, or, with `known`, change what is known of it."""
+
+    record: NodeRecord
+    known: bool = False
+
+
+class CreateTopic(msgspec.Struct, frozen=True):
+    """A topic with its placement: for each partition 16 random bytes and the nodes, best first."""
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: dict[str, Setting]
+    groups: list[bytes]
+    placement: list[list[str]]
+    created_ms: int
+
+
+class MarkMade(msgspec.Struct, frozen=True):
+    """A node's report that its replicas of these groups are durably in its manifest."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class MarkRemoved(msgspec.Struct, frozen=True):
+    """A node's report that its replicas of these deleted groups are gone."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class DeleteTopic(msgspec.Struct, frozen=True):
+    """Delete a topic; with `version`, only in that version."""
+
+    name: str
+    deleted_ms: int
+    version: int | None = None
+
+
+class UpdateTopicSettings(msgspec.Struct, frozen=True):
+    """Change settings (null takes one away) of a topic that still has this version."""
+
+    name: str
+    changes: dict[str, Setting | None]
+    version: int
+
+
+Outcome = Literal[
+    "created",
+    "updated",
+    "deleted",
+    "marked",
+    "exists",
+    "unchanged",
+    "exists_differently",
+    "store_changed",
+    "absent",
+    "conflict",
+    "invalid",
+    "failed",
+]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a command did. `version` is the catalog's after it.
+
+    created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
+    exists_differently: the name is taken. store_changed: another data directory under a known name. absent:
+    no such topic or node. conflict: decided on a state that is no more. invalid: makes no sense. failed: a
+    mistake of ours in applying it; nothing changed.
+    """
+
+    outcome: Outcome
+    version: int
+    detail: str = ""
+    node: NodeRecord | None = None
+    topic: TopicRecord | None = None
+    groups: list[bytes] = []
+    """mark_made: those live now. delete_topic: those with a tombstone now. mark_removed: those wholly
+    forgotten.
+    """
+
+    @property
+    def ok(self) -> bool:
+        """Whether the state is now as the command wanted it."""
+        return self.outcome in ("created", "updated", "deleted", "marked", "exists", "unchanged")

@@ -1,0 +1,132 @@
+"""PySyncObj's replicated objects without PySyncObj's Raft: the one place that touches its private parts.
+
+PySyncObj 0.3.17 numbers the ``@replicated`` methods of some objects, turns a call into bytes, and later, when
+those bytes are committed, performs the call everywhere. Between the two it has a Raft, a network and a file
+of its own, none of which can be trusted with a cluster's metadata (docs/decisions/ tells why); here they are
+left out:
+
+* ``_applyCommand`` (an override) hands the encoded call to us instead of to its queue;
+* ``_SyncObj__doApplyCommand`` (a private call) performs a committed one;
+* it gets no peers, no tick, no file, and a transport that refuses to send. It makes no thread, socket or
+  file.
+
+A call is encoded with `pickle`. Two things keep that harmless: only bytes from our own authenticated log come
+here, and a command is performed only when its pickle consists of numbers, texts and containers of them; a
+pickle that names any code (`GLOBAL`, `REDUCE` and their like) is refused before it is loaded.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import pysyncobj
+import pysyncobj.pickle
+from pysyncobj.syncobj import SyncObjExceptionWrongVer
+from pysyncobj.transport import Transport
+
+PINNED_VERSION = "0.3.17"
+"""The release whose source was read for this module; a test compares it with the installed one."""
+
+Replicated: TypeAlias = pysyncobj.SyncObjConsumer
+"""Base class of a replicated object: attributes set after `__init__` are its state."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+# The decorator looks two frames up for the class body, so it is renamed, not wrapped.
+replicated = cast("Callable[[Method], Method]", pysyncobj.replicated)
+
+# The first byte of a command: PySyncObj's _COMMAND_TYPE. Its other two kinds (no-op, membership) are never
+# made.
+_REGULAR = 0
+_VERSION = 3
+
+# What `pickle.dumps(..., protocol=2)` writes for integers, texts, floats, None, booleans, tuples, lists,
+# dicts.
+_HARMLESS_OPCODES = frozenset(
+    (
+        *("PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+        *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"),
+        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+        *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
+        *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+    )
+)
+
+
+class BadCommand(ValueError):
+    """A command that PySyncObj's encoding of our calls can't have produced; nothing was performed."""
+
+
+class UnknownCodeVersion(RuntimeError):
+    """The cluster enabled replicated methods that this program lacks: it must not apply any further."""
+
+
+class _RefusingTransport(Transport):  # type: ignore[misc]  # pysyncobj has no types
+    """Ready from the start, connects to nobody, sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None, [])
+
+    def send(self, node: object, message: object) -> bool:
+        raise AssertionError(f"the replicated objects tried to talk to {node!r}")
+
+
+class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj has no types
+    """Holds replicated objects: encodes calls of their methods, and performs encoded calls.
+
+    ``objects`` must be the same classes in the same order on every node: a call is encoded as its method's
+    number. Numbers follow (code version, object, name), so a method added later takes ``ver=`` one higher
+    than all before.
+    """
+
+    def __init__(self, objects: Sequence[Replicated]) -> None:
+        self._encoded: list[bytes] = []
+        conf = pysyncobj.SyncObjConf(autoTick=False, dynamicMembershipChange=False)
+        super().__init__(None, [], conf=conf, consumers=list(objects), transport=_RefusingTransport())
+
+    def _applyCommand(self, command: bytes, callback: object, commandType: int | None = None) -> None:
+        # PySyncObj's name and signature. It would queue the command for its own leader.
+        assert callback is None, "results come with apply, not with the call"
+        self._encoded.append(bytes([_REGULAR if commandType is None else commandType]) + command)
+
+    def encode(self, method: Callable[..., Any], *arguments: int | str) -> bytes:
+        """Return the command that performs ``method(*arguments)`` when it is given to `perform`."""
+        method(*arguments)
+        assert len(self._encoded) == 1, f"{method!r} is not a replicated method of these objects"
+        return self._encoded.pop()
+
+    def perform(self, command: bytes) -> Any:
+        """Perform one committed command and return what its method returned.
+
+        Raises `BadCommand` for bytes that `encode` didn't make (nothing happened), `UnknownCodeVersion` when
+        this program is too old to follow.
+        """
+        _check(command)
+        try:
+            return self._SyncObj__doApplyCommand(command)
+        except SyncObjExceptionWrongVer as error:
+            raise UnknownCodeVersion(
+                f"the cluster enabled code version {error.ver} of replicated methods; upgrade this node"
+            ) from error
+
+    @property
+    def code_version(self) -> int:
+        """The highest version of replicated methods that the cluster has enabled."""
+        return cast("int", self.getCodeVersion())
+
+    def encode_code_version(self, version: int) -> bytes:
+        """Return the command that enables the methods of `version`."""
+        return bytes([_VERSION]) + cast("bytes", pysyncobj.pickle.dumps(version))
+
+
+def _check(command: bytes) -> None:
+    if len(command) < 2 or command[0] not in (_REGULAR, _VERSION):
+        raise BadCommand(f"not a replicated call: {bytes(command[:16])!r}")
+    try:
+        used = {opcode.name for opcode, _, _ in pickletools.genops(command[1:])}
+    except Exception as error:  # pickletools answers malformed input with any of four types
+        raise BadCommand(f"not a pickle: {error}") from error
+    if not used <= _HARMLESS_OPCODES:
+        raise BadCommand(f"names code: {sorted(used - _HARMLESS_OPCODES)}")
