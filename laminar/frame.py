@@ -1,0 +1,324 @@
+"""The 128-byte head of a batch and its two checksums.
+
+One batch is one Raft entry and one stored frame: this head, then a body. The producer seals the body
+with its own CRC, which nobody changes again; the leader writes its place in the log into the head and
+seals the head. So this module decides whether the bytes of a frame are whole and whose turn they are.
+It does not know what a body holds (``columns``), nor whether a place in the log is the right one (``raft``).
+It is apart because replication and storage handle frames by their heads alone. ``docs/format.md`` has
+every byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from crc32c import crc32c
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"LMNB"
+VERSION = 1
+HEADER_SIZE = 128
+# A position inside a frame fits Arrow's signed 32-bit offsets.
+MAX_FRAME_BYTES = 2**31 - 1
+NO_PRODUCER = bytes(16)
+
+
+class Kind(IntEnum):
+    """What a batch is. Only `DATA` holds records; the body of any other is one opaque payload."""
+
+    DATA = 0
+    NOOP = 1
+    CONFIGURATION = 2
+    LOG_START = 3
+    STAGED = 4
+    PIN = 5
+    PUBLISH = 6
+    SEAL = 7
+    CURSOR = 8
+    COMMAND = 9
+
+
+class Flag(IntFlag):
+    """Bits of the head's flags."""
+
+    OPENS_SEGMENT = 1
+
+
+class BatchError(ValueError):
+    """A frame that is not what it says, or more than is allowed: the sender's mistake, or damage.
+
+    `code` is ``malformed``, ``bad_checksum``, ``unsupported`` or ``too_large``; `field` names the part,
+    `value` what was found there and `limit` what would have been right, where there is such a thing.
+    `offsets` is the range ``(first, next)`` of the records that cannot be read, where it is known:
+    they exist, and a reader may go on at ``next``.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        value: object = None,
+        limit: object = None,
+        offsets: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.field = field
+        self.value = value
+        self.limit = limit
+        self.offsets = offsets
+
+
+def malformed(field: str, value: object, expected: object, what: str) -> BatchError:
+    return BatchError(
+        "malformed", f"{what}: {field} is {value}, not {expected}", field=field, value=value, limit=expected
+    )
+
+
+# magic, version, kind, flags | index, term, prev_term, base_offset | count, body_length |
+# append_time_ms, committed_index | producer_id, producer_epoch, reserved, sequence | tag_mask, reserved |
+# body_crc, header_crc
+_HEADER = struct.Struct("<4sBBHQQQQIIqQ16sIIQQ16sII")
+assert _HEADER.size == HEADER_SIZE, _HEADER.size
+_PLACE = struct.Struct("<QQQQ")  # index, term, prev_term, base_offset
+_PLACE_AT = 8
+_CLOCK = struct.Struct("<qQ")  # append_time_ms, committed_index
+_CLOCK_AT = 48
+_CRC = struct.Struct("<I")
+_CRC_AT = 124
+_FLAGS_AT = 6
+_KINDS = tuple(Kind)
+_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT)
+
+
+@dataclass(slots=True)
+class Header:
+    """The head of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C."""
+
+    kind: Kind
+    flags: int
+    index: int
+    term: int
+    prev_term: int
+    base_offset: int
+    count: int
+    body_length: int
+    append_time_ms: int
+    committed_index: int
+    producer_id: bytes
+    producer_epoch: int
+    sequence: int
+    tag_mask: int
+    body_crc: int
+    header_crc: int
+
+    @classmethod
+    def unpack(cls, buffer: Buffer, position: int = 0) -> Header:
+        """Read the head at `position`; checks magic, version and that every value is one we know.
+
+        The checksum is not looked at: whoever got these bytes from a disk or a wire wants `verify`.
+        """
+        if len(buffer) - position < HEADER_SIZE:
+            raise malformed("length", len(buffer) - position, f"at least {HEADER_SIZE}", "frame")
+        (
+            magic,
+            version,
+            kind,
+            flags,
+            index,
+            term,
+            prev_term,
+            base_offset,
+            count,
+            body_length,
+            append_time_ms,
+            committed_index,
+            producer_id,
+            producer_epoch,
+            reserved,
+            sequence,
+            tag_mask,
+            reserved_tail,
+            body_crc,
+            header_crc,
+        ) = _HEADER.unpack_from(buffer, position)
+        if magic != MAGIC:
+            raise malformed("magic", magic, MAGIC, "frame")
+        if version != VERSION:
+            raise _unsupported("version", version, VERSION)
+        if kind >= len(_KINDS):
+            raise _unsupported("kind", kind, len(_KINDS) - 1)
+        if flags & ~_KNOWN_FLAGS:
+            raise _unsupported("flags", flags, _KNOWN_FLAGS)
+        if reserved or reserved_tail != NO_PRODUCER:
+            raise _unsupported("reserved", reserved or reserved_tail, 0)
+        return cls(
+            _KINDS[kind],
+            flags,
+            index,
+            term,
+            prev_term,
+            base_offset,
+            count,
+            body_length,
+            append_time_ms,
+            committed_index,
+            producer_id,
+            producer_epoch,
+            sequence,
+            tag_mask,
+            body_crc,
+            header_crc,
+        )
+
+    @property
+    def frame_size(self) -> int:
+        """Bytes of head and body together."""
+        return HEADER_SIZE + self.body_length
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the first record behind this batch."""
+        return self.base_offset + self.count
+
+    @property
+    def opens_segment(self) -> bool:
+        return bool(self.flags & Flag.OPENS_SEGMENT)
+
+
+def _unsupported(field: str, value: object, known: object) -> BatchError:
+    message = f"frame: {field} {value!r} is newer than this program (known: {known!r})"
+    return BatchError("unsupported", message, field=field, value=value, limit=known)
+
+
+def seal(
+    frame: bytearray,
+    kind: Kind,
+    *,
+    count: int = 0,
+    producer_id: bytes = NO_PRODUCER,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    tag_mask: int = 0,
+) -> bytearray:
+    """Write the head of a frame that has no place in a log yet, over its first 128 bytes, and return it.
+
+    Index, terms, base offset and times are zero until the leader stamps them, but both checksums
+    already hold, so damage on the way to the leader is caught.
+    """
+    assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
+    size = len(frame)
+    if size > MAX_FRAME_BYTES:
+        raise BatchError(
+            "too_large",
+            f"frame: {size} bytes, at most {MAX_FRAME_BYTES}",
+            field="length",
+            value=size,
+            limit=MAX_FRAME_BYTES,
+        )
+    body_length = size - HEADER_SIZE
+    with memoryview(frame) as view:
+        body_crc = crc32c(view[HEADER_SIZE:])
+        _HEADER.pack_into(
+            frame,
+            0,
+            MAGIC,
+            VERSION,
+            kind,
+            0,
+            0,
+            0,
+            0,
+            0,
+            count,
+            body_length,
+            0,
+            0,
+            producer_id,
+            producer_epoch,
+            0,
+            sequence,
+            tag_mask,
+            NO_PRODUCER,
+            body_crc,
+            0,
+        )
+        _CRC.pack_into(frame, _CRC_AT, crc32c(view[:_CRC_AT]))
+    return frame
+
+
+def build_control(kind: Kind, payload: Buffer = b"") -> bytearray:
+    """An unstamped frame of a control kind: no records, and `payload` as its body."""
+    assert kind is not Kind.DATA, "records are built by `build`"
+    return seal(bytearray(HEADER_SIZE) + payload, kind)
+
+
+def stamp(
+    frame: bytearray | memoryview,
+    *,
+    index: int,
+    term: int,
+    prev_term: int,
+    base_offset: int,
+    append_time_ms: int,
+    committed_index: int,
+    opens_segment: bool = False,
+) -> None:
+    """Write the leader's place, clock and commit index into the head, in place, and seal it again.
+
+    Happens once, in memory, before the first write. The body and its checksum stay the producer's.
+    """
+    _PLACE.pack_into(frame, _PLACE_AT, index, term, prev_term, base_offset)
+    _CLOCK.pack_into(frame, _CLOCK_AT, append_time_ms, committed_index)
+    # Written, not or-ed: a client may append a frame that it fetched, with the flag of its old place.
+    frame[_FLAGS_AT] = 1 if opens_segment else 0
+    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+
+
+def verify_header(frame: Buffer) -> Header:
+    """Check the head's checksum and read it. The body may be missing, or more may follow."""
+    header = Header.unpack(frame)
+    found = crc32c(memoryview(frame)[:_CRC_AT])
+    if found != header.header_crc:
+        raise _bad_checksum("header_crc", found, header.header_crc)
+    return header
+
+
+def verify(frame: Buffer) -> Header:
+    """Check that `frame` is exactly one whole frame with both checksums right, and read its head."""
+    header = verify_header(frame)
+    if len(frame) != HEADER_SIZE + header.body_length:
+        raise malformed("length", len(frame), header.frame_size, "frame")
+    found = crc32c(memoryview(frame)[HEADER_SIZE:])
+    if found != header.body_crc:
+        raise _bad_checksum("body_crc", found, header.body_crc)
+    return header
+
+
+def _bad_checksum(field: str, found: int, stated: int) -> BatchError:
+    message = f"frame: {field} is {found:#010x}, stated {stated:#010x}"
+    return BatchError("bad_checksum", message, field=field, value=found, limit=stated)
+
+
+def split(buffer: Buffer) -> list[memoryview]:
+    """Cut frames that lie back to back into views on them, one a frame; no bytes are copied.
+
+    Heads are verified, as their lengths say where to cut; bodies are not. Bytes that are left over,
+    or a last frame that ends early, are a `BatchError`.
+    """
+    view = memoryview(buffer)
+    frames = []
+    position = 0
+    while position < len(view):
+        header = verify_header(view[position : position + HEADER_SIZE])
+        end = position + header.frame_size
+        if end > len(view):
+            raise malformed("length", len(view) - position, header.frame_size, f"frame at byte {position}")
+        frames.append(view[position:end])
+        position = end
+    return frames

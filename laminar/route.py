@@ -1,0 +1,84 @@
+"""Key to logical partition to partition, for clients and nodes alike.
+
+A topic always has 65,536 logical partitions: a key belongs to one of them for ever. A *route* cuts
+these into as many contiguous ranges as the topic has partitions, and has a version, so that partitions
+can be split later without a key changing its place among the logical ones. Users never see a route's
+ranges move. Nothing here knows nodes, leaders or topics; it is apart because client and node must agree
+to the bit, and golden vectors in the tests hold them to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import mmh3
+
+LOGICAL_PARTITIONS = 65536
+
+
+def logical_of_key(key: bytes | str) -> int:
+    """The logical partition of a key, 0 to 65535: the low 16 bits of MurmurHash3 x86 32, seed 0.
+
+    Text counts as its UTF-8. An empty key is a key like any other.
+    """
+    return mmh3.hash(key, 0, False) & (LOGICAL_PARTITIONS - 1)
+
+
+class Route:
+    """Which partition holds which range of logical partitions.
+
+    `bounds` has one number more than there are partitions: partition ``p`` holds the logical ones from
+    ``bounds[p]`` up to and without ``bounds[p + 1]``. Immutable; equal if version and bounds are.
+    """
+
+    __slots__ = ("_starts", "bounds", "version")
+
+    def __init__(self, bounds: Sequence[int], version: int = 0) -> None:
+        self.bounds = tuple(bounds)
+        self.version = version
+        if len(self.bounds) < 2 or self.bounds[0] != 0 or self.bounds[-1] != LOGICAL_PARTITIONS:
+            raise ValueError(
+                f"bounds go from 0 to {LOGICAL_PARTITIONS}, not {self.bounds[:1]}..{self.bounds[-1:]}"
+            )
+        if any(first >= behind for first, behind in pairwise(self.bounds)):
+            raise ValueError(f"bounds of route {version} do not rise: each partition has at least one")
+        self._starts = self.bounds[:-1]
+
+    @classmethod
+    def even(cls, partitions: int, version: int = 0) -> Route:
+        """Equal ranges; what does not divide is spread one by one from the first partition."""
+        if not 1 <= partitions <= LOGICAL_PARTITIONS:
+            raise ValueError(f"{partitions} partitions; a topic has 1 to {LOGICAL_PARTITIONS}")
+        size, rest = divmod(LOGICAL_PARTITIONS, partitions)
+        return cls(list(accumulate((size + (p < rest) for p in range(partitions)), initial=0)), version)
+
+    @property
+    def partitions(self) -> int:
+        return len(self._starts)
+
+    def partition_of(self, logical: int) -> int:
+        """The partition that holds a logical one."""
+        if not 0 <= logical < LOGICAL_PARTITIONS:
+            raise ValueError(f"logical partition {logical}; they go from 0 to {LOGICAL_PARTITIONS - 1}")
+        return bisect_right(self._starts, logical) - 1
+
+    def partition_of_key(self, key: bytes | str) -> int:
+        """The partition that holds a key."""
+        return bisect_right(self._starts, logical_of_key(key)) - 1
+
+    def ranges(self) -> list[range]:
+        """The logical partitions of each partition, by its number."""
+        return [range(first, behind) for first, behind in pairwise(self.bounds)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Route):
+            return NotImplemented
+        return self.version == other.version and self.bounds == other.bounds
+
+    def __hash__(self) -> int:
+        return hash((self.version, self.bounds))
+
+    def __repr__(self) -> str:
+        return f"<Route version={self.version} partitions={self.partitions}>"

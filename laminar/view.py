@@ -1,0 +1,306 @@
+"""A batch of records as its reader sees it: lazily, and without copying what need not be copied.
+
+A `Batch` decides nothing; it opens columns when they are asked for and keeps them. It trusts no
+arithmetic of the frame: a body that disagrees with its directory is a `BatchError` that names the
+offsets it covers. It is apart from building, so that a reader sees in one page what reading costs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Set
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from laminar.columns import (
+    Column,
+    Entry,
+    presence,
+    read_directory,
+    read_ends,
+    tag_hash,
+    unfold,
+)
+from laminar.frame import BatchError, Buffer, Header, Kind, verify
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_T = TypeVar("_T")
+_HEADERS_DECODER = msgspec.msgpack.Decoder(dict[str, bytes])
+
+
+class Record:
+    """One record, as a view on its batch. Times are ms since the epoch."""
+
+    __slots__ = ("_batch", "_position", "offset", "value")
+
+    def __init__(self, batch: Batch, position: int, offset: int, value: bytes) -> None:
+        self._batch = batch
+        self._position = position
+        self.offset = offset
+        self.value = value
+
+    @property
+    def key(self) -> bytes | None:
+        keys = self._batch.keys
+        return None if keys is None else keys[self._position]
+
+    @property
+    def tag(self) -> str | None:
+        tags = self._batch.tags
+        return None if tags is None else tags[self._position]
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        headers = self._batch.headers
+        return {} if headers is None else headers[self._position]
+
+    @property
+    def timestamp(self) -> int:
+        """The producer's time if it gave one, else the time at which the leader appended the batch."""
+        return self._batch.timestamps[self._position]
+
+    @property
+    def text(self) -> str:
+        return self.value.decode()
+
+    def json(self) -> Any:
+        """The value as JSON. Raises `msgspec.DecodeError`, a ValueError, if it is not."""
+        return msgspec.json.decode(self.value)
+
+    def __repr__(self) -> str:
+        shown = self.value if len(self.value) <= 40 else self.value[:37] + b"..."
+        return f"<Record {self.offset} key={self.key!r} value={shown!r}>"
+
+
+class Batch:
+    """The records of one frame. A frame of a control kind is a batch of no records.
+
+    Both checksums are checked here, at the far end, unless the caller says with ``verified=True`` that
+    it has done so. Columns are opened on first use; one that is damaged raises then, and only then.
+    """
+
+    __slots__ = ("_cache", "_entries", "frame", "header")
+
+    def __init__(self, frame: Buffer, *, verified: bool = False) -> None:
+        self.header: Header = Header.unpack(frame) if verified else verify(frame)
+        self.frame = frame
+        self._entries: dict[int, Entry] | None = None
+        self._cache: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return self.header.count
+
+    def __repr__(self) -> str:
+        header = self.header
+        return (
+            f"<Batch {header.kind.name.lower()} index={header.index} term={header.term} "
+            f"offsets={header.base_offset}..{header.next_offset} bytes={header.frame_size}>"
+        )
+
+    @property
+    def base_offset(self) -> int:
+        return self.header.base_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.header.next_offset
+
+    @property
+    def columns(self) -> Set[int]:
+        """The numbers of the columns this batch has, unknown ones too; empty for a control kind."""
+        return self._directory().keys()
+
+    def entry(self, column: int) -> Entry | None:
+        """The directory's line of a column, or None if the batch has no such column."""
+        return self._directory().get(column)
+
+    def _directory(self) -> dict[int, Entry]:
+        if self._entries is None:
+            if self.header.kind is not Kind.DATA:
+                self._entries = {}
+            else:
+                try:
+                    self._entries = read_directory(self.frame, self.header)
+                except BatchError as error:
+                    raise self._bad(error) from error
+        return self._entries
+
+    def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
+        """Offsets and bytes of a variable column, unfolded once; None if there is no such column."""
+        name = column.name
+        if name not in self._cache:
+            entry = self.entry(column)
+            try:
+                self._cache[name] = entry and (
+                    read_ends(self.frame, entry, self.header.count),
+                    unfold(self.frame, entry),
+                )
+            except BatchError as error:
+                raise self._bad(error) from error
+        found: tuple[tuple[int, ...], memoryview] | None = self._cache[name]
+        return found
+
+    @property
+    def values(self) -> list[bytes]:
+        """All values, copied out of the frame in one go."""
+        if "values" not in self._cache:
+            self._cache["values"] = self._list(Column.VALUE) or []
+        values: list[bytes] = self._cache["values"]
+        return values
+
+    def value(self, position: int) -> memoryview:
+        """The value of the record at `position` (from 0) in this batch, as a view; nothing is copied."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"record {position} of {len(self)}")
+        cells = self.cells(Column.VALUE)
+        assert cells is not None, "a batch of records without values passed its directory's check"
+        ends, data = cells
+        return data[ends[position] : ends[position + 1]]
+
+    @property
+    def keys(self) -> list[bytes | None] | None:
+        """All keys, None where a record has none; None if no record has one."""
+        if "keys" not in self._cache:
+            self._cache["keys"] = self._list(Column.KEY, nulls=True)
+        keys: list[bytes | None] | None = self._cache["keys"]
+        return keys
+
+    @property
+    def timestamps(self) -> list[int]:
+        """Each record's time in ms: the producer's if given, else the batch's append time."""
+        if "timestamps" not in self._cache:
+            given = self.given_timestamps
+            appended = self.header.append_time_ms
+            self._cache["timestamps"] = (
+                [appended] * len(self)
+                if given is None
+                else [appended if time is None else time for time in given]
+            )
+        times: list[int] = self._cache["timestamps"]
+        return times
+
+    @property
+    def given_timestamps(self) -> list[int | None] | None:
+        """The times that the producer gave, None where it gave none; None if it gave none at all."""
+        return self._fixed(Column.TIMESTAMP, "q")
+
+    @property
+    def tags(self) -> list[str | None] | None:
+        """All tags, None where a record has none; None if no record has one."""
+        if "tags" not in self._cache:
+            raw = self._list(Column.TAG, nulls=True)
+            try:
+                self._cache["tags"] = raw and [None if tag is None else tag.decode() for tag in raw]
+            except UnicodeDecodeError as error:
+                raise self._bad(error) from error
+        tags: list[str | None] | None = self._cache["tags"]
+        return tags
+
+    def tagged(self, tag: str) -> list[int]:
+        """Positions of the records with this tag; hashes are compared first, then the tags themselves."""
+        hashes = self._fixed(Column.TAG_HASH, "Q")
+        wanted = tag_hash(tag)
+        if hashes is None or wanted not in hashes:
+            return []
+        tags = self.tags or []
+        return [i for i, found in enumerate(hashes) if found == wanted and tags[i] == tag]
+
+    @property
+    def headers(self) -> list[Mapping[str, bytes]] | None:
+        """Each record's headers, empty where it has none; None if no record has any."""
+        if "headers" not in self._cache:
+            raw = self.stored_headers
+            try:
+                self._cache["headers"] = raw and [
+                    {} if cell is None else _HEADERS_DECODER.decode(cell) for cell in raw
+                ]
+            except msgspec.MsgspecError as error:
+                raise self._bad(error) from error
+        headers: list[Mapping[str, bytes]] | None = self._cache["headers"]
+        return headers
+
+    @property
+    def stored_headers(self) -> list[bytes | None] | None:
+        """Each record's headers as they are stored, a msgpack map; None where it has none."""
+        return self._list(Column.HEADERS, nulls=True)
+
+    @property
+    def delivery_times(self) -> list[int | None] | None:
+        """When each record is due, in ms, None where it is at once; None if all are."""
+        return self._fixed(Column.DELIVERY_TIME, "q")
+
+    @property
+    def trace_ids(self) -> list[bytes | None] | None:
+        """Each record's 16-byte trace id, None where it has none; None if no record has one."""
+        entry = self.entry(Column.TRACE_ID)
+        if entry is None:
+            return None
+        data = bytes(memoryview(self.frame)[entry.position : entry.position + entry.plain_length])
+        return self._with_nulls(entry, [data[i : i + 16] for i in range(0, len(data), 16)])
+
+    def records(self, start: int | None = None, stop: int | None = None) -> Iterator[Record]:
+        """The records with offsets from `start` up to and without `stop`; all of them by default."""
+        base = self.header.base_offset
+        first = 0 if start is None else max(0, start - base)
+        last = len(self) if stop is None else min(len(self), stop - base)
+        values = self.values
+        for position in range(first, last):
+            yield Record(self, position, base + position, values[position])
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.records()
+
+    def to_arrow(self, columns: list[str] | None = None) -> pyarrow.RecordBatch:
+        """The batch as Arrow, over the frame's own memory wherever a column is not compressed.
+
+        Columns, or those of them that `columns` names, in that order: ``offset`` int64, ``timestamp``
+        timestamp[us, UTC], ``key`` binary, ``value`` binary, ``tag`` utf8. All batches have the same
+        schema; a column that this one lacks is all null.
+        """
+        from laminar.arrow import record_batch  # pyarrow is an extra
+
+        return record_batch(self, columns)
+
+    def _list(self, column: Column, *, nulls: bool = False) -> list[Any] | None:
+        cells = self.cells(column)
+        if cells is None:
+            return None
+        ends, data = cells
+        plain = bytes(data)
+        found = [plain[start:end] for start, end in pairwise(ends)]
+        if not nulls:
+            return found
+        entry = self.entry(column)
+        assert entry is not None
+        return self._with_nulls(entry, found)
+
+    def _fixed(self, column: Column, form: str) -> list[Any] | None:
+        entry = self.entry(column)
+        if entry is None:
+            return None
+        return self._with_nulls(
+            entry, list(struct.unpack_from(f"<{self.header.count}{form}", self.frame, entry.position))
+        )
+
+    def _with_nulls(self, entry: Entry, cells: list[_T]) -> list[Any]:
+        present = presence(self.frame, entry, self.header.count)
+        if present is None:
+            return cells
+        return [cell if bit == "1" else None for cell, bit in zip(cells, present, strict=True)]
+
+    def _bad(self, error: Exception) -> BatchError:
+        """The same error, naming the records that cannot be read."""
+        first, behind = self.header.base_offset, self.header.next_offset
+        known = error if isinstance(error, BatchError) else None
+        return BatchError(
+            known.code if known else "malformed",
+            f"records {first} to {behind - 1} cannot be read: {error}",
+            field=known.field if known else "body",
+            value=known.value if known else None,
+            limit=known.limit if known else None,
+            offsets=(first, behind),
+        )
