@@ -1,0 +1,155 @@
+"""What a controller or shard is given when its supervisor forks it: settings, identity, sockets, and ways to report.
+
+A `Boot` is made before the fork and handed to `laminar.node.controller.run` or `laminar.node.shard.run`, which block
+until their work is over and return the process's exit code. It holds no loop and starts nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+from laminar.node.settings import Settings
+
+Role = int | Literal["controller"]
+"""A shard's number, from 0, or the controller."""
+
+CONTROLLER: Literal["controller"] = "controller"
+
+
+def role_number(role: Role) -> int:
+    """The number of a role in ports, greetings and lists: 0 for the controller, k + 1 for shard k."""
+    return 0 if isinstance(role, str) else role + 1
+
+
+def role_name(role: Role) -> str:
+    """The role as people read it: `controller`, `shard 0`."""
+    return role if isinstance(role, str) else f"shard {role}"
+
+
+def node_roles(shards: int) -> list[Role]:
+    """Every child of a node with that many shards, in the order of `role_number`."""
+    return [CONTROLLER, *range(shards)]
+
+
+class Addresses(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node can be reached. `host` is what others are told, not what is bound."""
+
+    host: str
+    http_port: int
+    """The port that all shards share."""
+    shard_http_ports: tuple[int, ...]
+    peer_ports: tuple[int, ...]
+    """By role number: the controller's first, then each shard's."""
+    gossip_port: int
+    """UDP."""
+
+
+class ChildState(IntEnum):
+    """What the supervisor knows of a child."""
+
+    STARTING = 0
+    READY = 1
+    DEAD = 2
+    """Died; will be started again."""
+    GIVEN_UP = 3
+    """Died too often; stays away until the node is restarted."""
+
+
+class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the board."""
+
+    role: Role
+    state: ChildState
+    pid: int
+    restarts: int
+
+
+class StatusBoard:
+    """The supervisor's news for its children: a page of anonymous shared memory, made before the first fork.
+
+    Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole node, also
+    one that has just been restarted; a pipe would have to be replayed to it.
+    """
+
+    _LINE = struct.Struct("<III")
+
+    def __init__(self, shards: int) -> None:
+        self._roles = node_roles(shards)
+        self._page = mmap.mmap(-1, max(4096, len(self._roles) * self._LINE.size))
+
+    def write(self, role: Role, *, state: ChildState, pid: int, restarts: int) -> None:
+        """Set a role's line (supervisor only)."""
+        self._LINE.pack_into(self._page, role_number(role) * self._LINE.size, state, pid, restarts)
+
+    def read(self, role: Role) -> ChildStatus:
+        """A role's line. Its three numbers may be of two moments when the supervisor is just writing."""
+        state, pid, restarts = self._LINE.unpack_from(self._page, role_number(role) * self._LINE.size)
+        return ChildStatus(role=role, state=ChildState(state), pid=pid, restarts=restarts)
+
+    def read_all(self) -> list[ChildStatus]:
+        """Every role's line, the controller's first."""
+        return [self.read(role) for role in self._roles]
+
+
+@dataclass(slots=True, kw_only=True)
+class ChildSockets:
+    """The sockets of one child, bound (and listening, where TCP) by the supervisor, which keeps its own copies."""
+
+    http_shared: socket.socket | None
+    """This shard's listening socket of the shared port; None for the controller."""
+    http_own: socket.socket | None
+    """The shard's own HTTP port; None for the controller."""
+    peer: socket.socket
+    """For `Transport.serve_tcp`."""
+    gossip: socket.socket | None
+    """UDP; the controller's only."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Boot:
+    """A child's start: everything that it may not find out by itself."""
+
+    settings: Settings
+    data_directory: str
+    cluster_id: bytes | None
+    """16 bytes; None while the node is joining and nobody has told it yet."""
+    store_id: bytes
+    node: str
+    role: Role
+    shards: int
+    nonce: bytes
+    """16 random bytes of this life of this process."""
+    sockets: ChildSockets
+    addresses: Addresses
+    board: StatusBoard
+    lifeline: int
+    """A pipe's read end: end of file on it means that the supervisor is gone. Watch it with the loop, and end."""
+    ready_fd: int
+
+    @property
+    def role_number(self) -> int:
+        """This child's role as a number: 0 for the controller, k + 1 for shard k."""
+        return role_number(self.role)
+
+    @property
+    def unix_prefix(self) -> str:
+        """What the names of this node's abstract Unix sockets begin with, without the zero byte."""
+        return f"laminar-{self.store_id.hex()}"
+
+    def unix_name(self, role: Role) -> str:
+        """The abstract Unix socket on which `role` of this node serves its siblings."""
+        return f"{self.unix_prefix}-{role_number(role)}"
+
+    def ready(self) -> None:
+        """Tell the supervisor that this child serves. Call it once."""
+        os.write(self.ready_fd, b"1")
+        os.close(self.ready_fd)
+        self.ready_fd = -1

@@ -1,0 +1,306 @@
+"""Every setting of a node: one table, one struct, one way to load them.
+
+Sources, the later one wins: defaults, a TOML file, `LAMINAR_*` environment variables, command-line flags. An unknown
+name is an error with a suggestion, wherever it stands. `SETTINGS` is the table from which documentation, flags and
+tests are made; the `Settings` struct has exactly its names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+DEFAULT_PORT = 7070
+_MI = 1 << 20
+
+# Variables with our prefix that are not settings of a node: they are the client's, the command line's or the tests'.
+_OTHER_VARIABLES = frozenset({"LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_CONTEXT", "LAMINAR_CONFIG"})
+_OTHER_PREFIXES = ("LAMINAR_TEST_", "LAMINAR_BENCH_")
+
+
+class SettingsError(ValueError):
+    """A setting can't be used. `.name` is the setting (or the unknown name), `.origin` where it came from."""
+
+    def __init__(self, message: str, *, name: str, origin: str = "") -> None:
+        super().__init__(f"{origin}: {message}" if origin else message)
+        self.name = name
+        self.origin = origin
+
+
+class Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """The settings of a node; `SETTINGS` explains each. Made by `load`, or directly in tests."""
+
+    data: str = "laminar-data"
+    node: str = ""
+    host: str = "127.0.0.1"
+    advertise_host: str = ""
+    port: int = DEFAULT_PORT
+    shards: int = 0
+    join: tuple[str, ...] = ()
+    secret: str = ""
+    weight: float = 1.0
+    pin: str = "auto"
+    drain_ms: int = 10_000
+    log_level: str = "info"
+    log_format: str = "auto"
+    election_timeout_ms: int = 1500
+    heartbeat_ms: int = 200
+    segment_size_bytes: int = 256 * _MI
+    journal_file_bytes: int = 64 * _MI
+    max_append_bytes: int = 16 * _MI
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown["secret"] = "set" if self.secret else "not set"
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def secret_bytes(self) -> bytes | None:
+        """The cluster's secret, or None."""
+        return self.secret.encode() or None
+
+    @property
+    def public_host(self) -> str:
+        """The host that others are told."""
+        return self.advertise_host or self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. `check` returns what is wrong with a value, or an empty string."""
+
+    name: str
+    kind: type
+    help: str
+    check: Callable[[Any], str] = lambda value: ""
+
+    @property
+    def default(self) -> Any:
+        """What holds when no source says otherwise."""
+        return getattr(Settings(), self.name)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"LAMINAR_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def _between(low: float, high: float) -> Callable[[Any], str]:
+    return lambda value: "" if low <= value <= high else f"must be between {low:,} and {high:,}"
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    return lambda value: "" if value in choices else f"must be one of {', '.join(choices)}"
+
+
+def _node_name(value: str) -> str:
+    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", value) or not value
+    return "" if fits else "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+
+
+def _seeds(value: tuple[str, ...]) -> str:
+    for seed in value:
+        host, colon, port = seed.rpartition(":")
+        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+            return f"must be a list of HOST:PORT, not {seed!r}"
+    return ""
+
+
+def _secret(value: str) -> str:
+    return "" if not value or len(value) >= 16 else "must have at least 16 characters"
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("data", str, "the data folder; made on the first start, and locked while the node runs"),
+    Setting("node", str, "the node's name, unique in the cluster; drawn on the first start if empty, then kept", _node_name),
+    Setting("host", str, "address that every socket binds to; other than loopback only with a secret"),
+    Setting("advertise_host", str, "host that others are told, if not `host` (needed when `host` is 0.0.0.0 or ::)"),
+    Setting(
+        "port",
+        int,
+        "the HTTP port that all shards share; shard k has port+1+k for itself, the controller talks to its peers on "
+        "port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any free ports, kept for the next start",
+        _between(0, 65_535),
+    ),
+    Setting("shards", int, "event loops, one process each; 0: one for each CPU this process may use", _between(0, 64)),
+    Setting("join", tuple, "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder makes "
+            "a new cluster", _seeds),
+    Setting("secret", str, "what the cluster's nodes share and prove to each other, at least 16 characters", _secret),
+    Setting("weight", float, "share of replicas that this node gets, relative to others", _between(0.01, 1000.0)),
+    Setting("pin", str, "pin each shard to a CPU: auto (if there are enough, and no other node is pinned), on, off",
+            _one_of("auto", "on", "off")),
+    Setting("drain_ms", int, "time that a stop may take before children are killed", _between(0, 600_000)),
+    Setting("log_level", str, "debug, info, warning or error", _one_of("debug", "info", "warning", "error")),
+    Setting("log_format", str, "text, json, or auto: text on a terminal", _one_of("auto", "text", "json")),
+    Setting("election_timeout_ms", int, "silence of a leader after which a follower stands (up to twice that)",
+            _between(50, 60_000)),
+    Setting("heartbeat_ms", int, "how often a leader is heard when it has nothing to say", _between(10, 10_000)),
+    Setting("segment_size_bytes", int, "size at which a new segment file begins", _between(1 * _MI, 4096 * _MI)),
+    Setting("journal_file_bytes", int, "size at which a new journal file begins", _between(1 * _MI, 4096 * _MI)),
+    Setting("max_append_bytes", int, "largest body of one append", _between(1024, 64 * _MI)),
+)  # fmt: skip
+
+_TABLE = {setting.name: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and for each name where its value came from (`default`, the file's path, the variable, the flag)."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+
+def load(
+    *,
+    config: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """Join the sources. `flags` are by setting name; those that are None were not given.
+
+    Raises `SettingsError`, its text fit to be printed.
+    """
+    values: dict[str, Any] = {}
+    origins = {setting.name: "default" for setting in SETTINGS}
+    for name, raw, origin in [*_from_file(config), *_from_environment(environ or {}), *_from_flags(flags or {})]:
+        values[name] = convert(name, raw, origin=origin)
+        origins[name] = origin
+    settings = Settings(**values)
+    check_together(settings)
+    return Loaded(settings, origins)
+
+
+def convert(name: str, raw: object, *, origin: str) -> Any:
+    """The value of a known setting from what a source says; text is read as the setting's type."""
+    setting = _TABLE[name]
+    if setting.kind is tuple:
+        # A list in a file, a repeated flag, or text with commas.
+        raw = tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else raw
+    target = tuple[str, ...] if setting.kind is tuple else setting.kind
+    try:
+        if isinstance(raw, bool):
+            raise msgspec.ValidationError(f"Expected `{setting.kind.__name__}`, got `bool`")
+        value = msgspec.convert(raw, target, strict=not isinstance(raw, str))
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{name}: {error}", name=name, origin=origin) from None
+    wrong = setting.check(value)
+    if wrong:
+        shown = "" if name == "secret" else f" (it is {value!r})"
+        raise SettingsError(f"{name} {wrong}{shown}", name=name, origin=origin)
+    return value
+
+
+def check_together(settings: Settings) -> None:
+    """The rules that join several settings."""
+    if settings.election_timeout_ms < 3 * settings.heartbeat_ms:
+        raise SettingsError(
+            f"election_timeout_ms ({settings.election_timeout_ms}) must be at least three times heartbeat_ms "
+            f"({settings.heartbeat_ms})",
+            name="election_timeout_ms",
+        )
+    if not settings.secret and not is_loopback(settings.host):
+        raise SettingsError(
+            f"host {settings.host} can be reached by others, and no secret is set: set LAMINAR_SECRET to the same "
+            "16 or more characters on every node, or use host 127.0.0.1",
+            name="host",
+        )
+    if settings.public_host in ("0.0.0.0", "::"):
+        raise SettingsError(
+            f"others can't connect to {settings.host}: set advertise_host to this machine's address",
+            name="advertise_host",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket bound to `host`; a name other than localhost counts as not."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+def _unknown(name: str, origin: str, *, shown: str, candidates: Mapping[str, str]) -> SettingsError:
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    hint = f"; did you mean {candidates[close[0]]}?" if close else ""
+    return SettingsError(f"unknown setting {shown}{hint}", name=name, origin=origin)
+
+
+def _from_file(config: str | os.PathLike[str] | None) -> list[tuple[str, object, str]]:
+    if config is None:
+        return []
+    origin = os.fspath(config)
+    try:
+        document = tomllib.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"can't be read: {error}", name="config", origin=origin) from error
+    for name in document:
+        if name not in _TABLE:
+            raise _unknown(name, origin, shown=repr(name), candidates={known: repr(known) for known in _TABLE})
+    return [(name, raw, origin) for name, raw in document.items()]
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    names = {setting.variable: setting.name for setting in SETTINGS}
+    found: list[tuple[str, object, str]] = []
+    for variable, text in environ.items():
+        if variable in names:
+            found.append((names[variable], text, variable))
+        elif variable.startswith("LAMINAR_") and variable not in _OTHER_VARIABLES:
+            if not variable.startswith(_OTHER_PREFIXES):
+                candidates = {known: known for known in names}
+                raise _unknown(variable, "environment", shown=variable, candidates=candidates)
+    return found
+
+
+def _from_flags(flags: Mapping[str, Any]) -> list[tuple[str, object, str]]:
+    for name in flags:
+        if name not in _TABLE:
+            candidates = {known: setting.flag for known, setting in _TABLE.items()}
+            raise _unknown(name, "command line", shown=f"--{name.replace('_', '-')}", candidates=candidates)
+    return [(name, value, _TABLE[name].flag) for name, value in flags.items() if value is not None]
+
+
+def default_shards(cpus: int, cpu_max: str) -> int:
+    """Shards for a process that may use `cpus` CPUs under the cgroup's `cpu.max` (its text, or empty): at least one."""
+    quota, _, period = cpu_max.strip().partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+        # A part of a CPU is worth no event loop of its own.
+        cpus = min(cpus, max(1, int(quota) // int(period)))
+    return max(1, cpus)
+
+
+def shards_of_this_machine() -> int:
+    """`default_shards` of the affinity mask and the tightest `cpu.max` of this process's cgroup and those above it."""
+    shards = default_shards(len(os.sched_getaffinity(0)), "")
+    for text in _cpu_maxima():
+        shards = min(shards, default_shards(shards, text))
+    return shards
+
+
+def _cpu_maxima() -> list[str]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    group = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+    found = []
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to("/sys/fs/cgroup"):
+            break
+        try:
+            found.append((place / "cpu.max").read_text())
+        except OSError:
+            continue  # the root group has no such file, nor has a machine without the controller
+    return found
