@@ -198,7 +198,7 @@ class Catalog:
     def snapshot(self) -> bytes:
         """Return everything that `apply` made of the log up to `applied_index`."""
         snapshot = _Snapshot(
-            SNAPSHOT_FORMAT, self._applied_index, self._objects.code_version, self._tables._serialize()
+            SNAPSHOT_FORMAT, self._applied_index, self._objects.code_version(), self._tables._serialize()
         )
         return msgspec.msgpack.encode(snapshot)
 
@@ -213,7 +213,7 @@ class Catalog:
                 f"catalog snapshot of format {decoded.format}, this program knows {SNAPSHOT_FORMAT}"
             )
         assert decoded.applied_index >= self._applied_index, (decoded.applied_index, self._applied_index)
-        if decoded.code_version != self._objects.code_version:
+        if decoded.code_version != self._objects.code_version():
             self._objects.perform(self._objects.encode_code_version(decoded.code_version))
         self._tables._deserialize(decoded.tables)
         self._applied_index = decoded.applied_index
@@ -275,7 +275,7 @@ class Catalog:
         return await self._command(self._tables.mark_made, MarkMade(node, store_id, list(groups)))
 
     async def delete_topic(self, name: str, *, deleted_ms: int, version: int | None = None) -> Result:
-        """Delete a topic (of that version): deleted, absent, conflict; ``result.groups`` are tombstones now."""
+        """Delete a topic (of that version): deleted, absent, conflict; ``result.groups`` have tombstones."""
         return await self._command(self._tables.delete_topic, DeleteTopic(name, deleted_ms, version))
 
     async def mark_removed(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:

@@ -111,7 +111,6 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
                 f"the cluster enabled code version {error.ver} of replicated methods; upgrade this node"
             ) from error
 
-    @property
     def code_version(self) -> int:
         """The highest version of replicated methods that the cluster has enabled."""
         return cast("int", self.getCodeVersion())
