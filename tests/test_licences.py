@@ -31,15 +31,17 @@ def normal(name: str) -> str:
 
 
 def stated(distribution: metadata.Distribution) -> str:
-    """The licence as the distribution's own metadata states it: expression, else classifier, else text."""
-    head = distribution.metadata
+    """What the metadata states: an expression, else a text that is short, else the classifiers."""
+    head = dict(distribution.metadata.items())
     if expression := head.get("License-Expression"):
-        return str(expression)
-    classes = [value.rsplit("::", 1)[-1].strip() for value in head.get_all("Classifier") or []]
-    licences = [value for value in classes if "License" in value]
-    if licences:
-        return "; ".join(licences)
-    return str(head.get("License") or "none stated").strip().splitlines()[0].strip("# ")
+        return expression
+    text = head.get("License", "")
+    if 0 < len(text) <= 40 and "\n" not in text:
+        return text
+    classes = [
+        value.rsplit("::", 1)[-1].strip() for value in distribution.metadata.get_all("Classifier") or []
+    ]
+    return "; ".join(value for value in classes if "License" in value)
 
 
 def test_notice_names_exactly_the_pinned_libraries() -> None:

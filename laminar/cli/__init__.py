@@ -1,7 +1,7 @@
 """The `laminar` command.
 
-It stands above everything else in the house: it may import any package, and none may import it. What a command
-needs is imported inside that command, so that `laminar --help` stays quick.
+It stands above everything else in the house: it may import any package, and none may import it. What a
+command needs is imported inside that command, so that `laminar --help` stays quick.
 """
 
 from __future__ import annotations
