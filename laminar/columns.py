@@ -146,10 +146,14 @@ def trace_ids(cells: Sequence[bytes | None]) -> Cells:
 def _validity(cells: Sequence[object]) -> tuple[bytes, int]:
     if None not in cells:
         return b"", 0
-    # The text of a binary number is the one bitmap that C builds for us; its last digit is bit 0.
     digits = "".join(["0" if cell is None else "1" for cell in cells])
-    bitmap = int(digits[::-1], 2).to_bytes((len(cells) + 7) // 8, "little")
-    return bitmap, digits.count("0")
+    return bitmap(digits), digits.count("0")
+
+
+def bitmap(digits: str) -> bytes:
+    """The validity bitmap for one character a record, "1" where the cell is there."""
+    # The text of a binary number is the one bitmap that C builds for us; its last digit is bit 0.
+    return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
 
 def presence(frame: Buffer, entry: Entry, count: int) -> str | None:

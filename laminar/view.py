@@ -200,6 +200,14 @@ class Batch:
         tags: list[str | None] | None = self._cache["tags"]
         return tags
 
+    def check_text(self) -> None:
+        """Raise `BatchError` if a tag is not UTF-8: before the bytes go where text is believed (Arrow)."""
+        cells = self.cells(Column.TAG)
+        # All ASCII is the common case, and one pass in C; else each tag is decoded, as a cut may lie
+        # inside of a character.
+        if cells is not None and not bytes(cells[1]).isascii():
+            assert self.tags is not None
+
     def tagged(self, tag: str) -> list[int]:
         """Positions of the records with this tag; hashes are compared first, then the tags themselves."""
         hashes = self._fixed(Column.TAG_HASH, "Q")

@@ -1,0 +1,287 @@
+"""The Arrow stream format without pyarrow: batches out, appends in.
+
+Out: a record batch's metadata is a small template whose numbers are patched, and the frame itself is
+the message's body, so values go from the log to the socket uncopied; only the columns that a frame does
+not hold (offsets, microseconds) are written behind it. In: the few types that a record can be made of;
+everything else is refused by name, never guessed. Knows no sockets, and no pyarrow: an extra, with
+threads and tens of megabytes, that no node loads. Format: arrow.apache.org/docs/format/Columnar.html,
+"IPC Streaming Format", and Message.fbs, Schema.fbs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from laminar.arrow_read import (
+    BINARY,
+    CONTINUATION,
+    INT,
+    METADATA_V5,
+    PREFIX,
+    RECORD_BATCH,
+    SCHEMA,
+    TIMESTAMP,
+    UTF8,
+    Rows,
+    read_stream,
+)
+from laminar.columns import NULLS, Column, Entry, bitmap, presence
+from laminar.flat import Scalar, Structs, Table, encode
+from laminar.frame import BatchError, Buffer
+from laminar.view import Batch
+
+__all__ = [
+    "COLUMNS",
+    "END",
+    "FIELDS",
+    "Field",
+    "Rows",
+    "Type",
+    "batch_parts",
+    "fields",
+    "read_stream",
+    "record_batch_message",
+    "schema_message",
+    "write_stream",
+]
+
+COLUMNS = ("offset", "timestamp", "key", "value", "tag")
+END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class Type(Enum):
+    """The Arrow types that a column of ours has."""
+
+    INT64 = "int64"
+    TIMESTAMP = "timestamp[us, tz=UTC]"
+    BINARY = "binary"
+    UTF8 = "utf8"
+
+
+class Field(NamedTuple):
+    """A column's name and type; every field is nullable."""
+
+    name: str
+    type: Type
+
+
+FIELDS = {
+    "offset": Field("offset", Type.INT64),
+    "timestamp": Field("timestamp", Type.TIMESTAMP),
+    "key": Field("key", Type.BINARY),
+    "value": Field("value", Type.BINARY),
+    "tag": Field("tag", Type.UTF8),
+}
+
+
+def fields(columns: Sequence[str] | None = None) -> list[Field]:
+    """The fields of the named columns, in that order; all of them by default."""
+    try:
+        return [FIELDS[name] for name in (COLUMNS if columns is None else columns)]
+    except KeyError as error:
+        raise ValueError(f"no Arrow column {error}; there are {', '.join(COLUMNS)}") from None
+
+
+def schema_message(wanted: Sequence[Field]) -> bytes:
+    """The first message of a stream."""
+    return _schema_message(tuple(wanted))
+
+
+@lru_cache(maxsize=64)
+def _schema_message(wanted: tuple[Field, ...]) -> bytes:
+    kinds = {
+        Type.INT64: (INT, Table(Scalar("i", 64), Scalar("?", True))),
+        Type.TIMESTAMP: (TIMESTAMP, Table(Scalar("h", 2), "UTC")),  # unit 2: microseconds
+        Type.BINARY: (BINARY, Table()),
+        Type.UTF8: (UTF8, Table()),
+    }
+    no_children: list[Table] = []
+    tables = []
+    for name, kind in wanted:
+        number, parameters = kinds[kind]
+        tables.append(Table(name, Scalar("?", True), Scalar("B", number), parameters, None, no_children))
+    schema = Table(Scalar("h", 0), tables)
+    metadata, _ = encode(Table(Scalar("h", METADATA_V5), Scalar("B", SCHEMA), schema, Scalar("q", 0)))
+    return PREFIX.pack(CONTINUATION, len(metadata)) + metadata
+
+
+class _Template(NamedTuple):
+    message: bytes
+    body_length_at: int
+    length_at: int
+    nodes_at: int
+    buffers_at: int
+
+
+@lru_cache(maxsize=64)
+def _template(nodes: int, buffers: int) -> _Template:
+    batch = Table(Scalar("q", 0), Structs(nodes, bytes(16 * nodes)), Structs(buffers, bytes(16 * buffers)))
+    metadata, places = encode(
+        Table(Scalar("h", METADATA_V5), Scalar("B", RECORD_BATCH), batch, Scalar("q", 0))
+    )
+    message, record_batch, nodes_place, buffers_place = places
+    prefix = PREFIX.pack(CONTINUATION, len(metadata))
+    return _Template(
+        prefix + metadata,
+        len(prefix) + message[3],
+        len(prefix) + record_batch[0],
+        len(prefix) + nodes_place[0],
+        len(prefix) + buffers_place[0],
+    )
+
+
+def record_batch_message(
+    length: int, null_counts: Sequence[int], buffers: Sequence[tuple[int, int]], body_length: int
+) -> bytearray:
+    """The metadata of a record batch of `length` records, to be followed by `body_length` bytes.
+
+    One null count a column; `buffers` are (position in the body, bytes), validity first, in the order
+    of columns. Positions and the length of the body are multiples of 8.
+    """
+    assert body_length % 8 == 0, f"a body of {body_length} bytes"
+    template = _template(len(null_counts), len(buffers))
+    message = bytearray(template.message)
+    struct.pack_into("<q", message, template.body_length_at, body_length)
+    struct.pack_into("<q", message, template.length_at, length)
+    nodes = [number for count in null_counts for number in (length, count)]
+    struct.pack_into(f"<{len(nodes)}q", message, template.nodes_at, *nodes)
+    places = [number for buffer in buffers for number in buffer]
+    struct.pack_into(f"<{len(places)}q", message, template.buffers_at, *places)
+    return message
+
+
+def write_stream(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> list[Buffer]:
+    """A whole stream, as buffers to be sent one after another; the frames among them are not copied."""
+    wanted = fields(columns)
+    parts: list[Buffer] = [schema_message(wanted)]
+    for batch in batches:
+        parts += batch_parts(batch, wanted)
+    parts.append(END)
+    return parts
+
+
+def batch_parts(batch: Batch, wanted: Sequence[Field], rows: Sequence[int] | None = None) -> list[Buffer]:
+    """One record batch of a stream, as buffers: metadata, the frame, what the frame does not hold.
+
+    `rows` picks records by position in the batch, and copies them: for a fetch that begins or ends
+    inside a batch, or that filters. Nothing for no records.
+    """
+    length = len(batch) if rows is None else len(rows)
+    if length == 0:
+        return []
+    body = _Body(batch, rows, length)
+    for field in wanted:
+        body.add(field)
+    parts: list[Buffer] = [
+        record_batch_message(length, body.null_counts, body.buffers, body.size),
+        *body.parts,
+    ]
+    return parts
+
+
+class _Body:
+    """The body of a record batch on its way: the frame if it is used whole, then pieces of 8 bytes each."""
+
+    def __init__(self, batch: Batch, rows: Sequence[int] | None, length: int) -> None:
+        self.batch = batch
+        self.rows = rows
+        self.length = length
+        self.null_counts: list[int] = []
+        self.buffers: list[tuple[int, int]] = []
+        self.parts: list[Buffer] = []
+        self.size = 0
+        self._zeros: int | None = None
+        if rows is None:
+            self._put(batch.frame)
+
+    def add(self, field: Field) -> None:
+        """Add one column: its null count and its buffers."""
+        if field.name == "offset":
+            base = self.batch.base_offset
+            rows = range(self.length) if self.rows is None else self.rows
+            self._add_fixed([base + row for row in rows])
+        elif field.name == "timestamp":
+            self._add_timestamps()
+        else:
+            self._add_variable(Column[field.name.upper()])
+
+    def _put(self, data: Buffer) -> tuple[int, int]:
+        place = (self.size, len(data))
+        self.parts.append(data)
+        self.size += len(data)
+        if self.size % 8:
+            self.parts.append(bytes(-self.size % 8))
+            self.size += -self.size % 8
+        return place
+
+    def _add_fixed(self, numbers: Sequence[int]) -> None:
+        self.null_counts.append(0)
+        self.buffers += [(0, 0), self._put(struct.pack(f"<{self.length}q", *numbers))]
+
+    def _add_timestamps(self) -> None:
+        if self.batch.entry(Column.TIMESTAMP) is None:
+            self.null_counts.append(0)
+            microseconds = struct.pack("<q", self.batch.header.append_time_ms * 1000)
+            self.buffers += [(0, 0), self._put(microseconds * self.length)]
+            return
+        times = self.batch.timestamps
+        if self.rows is not None:
+            times = [times[row] for row in self.rows]
+        try:
+            self._add_fixed([time * 1000 for time in times])
+        except struct.error:
+            first, behind = self.batch.base_offset, self.batch.next_offset
+            raise BatchError(
+                "malformed",
+                f"records {first} to {behind - 1}: a timestamp has no microseconds in 64 bits",
+                field="timestamp",
+                offsets=(first, behind),
+            ) from None
+
+    def _add_variable(self, column: Column) -> None:
+        if column is Column.TAG:
+            self.batch.check_text()
+        entry = self.batch.entry(column)
+        cells = self.batch.cells(column)
+        if entry is None or cells is None:
+            # All null: one run of zeros is validity and offsets of every such column.
+            if self._zeros is None:
+                self._zeros, _ = self._put(bytes(4 * (self.length + 1)))
+            self.null_counts.append(self.length)
+            self.buffers += [
+                (self._zeros, (self.length + 7) // 8),
+                (self._zeros, 4 * (self.length + 1)),
+                (self._zeros, 0),
+            ]
+        elif self.rows is None:
+            self._add_whole(entry, cells[1])
+        else:
+            self._add_picked(entry, cells)
+
+    def _add_whole(self, entry: Entry, plain: memoryview) -> None:
+        self.null_counts.append(entry.null_count)
+        size = (self.length + 7) // 8 if entry.flags & NULLS else 0
+        self.buffers += [
+            (entry.validity_position, size),
+            (entry.offsets_position, 4 * (self.length + 1)),
+            self._put(plain) if entry.codec else (entry.position, entry.plain_length),
+        ]
+
+    def _add_picked(self, entry: Entry, cells: tuple[tuple[int, ...], memoryview]) -> None:
+        ends, plain = cells
+        assert self.rows is not None
+        chosen = [plain[ends[row] : ends[row + 1]] for row in self.rows]
+        present = presence(self.batch.frame, entry, len(self.batch))
+        digits = "".join([present[row] for row in self.rows]) if present else ""
+        self.null_counts.append(digits.count("0"))
+        offsets = accumulate(map(len, chosen), initial=0)
+        self.buffers += [
+            self._put(bitmap(digits)) if "0" in digits else (0, 0),
+            self._put(struct.pack(f"<{self.length + 1}i", *offsets)),
+            self._put(b"".join(chosen)),
+        ]
