@@ -32,15 +32,13 @@ def normal(name: str) -> str:
 
 def stated(distribution: metadata.Distribution) -> str:
     """What the metadata states: an expression, else a text that is short, else the classifiers."""
-    head = dict(distribution.metadata.items())
-    if expression := head.get("License-Expression"):
-        return expression
-    text = head.get("License", "")
+    head = distribution.metadata.json
+    if expression := head.get("license_expression"):
+        return str(expression)
+    text = str(head.get("license", ""))
     if 0 < len(text) <= 40 and "\n" not in text:
         return text
-    classes = [
-        value.rsplit("::", 1)[-1].strip() for value in distribution.metadata.get_all("Classifier") or []
-    ]
+    classes = [value.rsplit("::", 1)[-1].strip() for value in head.get("classifier", [])]
     return "; ".join(value for value in classes if "License" in value)
 
 

@@ -1,0 +1,173 @@
+"""The house stands as docs and design say: who may import whom, what is pure, who may open a file.
+
+The rules are tables in `tests/architecture.py`; each check is also run on a small tree with one planted
+fault, because a check that cannot fail is worth nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import architecture as house
+
+ROOT = Path(__file__).parents[1]
+CHECKS = [
+    house.check_directions,
+    house.check_generic_names,
+    house.check_purity,
+    house.check_disk_door,
+]
+Check = Callable[[Path], list[house.Violation]]
+
+# Nothing a user imports may load these: not the generic names, not what only a server or a notebook needs.
+NOT_LOADED = (*house.GENERIC, "uvloop", "pysyncobj", "swimprotocol", "pyarrow", "pyspark", "cyclopts", "rich")
+USERS_IMPORT = ("laminar", "laminar.aio", "laminar.client", "laminar.testing", "laminar.spark")
+IMPORT_LIMIT_MS = 100
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_no_module_breaks_a_rule(check: Check) -> None:
+    """No module of the house breaks the rule that the check's first line states."""
+    assert [str(violation) for violation in sorted(check(ROOT))] == [], check.__doc__
+
+
+def test_the_walk_sees_the_house() -> None:
+    """The checks above judge real modules: the walk finds the packages, and the door where the table says."""
+    known = house.modules(ROOT)
+
+    assert {name.split(".")[0] for name in known} == set(house.PACKAGES)
+    assert house.MAY_OPEN.keys() <= known.keys()
+    assert "laminar.batch" in known
+
+
+# (check, the file that breaks its rule, what the check says)
+PLANTED = [
+    (house.check_directions, "raft/core.py", "import laminar.log", "raft may not import laminar.log"),
+    (house.check_directions, "router/a.py", "def f():\n    from raft import core", "may not import raft"),
+    (house.check_directions, "laminar/log/a.py", "from laminar import node", "may not import laminar.node"),
+    (house.check_directions, "laminar/log/a.py", "from ..http import errors", "may not import laminar.http"),
+    (house.check_directions, "laminar/client/a.py", "import_module('laminar.cli')", "import laminar.cli"),
+    (house.check_directions, "laminar/surprise.py", "", "belongs to no layer"),
+    (house.check_generic_names, "laminar/batch.py", "import router", "leads to router through laminar.batch"),
+    (house.check_purity, "raft/core.py", "from time import monotonic", "may not import time"),
+    (house.check_purity, "raft/core.py", "import random\nrandom.random()", "no random.random"),
+    (house.check_purity, "router/a.py", "from random import choice", "takes its randomness"),
+    (house.check_purity, "laminar/batch.py", "datetime.datetime.now()", "may not read a clock"),
+    (house.check_purity, "laminar/client/decisions_retry.py", "import asyncio", "may not import asyncio"),
+    (house.check_disk_door, "laminar/log/segment.py", "open('x')", "calls open"),
+    (house.check_disk_door, "laminar/node/a.py", "import os as o\no.rename('a', 'b')", "calls os.rename"),
+    (house.check_disk_door, "laminar/log/a.py", "from os import fsync as s\ns(3)", "calls os.fsync"),
+    (house.check_disk_door, "membership/a.py", "Path('x').read_bytes()", "calls a path's .read_bytes"),
+    (house.check_disk_door, "laminar/log/a.py", "import mmap\nmmap.mmap(3, 10)", "calls mmap.mmap"),
+    (house.check_disk_door, "laminar/node/a.py", "import tempfile", "touches files by tempfile"),
+]
+
+SOUND = {
+    "laminar/__init__.py": "",
+    "laminar/log/__init__.py": "",
+    "laminar/log/disk.py": "import os\nos.open('x', 0)\nopen('y')",
+    "laminar/log/segment.py": "import os\nfrom laminar.log.disk import File\ndisk.open(os.path.join('a'))",
+    "laminar/node/shard.py": "import mmap\nimport raft\nimport router\nmmap.mmap(-1, 4096)",
+    "laminar/batch.py": "",
+    "laminar/client/api.py": "from laminar.batch import Batch",
+    "raft/core.py": "import random\ndef f(rng: random.Random) -> float:\n    return rng.random()",
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, source in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return root
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_sound_tree_passes(check: Check, tmp_path: Path) -> None:
+    """What the house does every day breaks no rule."""
+    assert check(plant(tmp_path, SOUND)) == []
+
+
+@pytest.mark.parametrize(("check", "name", "source", "said"), PLANTED)
+def test_a_planted_fault_is_named(check: Check, name: str, source: str, said: str, tmp_path: Path) -> None:
+    """Each check finds the fault planted in an otherwise sound tree, and says what is wrong."""
+    found = [str(violation) for violation in check(plant(tmp_path, SOUND | {name: source}))]
+
+    assert any(said in line for line in found), found
+
+
+IMPORT_PROGRAM = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+begin = time.perf_counter()
+__import__(sys.argv[2])
+print(json.dumps({"ms": (time.perf_counter() - begin) * 1000, "modules": sorted(sys.modules)}))
+"""
+
+
+def fresh_import(module: str) -> tuple[float, set[str]]:
+    """(milliseconds, modules then loaded) of importing `module` in a new interpreter."""
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORT_PROGRAM, str(ROOT), module],
+        cwd="/",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    told = json.loads(answer.stdout)
+    return float(told["ms"]), set(told["modules"])
+
+
+@pytest.mark.parametrize(
+    "module", ["laminar", "laminar.aio", "laminar.client", "laminar.testing", "laminar.spark"]
+)
+def test_what_a_user_imports_loads_nothing_heavy(module: str) -> None:
+    """In a fresh interpreter: no generic name, no library of server, Arrow, Spark or command line."""
+    _, loaded = fresh_import(module)
+
+    assert module in loaded
+    assert set() == {name for name in loaded if name.split(".")[0] in NOT_LOADED}
+
+
+def test_import_laminar_takes_under_100_ms() -> None:
+    """Best of nine, as a neighbour only makes it slower; thrice that where there is more work than CPUs."""
+    limit_ms = IMPORT_LIMIT_MS * (3 if os.getloadavg()[0] > (os.cpu_count() or 1) else 1)
+
+    assert min(fresh_import("laminar")[0] for _ in range(9)) < limit_ms
+
+
+def tracked_texts() -> list[tuple[str, str]]:
+    """(path, text) of every tracked file that is text, the example data aside."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    texts = []
+    for name in filter(None, listed.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file() and not name.startswith("examples/data/"):
+            content = path.read_bytes()
+            if b"\0" not in content:
+                texts.append((name, content.decode("utf-8")))
+    return texts
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    """What is written for one person's machine works on no other."""
+    homes = re.compile(r"(?<![\w.}~/])/(?:" + "|".join(("work", "home", "root", "Users")) + r")/\w")
+    named = [(name, match[0]) for name, text in tracked_texts() for match in homes.finditer(text)]
+
+    assert named == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    """Where packages come from is the installing machine's to say (a mirror, a cache), not the project's."""
+    registry = re.compile("|".join(("pypi" + r"\.org", "python" + "hosted", "--index" + "-url")))
+    named = [name for name, text in tracked_texts() if registry.search(text)]
+
+    assert named == []
