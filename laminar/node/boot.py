@@ -1,15 +1,19 @@
-"""What a controller or shard is given when its supervisor forks it: settings, identity, sockets, and ways to report.
+"""What a controller or shard is given when its supervisor forks it: settings, identity, sockets, and ways
+to report.
 
-A `Boot` is made before the fork and handed to `laminar.node.controller.run` or `laminar.node.shard.run`, which block
-until their work is over and return the process's exit code. It holds no loop and starts nothing.
+A `Boot` is made before the fork and handed to `laminar.node.controller.run` or `laminar.node.shard.run`,
+which block until their work is over and return the process's exit code. It holds no loop and starts
+nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -75,8 +79,8 @@ class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
 class StatusBoard:
     """The supervisor's news for its children: a page of anonymous shared memory, made before the first fork.
 
-    Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole node, also
-    one that has just been restarted; a pipe would have to be replayed to it.
+    Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole
+    node, also one that has just been restarted; a pipe would have to be replayed to it.
     """
 
     _LINE = struct.Struct("<III")
@@ -101,7 +105,9 @@ class StatusBoard:
 
 @dataclass(slots=True, kw_only=True)
 class ChildSockets:
-    """The sockets of one child, bound (and listening, where TCP) by the supervisor, which keeps its own copies."""
+    """The sockets of one child, bound (and listening, where TCP) by the supervisor, which keeps its own
+    copies.
+    """
 
     http_shared: socket.socket | None
     """This shard's listening socket of the shared port; None for the controller."""
@@ -127,12 +133,25 @@ class Boot:
     shards: int
     nonce: bytes
     """16 random bytes of this life of this process."""
-    sockets: ChildSockets
+    http_shared: socket.socket | None
+    """This shard's listening socket of the shared port; None for the controller."""
+    http_own: socket.socket | None
+    """The shard's own listening HTTP port; None for the controller."""
+    peer: socket.socket
+    """Listening, for `Transport.serve_tcp`."""
+    gossip: socket.socket | None
+    """Bound UDP; the controller's only."""
     addresses: Addresses
     board: StatusBoard
     lifeline: int
-    """A pipe's read end: end of file on it means that the supervisor is gone. Watch it with the loop, and end."""
+    """A pipe's read end: end of file on it means that the supervisor is gone. Watch it with the loop, and
+    end.
+    """
     ready_fd: int
+    founding: bool = False
+    """This node makes the cluster, and has not finished: only then may the controller found group 0."""
+    record_cluster: Callable[[bytes], None] = lambda cluster_id: None
+    """Writes the cluster id into the identity, which ends joining or founding; blocks. Use `join_cluster`."""
 
     @property
     def role_number(self) -> int:
@@ -140,13 +159,25 @@ class Boot:
         return role_number(self.role)
 
     @property
-    def unix_prefix(self) -> str:
-        """What the names of this node's abstract Unix sockets begin with, without the zero byte."""
-        return f"laminar-{self.store_id.hex()}"
+    def siblings(self) -> list[Role]:
+        """Every role of this node, this one too."""
+        return node_roles(self.shards)
 
-    def unix_name(self, role: Role) -> str:
-        """The abstract Unix socket on which `role` of this node serves its siblings."""
-        return f"{self.unix_prefix}-{role_number(role)}"
+    def unix_name(self, role: Role, purpose: str = "peer") -> str:
+        """The abstract Unix socket on which `role` of this node serves its siblings, without the leading
+        zero byte.
+        """
+        return f"laminar-{self.store_id.hex()}-{purpose}-{role_number(role)}"
+
+    async def join_cluster(self, cluster_id: bytes) -> None:
+        """Keep the cluster's id in the data folder, durably: from now on the node belongs to it (controller
+        only).
+
+        The controller calls it when it has joined, and when it has founded group 0 of a new cluster.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id)
+        self.cluster_id = cluster_id
+        self.founding = False
 
     def ready(self) -> None:
         """Tell the supervisor that this child serves. Call it once."""

@@ -1,8 +1,8 @@
 """Questions and answers over links: ids, deadlines and errors of remote calls.
 
-It knows how a call is written and who waits for which answer; connections are `laminar.node.transport`'s. A caller
-gets the answer's bytes, `RemoteError` with the code the other side gave, `CallTimeout`, or `PeerLost` when the
-connection ended before the answer (the call may have been carried out).
+It knows how a call is written and who waits for which answer; connections are `laminar.node.transport`'s. A
+caller gets the answer's bytes, `RemoteError` with the code the other side gave, `CallTimeout`, or
+`PeerLost` when the connection ended before the answer (the call may have been carried out).
 
     CALL     id u64 | timeout_ms u32 | method length u16 | method utf-8 | payload
     ANSWER   id u64 | payload
@@ -46,7 +46,9 @@ class CallTimeout(TransportError, TimeoutError):
 
 
 class RemoteError(TransportError):
-    """The other side's handler refused or failed. A handler raises it to choose `.code`; else the code is `bug`."""
+    """The other side's handler refused or failed. A handler raises it to choose `.code`; else the code is
+    `bug`.
+    """
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(f"{code}: {message}" if message else code)

@@ -1,10 +1,10 @@
 """Who is at the other end of a connection: the greeting of two processes, as pure values.
 
-The initiator sends a `Hello`; the acceptor answers with its own and a proof; the initiator sends its proof and may
-send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* greetings, each of which
-carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a secret both proofs are
-empty, and a side that has a secret accepts no empty one. The secret says who may speak, not what is said: frames
-travel unencrypted and carry checksums only.
+The initiator sends a `Hello`; the acceptor answers with its own and a proof; the initiator sends its proof
+and may send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* greetings,
+each of which carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a
+secret both proofs are empty, and a side that has a secret accepts no empty one. The secret says who may
+speak, not what is said: frames travel unencrypted and carry checksums only.
 
 This module reads no socket, clock or randomness: `laminar.node.transport` passes bytes and challenges in.
 """

@@ -1,8 +1,9 @@
-"""The way to one address on one channel: connected when there is something to send, with a pause after a failure.
+"""The way to one address on one channel: connected when there is something to send, with a pause after a
+failure.
 
-A line knows when to connect again; the transport that owns it knows how to greet and what a loss means. While a
-connection is being made its frames wait in the link's bounded queue; when that fails they are gone, as they would be
-on a wire (Raft sends again, a call fails at once).
+A line knows when to connect again; the transport that owns it knows how to greet and what a loss means.
+While a connection is being made its frames wait in the link's bounded queue; when that fails they are gone,
+as they would be on a wire (Raft sends again, a call fails at once).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ Address = TcpAddress | UnixAddress
 
 
 def pause_s(failures: int, rng: random.Random) -> float:
-    """How long to wait before connecting again after `failures` failures in a row: doubling, jittered by a half."""
+    """How long to wait before connecting again after `failures` failures in a row: doubling, jittered by a
+    half.
+    """
     assert failures >= 1, f"{failures} failures"
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
     return longest * (0.5 + 0.5 * rng.random())

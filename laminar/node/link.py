@@ -4,15 +4,17 @@ A frame is a header of 16 bytes, little-endian, and a payload:
 
     0 length u32 (of the payload) | 4 kind u8 | 5 zero u8 | 6 zero u16 | 8 number u32 | 12 crc u32
 
-`number` counts the frames of one direction of one connection from 0, so a lost or doubled one can't go unnoticed;
-`crc` is the CRC32C of header bytes 0..12 and the payload. A frame that breaks a rule ends the connection.
+`number` counts the frames of one direction of one connection from 0, so a lost or doubled one can't go
+unnoticed; `crc` is the CRC32C of header bytes 0..12 and the payload. A frame that breaks a rule ends the
+connection.
 
-In: the first bytes of a frame arrive in a buffer that all links of a transport share; a frame that is complete there
-is copied out (it is small), the rest of an incomplete one is received straight into a buffer of its own, so a frame
-of 1 MiB is not copied a second time (but for its first 16 KiB at most). Either way the receiver may keep what it gets.
+In: the first bytes of a frame arrive in a buffer that all links of a transport share; a frame that is
+complete there is copied out (it is small), the rest of an incomplete one is received straight into a buffer
+of its own, so a frame of 1 MiB is not copied a second time (but for its first 16 KiB at most). Either way
+the receiver may keep what it gets.
 
-Out: parts are never joined when they are big, and everything that is sent in one turn of the loop leaves in one write.
-Handshake, calls, pings and reconnecting are `laminar.node.transport`'s.
+Out: parts are never joined when they are big, and everything that is sent in one turn of the loop leaves in
+one write. Handshake, calls, pings and reconnecting are `laminar.node.transport`'s.
 """
 
 from __future__ import annotations
@@ -35,9 +37,13 @@ HEADER_SIZE = HEADER.size + _CRC.size
 MAX_FRAME_BYTES = 64 << 20
 SHARED_BUFFER_BYTES = 256 << 10
 _BULK_READ_BYTES = 16 << 10
-"""A bulk link reads no more than this ahead of a frame's own buffer: it bounds what is copied of a big frame."""
+"""A bulk link reads no more than this ahead of a frame's own buffer: it bounds what is copied of a big
+frame.
+"""
 _JOIN_BELOW_BYTES = 4 << 10
-"""Neighbouring parts smaller than this are joined: copying them costs less than an entry in the write vector."""
+"""Neighbouring parts smaller than this are joined: copying them costs less than an entry in the write
+vector.
+"""
 _BULK_HIGH_WATER_BYTES = 1 << 20
 
 
@@ -113,7 +119,9 @@ class Link(asyncio.BufferedProtocol):
     def __repr__(self) -> str:
         state = "closing" if self.closing else "established" if self.established else "opening"
         channel = self.channel.name.lower() if self.channel else "unknown"
-        return f"<Link {channel} {state} in={self.frames_in} out={self.frames_out} queued={self.queued_bytes}>"
+        return (
+            f"<Link {channel} {state} in={self.frames_in} out={self.frames_out} queued={self.queued_bytes}>"
+        )
 
     # ---- outgoing
 
@@ -124,7 +132,9 @@ class Link(asyncio.BufferedProtocol):
         return self._outgoing_bytes + held
 
     def has_room(self, size: int) -> bool:
-        """Whether a payload of `size` bytes fits the queue. An empty queue takes any frame, or it would never go."""
+        """Whether a payload of `size` bytes fits the queue. An empty queue takes any frame, or it would
+        never go.
+        """
         queued = self.queued_bytes
         return queued == 0 or queued + size + HEADER_SIZE <= self.queue_limit_bytes
 
@@ -232,8 +242,8 @@ class Link(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is not None:
             return self._body_view[self._body_filled :]
-        # The loop calls `buffer_updated` before it asks any other link, so one buffer serves them all; only the
-        # beginning of a header may have to be kept in between, and is put back here.
+        # The loop calls `buffer_updated` before it asks any other link, so one buffer serves them all; only
+        # the beginning of a header may have to be kept in between, and is put back here.
         kept = len(self._remnant)
         self._shared[:kept] = self._remnant
         end = _BULK_READ_BYTES if self.channel is Channel.BULK else SHARED_BUFFER_BYTES
@@ -269,7 +279,8 @@ class Link(asyncio.BufferedProtocol):
                 self._begin_body(shared[begin:end], length, kind, crc=crc, header_crc=header_crc)
                 return
             payload = bytes(shared[begin:position])
-            # A handler may run the loop's other business but never reads this link again, so `shared` stays ours.
+            # A handler may run the loop's other business but never reads this link again, so `shared` stays
+            # ours.
             self._deliver(kind, memoryview(payload), crc=crc, header_crc=header_crc)
             if self.closing:
                 return
@@ -307,7 +318,9 @@ class Link(asyncio.BufferedProtocol):
 
 
 def join_small(parts: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes with runs of small parts joined; big parts are passed on as they are, empty ones left out."""
+    """The same bytes with runs of small parts joined; big parts are passed on as they are, empty ones left
+    out.
+    """
     joined: list[Buffer] = []
     run: list[Buffer] = []
     for part in parts:

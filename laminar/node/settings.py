@@ -1,8 +1,8 @@
 """Every setting of a node: one table, one struct, one way to load them.
 
-Sources, the later one wins: defaults, a TOML file, `LAMINAR_*` environment variables, command-line flags. An unknown
-name is an error with a suggestion, wherever it stands. `SETTINGS` is the table from which documentation, flags and
-tests are made; the `Settings` struct has exactly its names.
+Sources, the later one wins: defaults, a TOML file, `LAMINAR_*` environment variables, command-line flags.
+An unknown name is an error with a suggestion, wherever it stands. `SETTINGS` is the table from which
+documentation, flags and tests are made; the `Settings` struct has exactly its names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import msgspec
 DEFAULT_PORT = 7070
 _MI = 1 << 20
 
-# Variables with our prefix that are not settings of a node: they are the client's, the command line's or the tests'.
+# Variables with our prefix that are not settings of a node: they are the client's, the command line's or
+# the tests'.
 _OTHER_VARIABLES = frozenset({"LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_CONTEXT", "LAMINAR_CONFIG"})
 _OTHER_PREFIXES = ("LAMINAR_TEST_", "LAMINAR_BENCH_")
 
@@ -99,7 +100,10 @@ class Setting:
 
 
 def _between(low: float, high: float) -> Callable[[Any], str]:
-    return lambda value: "" if low <= value <= high else f"must be between {low:,} and {high:,}"
+    def check(value: float) -> str:
+        return "" if low <= value <= high else f"must be between {low:,} and {high:,}"
+
+    return check
 
 
 def _one_of(*choices: str) -> Callable[[Any], str]:
@@ -108,7 +112,9 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 
 def _node_name(value: str) -> str:
     fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", value) or not value
-    return "" if fits else "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+    return (
+        "" if fits else "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+    )
 
 
 def _seeds(value: tuple[str, ...]) -> str:
@@ -125,40 +131,69 @@ def _secret(value: str) -> str:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("data", str, "the data folder; made on the first start, and locked while the node runs"),
-    Setting("node", str, "the node's name, unique in the cluster; drawn on the first start if empty, then kept", _node_name),
+    Setting(
+        "node",
+        str,
+        "the node's name, unique in the cluster; if empty, drawn on the first start, then kept",
+        _node_name,
+    ),
     Setting("host", str, "address that every socket binds to; other than loopback only with a secret"),
-    Setting("advertise_host", str, "host that others are told, if not `host` (needed when `host` is 0.0.0.0 or ::)"),
+    Setting("advertise_host", str, "host that others are told, if not `host`; needed for 0.0.0.0"),
     Setting(
         "port",
         int,
-        "the HTTP port that all shards share; shard k has port+1+k for itself, the controller talks to its peers on "
-        "port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any free ports, kept for the next start",
-        _between(0, 65_535),
+        "the HTTP port that all shards share; shard k has port+1+k for itself, the controller talks to its peers "
+        "on port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any free ports, kept for the next start",
+        _between(0, 65_000),
     ),
-    Setting("shards", int, "event loops, one process each; 0: one for each CPU this process may use", _between(0, 64)),
-    Setting("join", tuple, "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder makes "
-            "a new cluster", _seeds),
-    Setting("secret", str, "what the cluster's nodes share and prove to each other, at least 16 characters", _secret),
-    Setting("weight", float, "share of replicas that this node gets, relative to others", _between(0.01, 1000.0)),
-    Setting("pin", str, "pin each shard to a CPU: auto (if there are enough, and no other node is pinned), on, off",
-            _one_of("auto", "on", "off")),
+    Setting(
+        "shards",
+        int,
+        "event loops, a process each; 0: one for each CPU we may use",
+        _between(0, 64),
+    ),
+    Setting(
+        "join",
+        tuple,
+        "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder makes a new cluster",
+        _seeds,
+    ),
+    Setting(
+        "secret",
+        str,
+        "what the cluster's nodes share and prove, 16 characters or more",
+        _secret,
+    ),
+    Setting("weight", float, "share of replicas here, relative to other nodes", _between(0.01, 1000.0)),
+    Setting(
+        "pin",
+        str,
+        "pin each shard to a CPU: auto (if there are enough, and no other node pins there), on, off",
+        _one_of("auto", "on", "off"),
+    ),
     Setting("drain_ms", int, "time that a stop may take before children are killed", _between(0, 600_000)),
-    Setting("log_level", str, "debug, info, warning or error", _one_of("debug", "info", "warning", "error")),
-    Setting("log_format", str, "text, json, or auto: text on a terminal", _one_of("auto", "text", "json")),
-    Setting("election_timeout_ms", int, "silence of a leader after which a follower stands (up to twice that)",
-            _between(50, 60_000)),
-    Setting("heartbeat_ms", int, "how often a leader is heard when it has nothing to say", _between(10, 10_000)),
-    Setting("segment_size_bytes", int, "size at which a new segment file begins", _between(1 * _MI, 4096 * _MI)),
-    Setting("journal_file_bytes", int, "size at which a new journal file begins", _between(1 * _MI, 4096 * _MI)),
+    Setting("log_level", str, "how much is logged", _one_of("debug", "info", "warning", "error")),
+    Setting("log_format", str, "auto is text on a terminal, json elsewhere", _one_of("auto", "text", "json")),
+    Setting(
+        "election_timeout_ms",
+        int,
+        "silence of a leader after which a follower stands (up to twice that)",
+        _between(50, 60_000),
+    ),
+    Setting("heartbeat_ms", int, "how often an idle leader is heard", _between(10, 10_000)),
+    Setting("segment_size_bytes", int, "size at which a new segment begins", _between(_MI, 4096 * _MI)),
+    Setting("journal_file_bytes", int, "size at which a new journal file begins", _between(_MI, 4096 * _MI)),
     Setting("max_append_bytes", int, "largest body of one append", _between(1024, 64 * _MI)),
-)  # fmt: skip
+)
 
 _TABLE = {setting.name: setting for setting in SETTINGS}
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and for each name where its value came from (`default`, the file's path, the variable, the flag)."""
+    """Settings, and for each name where its value came from (`default`, the file's path, the variable, the
+    flag).
+    """
 
     settings: Settings
     origins: dict[str, str]
@@ -176,7 +211,11 @@ def load(
     """
     values: dict[str, Any] = {}
     origins = {setting.name: "default" for setting in SETTINGS}
-    for name, raw, origin in [*_from_file(config), *_from_environment(environ or {}), *_from_flags(flags or {})]:
+    for name, raw, origin in [
+        *_from_file(config),
+        *_from_environment(environ or {}),
+        *_from_flags(flags or {}),
+    ]:
         values[name] = convert(name, raw, origin=origin)
         origins[name] = origin
     settings = Settings(**values)
@@ -194,7 +233,7 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
     try:
         if isinstance(raw, bool):
             raise msgspec.ValidationError(f"Expected `{setting.kind.__name__}`, got `bool`")
-        value = msgspec.convert(raw, target, strict=not isinstance(raw, str))
+        value: Any = msgspec.convert(raw, target, strict=not isinstance(raw, str))
     except msgspec.ValidationError as error:
         raise SettingsError(f"{name}: {error}", name=name, origin=origin) from None
     wrong = setting.check(value)
@@ -214,8 +253,8 @@ def check_together(settings: Settings) -> None:
         )
     if not settings.secret and not is_loopback(settings.host):
         raise SettingsError(
-            f"host {settings.host} can be reached by others, and no secret is set: set LAMINAR_SECRET to the same "
-            "16 or more characters on every node, or use host 127.0.0.1",
+            f"host {settings.host} can be reached by others, and no secret is set: set LAMINAR_SECRET to the "
+            "same 16 or more characters on every node, or use host 127.0.0.1",
             name="host",
         )
     if settings.public_host in ("0.0.0.0", "::"):
@@ -226,7 +265,9 @@ def check_together(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket bound to `host`; a name other than localhost counts as not."""
+    """Whether only this machine can reach a socket bound to `host`; a name other than localhost counts as
+    not.
+    """
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
@@ -246,7 +287,9 @@ def _from_file(config: str | os.PathLike[str] | None) -> list[tuple[str, object,
         raise SettingsError(f"can't be read: {error}", name="config", origin=origin) from error
     for name in document:
         if name not in _TABLE:
-            raise _unknown(name, origin, shown=repr(name), candidates={known: repr(known) for known in _TABLE})
+            raise _unknown(
+                name, origin, shown=repr(name), candidates={known: repr(known) for known in _TABLE}
+            )
     return [(name, raw, origin) for name, raw in document.items()]
 
 
@@ -256,10 +299,11 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object, str
     for variable, text in environ.items():
         if variable in names:
             found.append((names[variable], text, variable))
-        elif variable.startswith("LAMINAR_") and variable not in _OTHER_VARIABLES:
-            if not variable.startswith(_OTHER_PREFIXES):
-                candidates = {known: known for known in names}
-                raise _unknown(variable, "environment", shown=variable, candidates=candidates)
+            continue
+        others = variable in _OTHER_VARIABLES or variable.startswith(_OTHER_PREFIXES)
+        if variable.startswith("LAMINAR_") and not others:
+            candidates = {known: known for known in names}
+            raise _unknown(variable, "environment", shown=variable, candidates=candidates)
     return found
 
 
@@ -272,7 +316,9 @@ def _from_flags(flags: Mapping[str, Any]) -> list[tuple[str, object, str]]:
 
 
 def default_shards(cpus: int, cpu_max: str) -> int:
-    """Shards for a process that may use `cpus` CPUs under the cgroup's `cpu.max` (its text, or empty): at least one."""
+    """Shards for a process that may use `cpus` CPUs under the cgroup's `cpu.max` (its text, or empty): at
+    least one.
+    """
     quota, _, period = cpu_max.strip().partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period) > 0:
         # A part of a CPU is worth no event loop of its own.
@@ -281,7 +327,9 @@ def default_shards(cpus: int, cpu_max: str) -> int:
 
 
 def shards_of_this_machine() -> int:
-    """`default_shards` of the affinity mask and the tightest `cpu.max` of this process's cgroup and those above it."""
+    """`default_shards` of the affinity mask and the tightest `cpu.max` of this process's cgroup and those
+    above it.
+    """
     shards = default_shards(len(os.sched_getaffinity(0)), "")
     for text in _cpu_maxima():
         shards = min(shards, default_shards(shards, text))

@@ -1,0 +1,105 @@
+"""What the supervisor asks of the machine: small calls that Python does not wrap, each with its reason.
+
+None of them knows of Laminar's children; none is needed on the data path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import laminar
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_OURS = ("raft", "membership", "router", "ebpf")
+
+
+def threads() -> int:
+    """Threads of this process, those of C libraries too: a fork copies only the one that calls it."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which forked it, ends however it may."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+    # It may have ended before the call: then nothing will ever be sent.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:
+    """systemd's sd_notify: one datagram, if there is a manager that wants it."""
+    name = environ.get("NOTIFY_SOCKET", "")
+    if not name.startswith(("/", "@")):
+        return
+    address = "\0" + name[1:] if name.startswith("@") else name
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(state.encode(), address)
+        except OSError:
+            return  # nobody listens: a service manager's problem, not a reason to stop serving
+
+
+def misplaced_packages() -> list[str]:
+    """Packages with our generic names that Python would take from elsewhere than beside `laminar`, as one
+    line each.
+
+    `raft` or `router` may also be somebody's file in the working folder, or another distribution.
+    """
+    assert laminar.__file__ is not None
+    home = Path(laminar.__file__).resolve().parent.parent
+    wrong = []
+    for name in _OURS:
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or "?"])
+        if [Path(place).resolve() for place in places] != [home / name]:
+            wrong.append(f"package {name} is {places[0] if places else 'missing'}, expected {home / name}")
+    return wrong
+
+
+class CpuClaims:
+    """CPUs on which this node pins shards, told to other nodes of the machine by an abstract socket for
+    each.
+    """
+
+    def __init__(self) -> None:
+        self._markers: list[socket.socket] = []
+
+    def claim(self, cpus: Sequence[int]) -> bool:
+        """Claim all of them, or none if another node holds one. Held until this process ends."""
+        for cpu in cpus:
+            marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._markers.append(marker)
+            try:
+                marker.bind(f"\0laminar-pinned-cpu-{cpu}")
+            except OSError:
+                self.release()
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let others pin shards here."""
+        for marker in self._markers:
+            marker.close()
+        self._markers = []
+
+
+def plan_pinning(pin: str, shards: int, claims: CpuClaims) -> list[int] | None:
+    """The CPU of each shard, or None: not pinned. `auto` pins if there are CPUs enough that no other node
+    claims.
+    """
+    if pin == "off":
+        return None
+    cpus = sorted(os.sched_getaffinity(0))
+    if pin == "on":
+        return [cpus[shard % len(cpus)] for shard in range(shards)]
+    if shards > len(cpus) or not claims.claim(cpus[:shards]):
+        return None
+    return cpus[:shards]

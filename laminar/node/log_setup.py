@@ -1,0 +1,145 @@
+"""Where a process's log goes: one line per record on standard error, and never at the price of the loop.
+
+Text on a terminal, JSON otherwise. A reader that stops reading must not stop the node: a line that does not
+fit the pipe is dropped and counted, and the next one that fits is preceded by how many were lost. What is
+logged, and with which names, is everybody's own business (`logging.getLogger("laminar...")`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+_STANDARD_ERROR = 2
+_MAX_LINE_BYTES = 16 << 10
+_EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class TextFormatter(logging.Formatter):
+    """`12:30:05.123 warning shard 1: transport: connection refused`, for people; a stack goes on the same
+    line.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        name = record.name.removeprefix("laminar.").removeprefix("node.")
+        head = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {self._process}: {name}: "
+        fields = "".join(f" {key}={value}" for key, value in _extra_fields(record).items())
+        return _one_line(head + record.getMessage() + fields + _stack(self, record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, for machines: `time`, `level`, `process`, `logger`, `message`, `stack`, extra
+    fields.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        stack = _stack(self, record)
+        if stack:
+            fields["stack"] = stack.strip()
+        for key, value in _extra_fields(record).items():
+            fields.setdefault(key, value)
+        return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _EXTRA}
+
+
+def _stack(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = [formatter.formatException(record.exc_info)] if record.exc_info else []
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n" + "\n".join(parts) if parts else ""
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+class NonBlockingHandler(logging.Handler):
+    """Writes each record with one call that can't block; what does not fit is dropped and counted in
+    `.dropped`.
+    """
+
+    def __init__(self, write: Callable[[bytes], int]) -> None:
+        """`write` returns how many bytes it took, or raises `BlockingIOError`."""
+        super().__init__()
+        self._write = write
+        self._rest = b""
+        self.dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.dropped:
+            notice = {"levelno": logging.WARNING, "levelname": "WARNING", "name": "laminar.log_setup"}
+            notice |= {"msg": f"{self.dropped} lines of the log were dropped: nobody read them"}
+            if self._offer(logging.makeLogRecord(notice)):
+                self.dropped = 0
+        if not self._offer(record):
+            self.dropped += 1
+
+    def _offer(self, record: logging.LogRecord) -> bool:
+        """Write the rest of the last line, then this one; False if nothing of this one went out."""
+        line = self.format(record).encode(errors="backslashreplace")[:_MAX_LINE_BYTES] + b"\n"
+        try:
+            if self._rest:
+                self._rest = self._rest[self._write(self._rest) :]
+                if self._rest:
+                    return False
+            self._rest = line[self._write(line) :]
+        except OSError:  # full, or the reader is gone: neither is worth more than a line of the log
+            return False
+        return True
+
+
+def nonblocking_writer(fd: int = _STANDARD_ERROR) -> Callable[[bytes], int]:
+    """A write to `fd` that never waits, and leaves the descriptor as others who share it know it."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        # journald's: a socket can't be opened again, but a single send may say that it won't wait.
+        connection = socket.socket(fileno=os.dup(fd))
+        return lambda data: connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    try:
+        # O_NONBLOCK belongs to the open file, which we share with our parent and its terminal: so open it
+        # once more.
+        own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        own = fd  # not allowed to (a file of another user): it may block, as it would for any program
+    return lambda data: os.write(own, data)
+
+
+def set_up_logging(*, process: str, level: str, style: str = "auto") -> NonBlockingHandler:
+    """Send the root logger's records of `level` and above to standard error. `style`: text, json or auto."""
+    if style == "auto":
+        style = "text" if sys.stderr is not None and sys.stderr.isatty() else "json"
+    handler = NonBlockingHandler(nonblocking_writer())
+    handler.setFormatter(TextFormatter(process) if style == "text" else JsonFormatter(process))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    return handler

@@ -1,0 +1,30 @@
+"""When a child that died is started again: at once, then after growing pauses, and not for ever.
+
+Pure: it is told the instants of deaths and answers with pauses.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+RESTARTS_IN_WINDOW = 5
+WINDOW_MS = 60_000
+FIRST_PAUSE_MS = 100
+LONGEST_PAUSE_MS = 5_000
+
+
+class RestartPolicy:
+    """One child's deaths. It gives up at the sixth within a minute; a minute without one is a fresh start."""
+
+    def __init__(self) -> None:
+        self._deaths_ms: deque[int] = deque()
+
+    def died(self, *, now_ms: int) -> int | None:
+        """How long to wait before the next start, in ms; None to give the child up."""
+        while self._deaths_ms and now_ms - self._deaths_ms[0] >= WINDOW_MS:
+            self._deaths_ms.popleft()
+        before = len(self._deaths_ms)
+        self._deaths_ms.append(now_ms)
+        if before >= RESTARTS_IN_WINDOW:
+            return None
+        return 0 if before == 0 else min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 4 ** (before - 1))

@@ -1,0 +1,503 @@
+"""A node's first process: opens the sockets, forks the others, watches them; runs no loop and no thread.
+
+It is a zygote: everything is imported before the first fork, so a child costs milliseconds, and every
+listening socket stays open here while children come and go, so connections wait for a successor and the
+kernel's order of the shared port's sockets never changes. It decides when a child is started again and when
+the node ends. What the children do is theirs: they are functions `run(boot) -> exit code`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from laminar.log.disk import RealDisk
+from laminar.log.errors import StorageError
+from laminar.node import host
+from laminar.node.boot import (
+    CONTROLLER,
+    Addresses,
+    Boot,
+    ChildState,
+    Role,
+    StatusBoard,
+    node_roles,
+    role_name,
+)
+from laminar.node.identity import DataFolder, IdentityError, open_data_folder
+from laminar.node.log_setup import set_up_logging
+from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
+from laminar.node.settings import Settings, is_loopback, shards_of_this_machine
+from laminar.node.sockets import NodeSockets, open_kept_sockets, open_sockets, plan_ports
+
+log = logging.getLogger("laminar.supervisor")
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+_EXIT_BUG = 70
+_GRACE_MS = 2_000
+"""Children drain for `drain_ms` and then end; what has not ended this much later is killed."""
+_PASSED_ON = (signal.SIGHUP, signal.SIGUSR1)
+_HANDLED = (signal.SIGTERM, signal.SIGINT, *_PASSED_ON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPoints:
+    """What the children run. Tests put their own here."""
+
+    controller: Callable[[Boot], int]
+    shard: Callable[[Boot], int]
+    recover: Callable[[str, int], object]
+    """`recover(data directory, shards)`: bring every journal into order, before anybody else reads the
+    folder.
+    """
+
+
+@dataclass(slots=True)
+class _Child:
+    role: Role
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    pid: int = 0
+    pidfd: int = -1
+    ready_fd: int = -1
+    state: ChildState = ChildState.STARTING
+    restarts: int = 0
+    start_at_ms: int | None = None
+    """When a dead child is to be started again."""
+
+
+def default_entry_points() -> EntryPoints:
+    """The real controller, shard and recovery. Imported here, in the zygote, and only by a process that
+    serves.
+    """
+    importlib.import_module("uvloop")
+    controller = importlib.import_module("laminar.node.controller")
+    shard = importlib.import_module("laminar.node.shard")
+    recovery = importlib.import_module("laminar.log.recovery")
+    router = importlib.import_module("router")
+
+    def recover(directory: str, shards: int) -> object:
+        return recovery.recover_node(
+            RealDisk(),
+            directory,
+            shards=shards,
+            shard_of=lambda entry, shards: router.owner_shard(entry.partition_hash, shards),
+        )
+
+    return EntryPoints(controller=controller.run, shard=shard.run, recover=recover)
+
+
+def serve(settings: Settings, *, entry_points: EntryPoints | None = None) -> int:
+    """Run a node until it is told to stop; the exit code of this process. Call it in the main thread, with
+    no other.
+
+    What prevents a start is one line on the log, and code 1 (2 for a way of starting that can't work).
+    """
+    set_up_logging(process=settings.node or "supervisor", level=settings.log_level, style=settings.log_format)
+    if not __debug__:
+        log.error("python -O removes the checks that keep data safe: start without -O and PYTHONOPTIMIZE")
+        return EXIT_USAGE
+    for line in host.misplaced_packages():
+        log.error("%s: start from another folder, or with python -P", line)
+        return EXIT_USAGE
+    shards = settings.shards or shards_of_this_machine()
+    directory = os.path.abspath(settings.data)
+    try:
+        folder = open_data_folder(RealDisk(), directory, node=settings.node, joining=bool(settings.join))
+    except (IdentityError, StorageError) as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    try:
+        sockets = _open_sockets(settings, shards, folder)
+    except (OSError, StorageError) as error:
+        log.error("%s", error)
+        folder.close()
+        return EXIT_FAILED
+    set_up_logging(process=folder.identity.node, level=settings.log_level, style=settings.log_format)
+    supervisor = Supervisor(settings, shards, folder, sockets, entry_points or default_entry_points())
+    return supervisor.run()
+
+
+def _open_sockets(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
+    # `Settings` made without `load` pass here too: no listener may be reachable when nobody has to show a
+    # secret.
+    if not settings.secret and not is_loopback(settings.host):
+        raise PermissionError(f"host {settings.host} is not loopback, and no secret is set")
+    if settings.port:
+        return open_sockets(settings.host, plan_ports(settings.port, shards, None))
+    sockets = open_kept_sockets(settings.host, shards, folder.read_ports())
+    folder.write_ports(sockets.ports)
+    return sockets
+
+
+class Supervisor:
+    """One node's children and everything they share. `run` does all."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shards: int,
+        folder: DataFolder,
+        sockets: NodeSockets,
+        entry_points: EntryPoints,
+    ) -> None:
+        self._settings = settings
+        self._shards = shards
+        self._folder = folder
+        self._sockets = sockets
+        self._addresses: Addresses = sockets.addresses(settings.public_host)
+        self._entry_points = entry_points
+        self._board = StatusBoard(shards)
+        self._children = {role: _Child(role) for role in node_roles(shards)}
+        self._claims = host.CpuClaims()
+        self._cpus = host.plan_pinning(settings.pin, shards, self._claims)
+        self._selector = selectors.DefaultSelector()
+        self._lifeline, self._lifeline_end = os.pipe()
+        self._signal_pipe = os.pipe()
+        self._signals: list[int] = []
+        self._stop_signals = 0
+        self._kill_at_ms: int | None = None
+        self._killed = False
+        self._said_ready = False
+
+    # ---- life
+
+    def run(self) -> int:
+        """Recover, start the children, watch them, and end with them."""
+        for end in self._signal_pipe:
+            os.set_blocking(end, False)
+        self._selector.register(self._signal_pipe[0], selectors.EVENT_READ, self._take_signals)
+        with self._handling_signals():
+            try:
+                return self._run()
+            finally:
+                self._kill_all()
+                self._folder.remove_node_file()
+                self._sockets.close()
+                self._claims.release()
+                self._folder.close()
+
+    def _run(self) -> int:
+        self._folder.remove_node_file()
+        if not self._settings.secret:
+            log.info("no secret is set: every listener is on loopback (%s) only", self._settings.host)
+        gc.collect()
+        gc.freeze()  # so that the children's collectors don't write to, and thus copy, the pages they share
+        if not self._recover():
+            return EXIT_FAILED
+        for child in self._children.values():
+            if not self._stop_signals:
+                self._start(child)
+        while self._alive() or (not self._stop_signals and self._waiting()):
+            self._turn()
+        if self._stop_signals:
+            log.info("stopped%s", ": children had to be killed" if self._killed else "")
+            return EXIT_FAILED if self._killed else EXIT_DONE
+        log.error("every child has been given up")
+        return EXIT_FAILED
+
+    def _turn(self) -> None:
+        """Wait for the next thing to happen, and deal with it."""
+        for key, _ in self._selector.select(self._timeout_s()):
+            key.data()
+        now_ms = _now_ms()
+        for child in self._children.values():
+            if child.start_at_ms is not None and now_ms >= child.start_at_ms and not self._stop_signals:
+                child.start_at_ms = None
+                child.restarts += 1
+                self._start(child)
+        if self._kill_at_ms is not None and now_ms >= self._kill_at_ms:
+            log.warning("children still run %d ms after the order to stop: killed", self._settings.drain_ms)
+            self._kill_all()
+
+    def _timeout_s(self) -> float | None:
+        instants = [child.start_at_ms for child in self._waiting()]
+        instants.append(self._kill_at_ms)
+        due = [instant for instant in instants if instant is not None]
+        return max(0.0, (min(due) - _now_ms()) / 1000) if due else None
+
+    def _alive(self) -> list[_Child]:
+        return [child for child in self._children.values() if child.pid]
+
+    def _waiting(self) -> list[_Child]:
+        return [child for child in self._children.values() if child.start_at_ms is not None]
+
+    def _recover(self) -> bool:
+        """Run recovery in a child: what it needs of memory is gone afterwards, and a failure is only an
+        exit code.
+        """
+        began_ms = _now_ms()
+        directory, shards = self._folder.directory, self._shards
+
+        def work() -> int:
+            self._entry_points.recover(directory, shards)
+            return EXIT_DONE
+
+        recovery = _Child(CONTROLLER)
+        recovery.pid = self._fork("recovery", work)
+        recovery.pidfd = os.pidfd_open(recovery.pid)
+        codes: list[int] = []
+        self._selector.register(
+            recovery.pidfd, selectors.EVENT_READ, lambda: codes.append(self._reap(recovery))
+        )
+        told = False
+        while not codes:
+            for key, _ in self._selector.select():
+                key.data()
+            if self._stop_signals and not told and not codes:
+                os.kill(
+                    recovery.pid, signal.SIGKILL
+                )  # like a loss of power: recovery is made for being repeated
+                told = True
+        if self._stop_signals:
+            return True
+        if codes[0] != EXIT_DONE:
+            log.error("recovery of %s failed (%s)", directory, _how_it_ended(codes[0]))
+            return False
+        log.info("recovered in %d ms", _now_ms() - began_ms)
+        return True
+
+    # ---- children
+
+    def _start(self, child: _Child) -> None:
+        ready, ready_end = os.pipe()
+        identity = self._folder.read_identity() if child.restarts else self._folder.identity
+        role = child.role
+        sockets = self._sockets.for_child(role)
+        boot = Boot(
+            settings=self._settings,
+            data_directory=self._folder.directory,
+            cluster_id=identity.cluster_id or None,
+            store_id=identity.store_id,
+            node=identity.node,
+            role=role,
+            shards=self._shards,
+            nonce=os.urandom(16),
+            http_shared=sockets.http_shared,
+            http_own=sockets.http_own,
+            peer=sockets.peer,
+            gossip=sockets.gossip,
+            addresses=self._addresses,
+            board=self._board,
+            lifeline=self._lifeline,
+            ready_fd=ready_end,
+            founding=identity.founding,
+            record_cluster=self._folder.record_cluster,
+        )
+
+        def work() -> int:
+            os.close(ready)
+            self._sockets.close_all_but(sockets)
+            if isinstance(role, str):
+                return self._entry_points.controller(boot)
+            if self._cpus is not None:
+                os.sched_setaffinity(0, {self._cpus[role]})
+            return self._entry_points.shard(boot)
+
+        self._set_state(child, ChildState.STARTING)
+        child.pid = self._fork(role_name(role), work)
+        os.close(ready_end)
+        child.ready_fd = ready
+        child.pidfd = os.pidfd_open(child.pid)
+        self._selector.register(ready, selectors.EVENT_READ, lambda: self._take_ready(child))
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._take_death(child))
+        self._set_state(child, ChildState.STARTING)
+
+    def _fork(self, name: str, work: Callable[[], int]) -> int:
+        """Fork a child that runs `work` and exits with its result; its pid."""
+        assert host.threads() == 1, f"{host.threads()} threads before a fork"
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Signals wait until the child has its own handlers: ours would swallow an order to stop.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return pid
+        code = _EXIT_BUG
+        try:
+            host.die_with_parent(parent)
+            self._become_child(name)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            code = work()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else EXIT_FAILED
+        except BaseException:
+            log.critical("%s ends", name, exc_info=True)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _become_child(self, name: str) -> None:
+        """In the child: give up everything that is the supervisor's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Ctrl-C reaches the whole foreground group; the supervisor answers for all.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        self._selector.close()
+        for fd in (*self._signal_pipe, self._lifeline_end):
+            os.close(fd)
+        for child in self._children.values():
+            for fd in (child.pidfd, child.ready_fd):
+                if fd >= 0:
+                    os.close(fd)
+        set_up_logging(
+            process=f"{self._folder.identity.node} {name}",
+            level=self._settings.log_level,
+            style=self._settings.log_format,
+        )
+
+    def _take_ready(self, child: _Child) -> None:
+        said = os.read(child.ready_fd, 1)
+        self._forget_fd(child.ready_fd)
+        child.ready_fd = -1
+        if not said:
+            return  # it closed the pipe by dying: the pidfd says so too
+        self._set_state(child, ChildState.READY)
+        log.info("%s is ready (pid %d)", role_name(child.role), child.pid)
+        self._announce()
+
+    def _take_death(self, child: _Child) -> None:
+        pid = child.pid
+        how = _how_it_ended(self._reap(child))
+        if self._stop_signals:
+            self._set_state(child, ChildState.DEAD)
+            return
+        pause_ms = child.policy.died(now_ms=_now_ms())
+        if pause_ms is None:
+            self._set_state(child, ChildState.GIVEN_UP)
+            name, limit = role_name(child.role), RESTARTS_IN_WINDOW
+            log.critical(
+                "%s (pid %d) ended: %s; given up after %d restarts in a minute", name, pid, how, limit
+            )
+            host.notify_service_manager(f"STATUS={name} was given up", os.environ)
+            self._announce()
+            return
+        self._set_state(child, ChildState.DEAD)
+        child.start_at_ms = _now_ms() + pause_ms
+        log.error("%s (pid %d) ended: %s; starts again in %d ms", role_name(child.role), pid, how, pause_ms)
+
+    def _reap(self, child: _Child) -> int:
+        """Take a dead child's exit code (negative: the signal), and forget its descriptors."""
+        _, status = os.waitpid(child.pid, 0)
+        self._forget_fd(child.pidfd)
+        child.pid, child.pidfd = 0, -1
+        if child.ready_fd >= 0:
+            self._forget_fd(child.ready_fd)
+            child.ready_fd = -1
+        return os.waitstatus_to_exitcode(status)
+
+    def _forget_fd(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _set_state(self, child: _Child, state: ChildState) -> None:
+        child.state = state
+        self._board.write(child.role, state=state, pid=child.pid, restarts=child.restarts)
+
+    def _announce(self) -> None:
+        """Write `node.json` when every child that has not been given up is ready, and again when one was
+        replaced.
+        """
+        states = [child.state for child in self._children.values()]
+        if any(state not in (ChildState.READY, ChildState.GIVEN_UP) for state in states):
+            return
+        identity = self._folder.read_identity()
+        addresses = self._addresses
+        shown = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
+        url = f"http://{shown}:{addresses.http_port}"
+        self._folder.write_node_file(
+            {
+                "node": identity.node,
+                "url": url,
+                "host": addresses.host,
+                "http_port": addresses.http_port,
+                "shard_http_ports": addresses.shard_http_ports,
+                "peer_ports": addresses.peer_ports,
+                "gossip_port": addresses.gossip_port,
+                "shards": self._shards,
+                "cluster_id": identity.cluster_id.hex(),
+                "store_id": identity.store_id.hex(),
+                "pid": os.getpid(),
+                "pids": {role_name(child.role): child.pid for child in self._children.values()},
+            }
+        )
+        if not self._said_ready:
+            self._said_ready = True
+            log.info("node %s is ready: %s, %d shards", identity.node, url, self._shards)
+            host.notify_service_manager("READY=1", os.environ)
+
+    # ---- the end
+
+    @contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._note_signal) for number in _HANDLED}
+        wakeup = signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            for fd in (*self._signal_pipe, self._lifeline, self._lifeline_end):
+                os.close(fd)
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        # Python calls this between two instructions of whatever runs: only note it. The pipe wakes the
+        # selector.
+        self._signals.append(number)
+
+    def _take_signals(self) -> None:
+        os.read(self._signal_pipe[0], 4096)
+        while self._signals:
+            number = self._signals.pop(0)
+            if number in _PASSED_ON:
+                self._tell_all(number)
+            else:
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        self._stop_signals += 1
+        if self._stop_signals > 1:
+            log.warning("told to stop a second time: children are killed")
+            self._kill_all()
+            return
+        log.info("stopping (%s)", signal.Signals(number).name)
+        host.notify_service_manager("STOPPING=1", os.environ)
+        self._folder.remove_node_file()
+        self._sockets.close()  # from now on only children that still accept do so
+        self._kill_at_ms = _now_ms() + self._settings.drain_ms + _GRACE_MS
+        self._tell_all(signal.SIGTERM)
+
+    def _tell_all(self, number: int) -> None:
+        for child in self._alive():
+            signal.pidfd_send_signal(child.pidfd, number)
+
+    def _kill_all(self) -> None:
+        self._kill_at_ms = None
+        alive = self._alive()
+        self._killed = self._killed or bool(alive)
+        for child in alive:
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+
+def _how_it_ended(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

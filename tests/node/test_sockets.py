@@ -1,0 +1,209 @@
+"""The node's listening sockets: which port is whose, and which shard's socket gets a connection."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from laminar.node.boot import CONTROLLER
+from laminar.node.sockets import NodeSockets, Ports, open_kept_sockets, open_sockets, plan_ports
+
+HOSTS = ["127.0.0.1", "::1"]
+
+
+def have(host: str) -> bool:
+    """Whether this machine can bind `host`."""
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def opened() -> Iterator[list[NodeSockets]]:
+    """Whatever a test opens and appends here is closed afterwards."""
+    nodes: list[NodeSockets] = []
+    yield nodes
+    for node in nodes:
+        node.close()
+
+
+def accept_from(listeners: list[socket.socket], *, timeout: float = 5.0) -> tuple[int, socket.socket]:
+    """The number of the listening socket that has a connection, and the connection."""
+    readable, _, _ = select.select(listeners, [], [], timeout)
+    assert len(readable) == 1, f"{len(readable)} of {len(listeners)} sockets have a connection"
+    connection, _ = readable[0].accept()
+    return listeners.index(readable[0]), connection
+
+
+def connect(host: str, port: int, *, options: bytes = b"") -> socket.socket:
+    """A connection; `options` are IPv4 header options on each of its packets."""
+    client = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    if options:
+        client.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, options)
+    client.connect((host, port))
+    return client
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_a_connection_lands_on_the_shard_that_its_source_port_names(
+    host: str, shards: int, opened: list[NodeSockets]
+) -> None:
+    """(source port >> 1) mod shards, for every one of 150 connections, and every shard gets some."""
+    if not have(host):
+        pytest.skip(f"no {host} here")
+    node = open_kept_sockets(host, shards, None)
+    opened.append(node)
+    seen = set()
+
+    for _ in range(150):
+        with connect(host, node.ports.shared) as client:
+            expected = (client.getsockname()[1] >> 1) % shards
+            shard, connection = accept_from(node.shared)
+            connection.close()
+            assert expected == shard
+            seen.add(shard)
+
+    assert set(range(shards)) == seen
+
+
+def test_ip_options_do_not_mislead_the_choice(opened: list[NodeSockets]) -> None:
+    """With options the TCP header stands elsewhere; the program reads the header's length."""
+    node = open_kept_sockets("127.0.0.1", 3, None)
+    opened.append(node)
+
+    for _ in range(30):
+        with connect("127.0.0.1", node.ports.shared, options=b"\x01" * 8) as client:
+            shard, connection = accept_from(node.shared)
+            connection.close()
+            assert (client.getsockname()[1] >> 1) % 3 == shard
+
+
+def test_a_client_chooses_its_shard_by_the_port_it_binds(opened: list[NodeSockets]) -> None:
+    """The rule is public: a client that binds a fitting source port reaches the shard it wants."""
+    node = open_kept_sockets("127.0.0.1", 4, None)
+    opened.append(node)
+    wanted = 2
+
+    client = socket.socket()
+    for port in range(20_000 + 2 * wanted, 30_000, 8):
+        try:
+            client.bind(("127.0.0.1", port))
+            break
+        except OSError:
+            continue
+    with client:
+        client.connect(("127.0.0.1", node.ports.shared))
+        shard, connection = accept_from(node.shared)
+        connection.close()
+
+    assert wanted == shard
+
+
+def test_pitfall_51_steering_stays_right_when_an_accepting_child_dies_and_another_takes_its_place(
+    opened: list[NodeSockets],
+) -> None:
+    """The supervisor keeps the sockets, so their order in the kernel outlives every child; waiting
+    connections too.
+    """
+    node = open_kept_sockets("127.0.0.1", 3, None)
+    opened.append(node)
+
+    for _ in range(5):
+        pid = os.fork()
+        if pid == 0:  # a shard: has its part only, accepts one connection, and waits to be killed
+            node.close_all_but(node.for_child(0))
+            select.select([node.shared[0]], [], [])
+            node.shared[0].accept()
+            signal.pause()
+        served = {0: 0, 1: 0, 2: 0}
+        clients = [connect("127.0.0.1", node.ports.shared) for _ in range(20)]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for _ in range(20):
+            client = connect("127.0.0.1", node.ports.shared)
+            expected = (client.getsockname()[1] >> 1) % 3
+            clients.append(client)
+            served[expected] += 1
+        for number, listener in enumerate(node.shared):
+            while select.select([listener], [], [], 0)[0]:
+                connection, address = listener.accept()
+                assert (address[1] >> 1) % 3 == number
+                connection.close()
+        for client in clients:
+            client.close()
+
+
+def test_fixed_ports_follow_the_published_plan() -> None:
+    """Shared, shards' own, peers by role, gossip: all found from one number."""
+    expected = Ports(shared=7070, own=(7071, 7072), peers=(7170, 7171, 7172), gossip=7170)
+
+    assert expected == plan_ports(7070, 2, None)
+    assert expected == plan_ports(7070, 2, Ports(shared=1, own=(2,), peers=(3, 4), gossip=5))
+
+
+def test_ports_chosen_by_the_system_are_the_same_at_the_next_start() -> None:
+    """Port 0 with kept ports binds these; with more shards it keeps those it has."""
+    first = open_kept_sockets("127.0.0.1", 2, None)
+    kept = first.ports
+    first.close()
+
+    second = open_kept_sockets("127.0.0.1", 2, kept)
+    assert kept == second.ports
+    second.close()
+
+    third = open_kept_sockets("127.0.0.1", 3, kept)
+    assert (kept.shared, *kept.own) == (third.ports.shared, *third.ports.own[:2])
+    third.close()
+
+
+def test_a_kept_port_that_was_taken_meanwhile_is_replaced(opened: list[NodeSockets]) -> None:
+    """Any outgoing connection may take a port the system once chose: the node must still start."""
+    first = open_kept_sockets("127.0.0.1", 1, None)
+    kept = first.ports
+    first.close()
+
+    with socket.create_server(("127.0.0.1", kept.own[0])):
+        second = open_kept_sockets("127.0.0.1", 1, kept)
+        opened.append(second)
+        assert kept.own != second.ports.own
+
+
+def test_two_nodes_on_the_same_port_are_an_error_that_names_the_port(opened: list[NodeSockets]) -> None:
+    """SO_REUSEPORT alone would let the second one steal half of the first one's clients in silence."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    if port > 65_000:
+        port -= 1000
+    opened.append(open_sockets("127.0.0.1", plan_ports(port, 2, None)))
+
+    with pytest.raises(OSError, match=f"port {port + 1}"):
+        open_sockets("127.0.0.1", plan_ports(port, 2, None))
+
+
+def test_each_child_gets_its_own_sockets_and_no_others(opened: list[NodeSockets]) -> None:
+    """The controller has gossip and no HTTP; a shard has its two HTTP sockets."""
+    node = open_kept_sockets("127.0.0.1", 2, None)
+    opened.append(node)
+
+    controller, shard = node.for_child(CONTROLLER), node.for_child(1)
+
+    assert (None, None, node.peers[0], node.gossip) == (
+        controller.http_shared,
+        controller.http_own,
+        controller.peer,
+        controller.gossip,
+    )
+    assert (node.shared[1], node.own[1], node.peers[2], None) == (
+        shard.http_shared,
+        shard.http_own,
+        shard.peer,
+        shard.gossip,
+    )
