@@ -1,0 +1,111 @@
+"""Who belongs to a group, and how that may change.
+
+A configuration takes effect when its entry is *appended* and goes away when that entry is truncated, so the
+current one is a function of the log. `History` is that function's memory: a stack of the configurations in
+the log, which truncation pops. Changes are one at a time: consecutive voter sets differ by one replica at
+most, so any two of their majorities share a voter (thesis 4.1) and no joint phase is needed. When a change
+may be *proposed* depends on the leader's log and is decided in `raft.leadership`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class ConfigurationRefused(Exception):
+    """This configuration change can't be proposed now, or at all; `.reason` is a word for programs."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class Configuration(msgspec.Struct, frozen=True, array_like=True):
+    """The replica ids that vote and count (`voters`), and those that only follow (`learners`)."""
+
+    voters: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+
+    def members(self) -> tuple[int, ...]:
+        """Voters first, then learners."""
+        return self.voters + self.learners
+
+    def with_learner(self, replica_id: int) -> Configuration:
+        """The configuration after adding `replica_id` as a learner."""
+        if replica_id in self.members():
+            raise ConfigurationRefused("already_member", f"replica {replica_id} is in {self}")
+        return Configuration(self.voters, (*self.learners, replica_id))
+
+    def promoted(self, replica_id: int) -> Configuration:
+        """The configuration after making the learner `replica_id` a voter."""
+        if replica_id not in self.learners:
+            raise ConfigurationRefused("not_a_learner", f"replica {replica_id} is no learner of {self}")
+        return Configuration((*self.voters, replica_id), _without(self.learners, replica_id))
+
+    def without(self, replica_id: int) -> Configuration:
+        """The configuration after removing `replica_id`, be it voter or learner."""
+        if replica_id not in self.members():
+            raise ConfigurationRefused("not_a_member", f"replica {replica_id} is not in {self}")
+        return Configuration(_without(self.voters, replica_id), _without(self.learners, replica_id))
+
+
+def _without(members: tuple[int, ...], replica_id: int) -> tuple[int, ...]:
+    return tuple(member for member in members if member != replica_id)
+
+
+def check_step(old: Configuration, new: Configuration) -> None:
+    """Raise `ConfigurationRefused` unless `new` is one allowed step away from `old`.
+
+    The steps: add a learner, promote a learner, remove a voter or learner. A voter is never added directly,
+    as it would count before it holds anything, and never demoted, as removing and adding says the same.
+    """
+    members = new.members()
+    if not new.voters:
+        raise ConfigurationRefused("no_voters", f"{new} has no voter")
+    if len(set(members)) != len(members) or 0 in members:
+        raise ConfigurationRefused("malformed", f"{new} names a replica twice, or replica 0")
+    added = set(members) - set(old.members())
+    removed = set(old.members()) - set(members)
+    promoted = set(old.learners) & set(new.voters)
+    demoted = set(old.voters) & set(new.learners)
+    if len(added) + len(removed) + len(promoted) != 1 or demoted:
+        raise ConfigurationRefused("not_one_step", f"{old} to {new} is not one step")
+    if added & set(new.voters):
+        raise ConfigurationRefused("not_a_learner", f"replica {added.pop()} must join as a learner first")
+
+
+class History:
+    """The configurations of one log, oldest first; the first may stand for all that came before it."""
+
+    __slots__ = ("_stack", "current", "index")
+
+    def __init__(self, initial: Configuration, found: Iterable[tuple[int, Configuration]] = ()) -> None:
+        """`found` are the (index, configuration) pairs in the log, ascending."""
+        self._stack: list[tuple[int, Configuration]] = [(0, initial)]
+        for index, configuration in found:
+            self._push(index, configuration)
+        self.index, self.current = self._stack[-1]
+
+    def appended(self, index: int, configuration: Configuration) -> None:
+        """The log now holds `configuration` at `index`; it is in force from here on."""
+        self._push(index, configuration)
+        self.index, self.current = index, configuration
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: what was in force before them is in force again."""
+        while self._stack[-1][0] >= index:
+            self._stack.pop()
+            assert self._stack, f"truncation at {index} went below the first configuration"
+        self.index, self.current = self._stack[-1]
+
+    def committed(self, index: int) -> None:
+        """Forget what can never come back: all but the newest configuration at or below `index`."""
+        if len(self._stack) > 1:
+            while len(self._stack) > 1 and self._stack[1][0] <= index:
+                del self._stack[0]
+
+    def _push(self, index: int, configuration: Configuration) -> None:
+        assert index > self._stack[-1][0], f"configuration at {index} after one at {self._stack[-1][0]}"
+        self._stack.append((index, configuration))

@@ -1,0 +1,353 @@
+"""The leader's side of one term: commitment, confirmation rounds, configuration changes, hand-over.
+
+The object is made when an election is won and dropped when leadership ends, and with it everything that is
+only true of a leader in that term. It decides what is sent to whom and what is committed; it knows neither
+votes nor how it came to lead. `flush` is called once per Ready, so that many proposals of one turn leave in
+few appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raft.configuration import ConfigurationRefused, check_step
+from raft.effects import Effects, Identity
+from raft.log import RaftLog
+from raft.messages import AppendAnswer, HeartbeatAnswer, TimeoutNow
+from raft.progress import Flow, Progress
+from raft.quorum import agreed_value, majority
+from raft.reads import ReadQueue
+from raft.sender import Sender
+from raft.values import Entry, Settings
+
+
+class Leadership:
+    """One leader in one term. `finished` says that it must step down after the next flush."""
+
+    __slots__ = (
+        "_committed_at_tick",
+        "_effects",
+        "_heartbeat_deadline_ms",
+        "_incarnation_of",
+        "_log",
+        "_others",
+        "_quorum_deadline_ms",
+        "_round",
+        "_sender",
+        "_settings",
+        "_tick_round",
+        "_transfer_deadline_ms",
+        "_voters",
+        "finished",
+        "held",
+        "own",
+        "progress",
+        "reads",
+        "term",
+        "term_start",
+        "transfer_target",
+    )
+
+    def __init__(
+        self,
+        identity: Identity,
+        log: RaftLog,
+        effects: Effects,
+        settings: Settings,
+        *,
+        term: int,
+        incarnations: Mapping[int, int],
+        held: bool,
+        now_ms: int,
+    ) -> None:
+        """`held`: nothing leaves before our own disk has caught up; nobody else vouches for this term."""
+        self._sender = Sender(identity, log, effects, settings, term=term)
+        self._log = log
+        self._effects = effects
+        self._settings = settings
+        self._incarnation_of = incarnations
+        self.term = term
+        self.term_start = log.last_index + 1
+        self.held = held
+        self.finished = False
+        self.progress: dict[int, Progress] = {}
+        self.own = self._new_progress(identity.replica_id)
+        self.own.match_index = log.durable_index
+        self._others: list[Progress] = []
+        self._voters: list[Progress] = []
+        self.reads = ReadQueue()
+        self._round = 0
+        self._tick_round = 0
+        self._committed_at_tick = log.committed_index
+        self._heartbeat_deadline_ms = now_ms
+        self._quorum_deadline_ms = now_ms + settings.election_timeout_ms
+        self.transfer_target = 0
+        self._transfer_deadline_ms = 0
+        self._adopt_configuration()
+
+    # Time
+
+    def deadline_ms(self) -> int:
+        """The next instant at which `expire` has something to do."""
+        deadline_ms = min(self._heartbeat_deadline_ms, self._quorum_deadline_ms)
+        return min(deadline_ms, self._transfer_deadline_ms) if self.transfer_target else deadline_ms
+
+    def expire(self, *, now_ms: int) -> bool:
+        """Do what is due; False if a majority was not heard from for an election timeout (check-quorum)."""
+        if now_ms >= self._quorum_deadline_ms:
+            self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
+            if not self._quorum_is_active():
+                return False
+        if self.transfer_target and now_ms >= self._transfer_deadline_ms:
+            self.transfer_target = 0
+        if now_ms >= self._heartbeat_deadline_ms:
+            self._heartbeat_deadline_ms = now_ms + self._settings.heartbeat_ms
+            self._tick_round = self._begin_round()
+            self._committed_at_tick = self._log.committed_index
+        return True
+
+    def postpone(self, *, by_ms: int) -> None:
+        """Give the others more time to be heard: what they sent lies unread in our sockets."""
+        self._quorum_deadline_ms += by_ms
+
+    def _quorum_is_active(self) -> bool:
+        heard = 0
+        for progress in self._voters:
+            heard += progress.active or progress is self.own
+        for progress in self._others:
+            if not progress.active and progress.flow is Flow.REPLICATE:
+                # Nothing was heard for long: stop filling its window, and ask where it stands when it speaks.
+                progress.probe(progress.match_index + 1)
+                progress.probe_sent = True
+            progress.active = False
+        return heard >= majority(len(self._voters))
+
+    # Log
+
+    def propose(self, entries: Sequence[Entry]) -> None:
+        """Append `entries`, stamped with this term, to our own log; `flush` sends them."""
+        assert entries[0].term == self.term == entries[-1].term, (
+            f"proposal of terms {entries[0].term}..{entries[-1].term} in term {self.term}"
+        )
+        self._log.append(entries)
+
+    def propose_configuration(self, entry: Entry) -> None:
+        """Append an entry that changes the configuration by one step. Raises `ConfigurationRefused`."""
+        log = self._log
+        current = log.configurations.current
+        new = entry.configuration
+        assert new is not None, f"entry {entry.index} carries no configuration"
+        if log.committed_index < self.term_start:
+            # Without this, two leaders could each change the same old configuration and get disjoint
+            # majorities (Ongaro, raft-dev 2015-07-10; pitfall 6).
+            raise ConfigurationRefused("no_commit_in_term", f"term {self.term} has committed nothing yet")
+        if log.configurations.index > log.committed_index:
+            raise ConfigurationRefused(
+                "change_pending", f"the change at {log.configurations.index} is not committed yet"
+            )
+        check_step(current, new)
+        for replica_id in new.voters:
+            if replica_id in current.learners:
+                match_index = self.progress[replica_id].match_index
+                if match_index < self._committed_at_tick:
+                    raise ConfigurationRefused(
+                        "not_caught_up",
+                        f"replica {replica_id} holds {match_index} of {self._committed_at_tick}",
+                    )
+        self.propose([entry])
+        self._adopt_configuration()
+
+    def persisted(self, term: int) -> None:
+        """Our own disk holds the log up to `durable_index`, of `term`: count ourselves up to there."""
+        if term == self.term:
+            # The term and our vote in it were recorded before its first entry, so they are durable too.
+            self.held = False
+        if self.own.matched(self._log.durable_index):
+            self._advance_commit()
+
+    def _advance_commit(self) -> None:
+        index = agreed_value([progress.match_index for progress in self._voters])
+        log = self._log
+        # Only entries of our own term are committed by counting; older ones with them (section 5.4.2).
+        if index > log.committed_index and index >= self.term_start:
+            log.commit(index)
+            if (
+                log.configurations.index <= index
+                and self.own.replica_id not in log.configurations.current.voters
+            ):
+                self.finished = True
+
+    def _adopt_configuration(self) -> None:
+        configuration = self._log.configurations.current
+        own_id = self.own.replica_id
+        old = self.progress
+        self.progress = {
+            replica_id: self.own
+            if replica_id == own_id
+            else old.get(replica_id) or self._new_progress(replica_id)
+            for replica_id in configuration.members()
+        }
+        self._others = [progress for progress in self.progress.values() if progress is not self.own]
+        self._voters = [self.progress[replica_id] for replica_id in configuration.voters]
+        if self.transfer_target not in configuration.voters:
+            self.transfer_target = 0
+
+    def _new_progress(self, replica_id: int) -> Progress:
+        return Progress(
+            replica_id,
+            next_index=self._log.last_index + 1,
+            incarnation=self._incarnation_of.get(replica_id, 0),
+            goal=max(self._log.committed_index, self.term_start),
+        )
+
+    # Answers
+
+    def reincarnated(self, replica_id: int) -> None:
+        """A replica came back as a new incarnation: nothing that it acknowledged counts any more."""
+        progress = self.progress.get(replica_id)
+        if progress is not None and progress is not self.own:
+            progress.reset(
+                incarnation=self._incarnation_of[replica_id],
+                goal=max(self._log.committed_index, self.term_start),
+                next_index=self._log.last_index + 1,
+            )
+
+    def append_answer(self, message: AppendAnswer) -> bool:
+        """A follower says how far it holds our log, or what did not fit; False if that can't be."""
+        progress = self.progress.get(message.sender)
+        if progress is None:
+            return True
+        match_index = message.match_index
+        if match_index > self._log.last_index:
+            return False
+        progress.active = True
+        if message.rejected:
+            self._rejected(progress, message)
+            return True
+        is_news = progress.matched(match_index)
+        if match_index == progress.match_index and (
+            progress.flow is Flow.PROBE
+            or (progress.flow is Flow.CATCH_UP and match_index + 1 >= self._log.first_index)
+        ):
+            progress.replicate()
+        if is_news:
+            if match_index > self._log.committed_index:
+                self._advance_commit()
+            if progress.replica_id == self.transfer_target:
+                self._hand_over()
+        return True
+
+    def _rejected(self, progress: Progress, message: AppendAnswer) -> None:
+        prev_index = message.prev_index
+        if prev_index <= progress.match_index:
+            return  # An old refusal, overtaken by an acknowledgement.
+        if progress.flow is not Flow.REPLICATE and prev_index != progress.next_index - 1:
+            return  # The refusal of an earlier probe.
+        hint_index = message.hint_index
+        if message.hint_term:
+            # Section 5.3: skip all our entries of terms later than the follower's conflicting one.
+            hint_index = self._log.last_at_or_below_term(hint_index, message.hint_term)
+        progress.probe(max(min(prev_index, hint_index + 1), progress.match_index + 1))
+
+    def heartbeat_answer(self, message: HeartbeatAnswer) -> bool:
+        """A follower knew no later term when that round reached it; False if there was no such round."""
+        progress = self.progress.get(message.sender)
+        if progress is None:
+            return True
+        if message.round > self._round:
+            return False
+        progress.active = True
+        if message.round > progress.acked_round:
+            progress.acked_round = message.round
+            if message.round == self._tick_round:
+                self._unstick(progress)
+        self._confirm_reads()
+        return True
+
+    def _unstick(self, progress: Progress) -> None:
+        """Once per heartbeat: if messages to this replica or from it were lost, find out where it stands."""
+        if progress.flow is Flow.PROBE:
+            progress.probe_sent = False
+        elif progress.flow is Flow.CATCH_UP:
+            # Perhaps it has been caught up meanwhile. Ask without entries: the first that we could send
+            # follow.
+            self._sender.probe(progress, self._log.first_index - 1)
+        elif progress.next_index - 1 > progress.match_index:
+            if progress.match_index == progress.match_at_tick:
+                # Nothing was acknowledged since the last heartbeat. An empty append behind all that was sent
+                # is acknowledged if it came (then only the answer was lost) and refused with a hint if it did
+                # not.
+                self._sender.probe(progress, progress.next_index - 1)
+            progress.match_at_tick = progress.match_index
+
+    def unreachable(self, replica_id: int) -> None:
+        """News: what was under way to this replica is probably lost."""
+        progress = self.progress.get(replica_id)
+        if progress is not None and progress.flow is Flow.REPLICATE and progress is not self.own:
+            progress.probe(progress.match_index + 1)
+            progress.probe_sent = True
+
+    # Reads
+
+    def _begin_round(self) -> int:
+        """Ask everybody whether they know a later term; answers all reads that wait. Returns its number."""
+        self._round = self.own.acked_round = round_ = self._round + 1
+        # Before our term has committed anything we don't know the commit index (thesis 6.4; pitfall 14).
+        if self._log.committed_index >= self.term_start:
+            self.reads.begin(round_, committed_index=self._log.committed_index)
+        if not self.held:
+            for progress in self._others:
+                self._sender.heartbeat(progress, round_)
+        self._confirm_reads()
+        return round_
+
+    def _confirm_reads(self) -> None:
+        if self.reads.in_flight:
+            confirmed = agreed_value([progress.acked_round for progress in self._voters])
+            self._effects.reads.extend(self.reads.confirmed(confirmed))
+
+    # Hand-over
+
+    def transfer(self, replica_id: int, *, now_ms: int) -> bool:
+        """Stop taking proposals and let `replica_id` lead as soon as it holds all; False if it can't."""
+        if replica_id == self.own.replica_id or replica_id not in self._log.configurations.current.voters:
+            return False
+        self.transfer_target = replica_id
+        self._transfer_deadline_ms = now_ms + self._settings.election_timeout_ms
+        self._hand_over()
+        return True
+
+    def _hand_over(self) -> None:
+        if self.progress[self.transfer_target].match_index == self._log.last_index:
+            self._effects.messages.append(TimeoutNow(*self._sender.head_to(self.transfer_target)))
+
+    def resign(self) -> None:
+        """Leaving by a committed removal: let the most complete voter stand at once."""
+        best = max(self._voters, key=lambda progress: progress.match_index)
+        self._effects.messages.append(TimeoutNow(*self._sender.head_to(best.replica_id)))
+
+    # Sending
+
+    def flush(self) -> None:
+        """Send every replica what it lacks and may be sent, and the commit index to those not told it."""
+        if self.reads.waiting and not self.reads.in_flight and self._log.committed_index >= self.term_start:
+            self._begin_round()
+        if self.held:
+            return
+        log = self._log
+        last, committed = log.last_index, log.committed_index
+        window_bytes = self._settings.max_inflight_bytes
+        for progress in self._others:
+            flow = progress.flow
+            if flow is Flow.REPLICATE:
+                while (
+                    progress.flow is Flow.REPLICATE
+                    and progress.next_index <= last
+                    and progress.inflight_bytes < window_bytes
+                ):
+                    self._sender.entries(progress, last)
+            elif flow is Flow.PROBE and not progress.probe_sent:
+                self._sender.entries(progress, last)
+            if progress.sent_commit < committed and progress.active:
+                # Nothing else goes to this follower now, and its readers wait for this commit.
+                self._sender.heartbeat(progress, 0)

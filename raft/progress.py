@@ -1,0 +1,122 @@
+"""What a leader knows about one replica, and how much it may send to it.
+
+A replica is *probed* until it is known where its log meets the leader's: one append, then silence until an
+answer or a heartbeat. Then it is *replicated* to: appends go out one after another without waiting, up to a
+window of bytes. A replica whose next entry is no longer in the leader's log is *caught up* by other means.
+These objects live as long as one leader's term; they decide nothing about commitment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+
+class Flow(Enum):
+    """How a replica is being sent to."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    CATCH_UP = "catch-up"
+
+
+class Progress:
+    """One replica as seen by a leader, itself among them; what is up to `match_index` is durable there."""
+
+    __slots__ = (
+        "acked_round",
+        "active",
+        "flow",
+        "goal",
+        "incarnation",
+        "inflight",
+        "inflight_bytes",
+        "match_at_tick",
+        "match_index",
+        "next_index",
+        "probe_sent",
+        "replica_id",
+        "sent_commit",
+    )
+
+    def __init__(self, replica_id: int, *, next_index: int, incarnation: int, goal: int) -> None:
+        self.replica_id = replica_id
+        self.match_index = 0
+        self.next_index = next_index
+        self.flow = Flow.PROBE
+        self.probe_sent = False
+        # (last index, bytes) of each append that is under way, in the order sent.
+        self.inflight: deque[tuple[int, int]] = deque()
+        self.inflight_bytes = 0
+        # Heard from since the last check of the quorum.
+        self.active = False
+        # The highest commit index that was sent, and the highest confirmation round that was answered.
+        self.sent_commit = 0
+        self.acked_round = 0
+        self.match_at_tick = 0
+        self.incarnation = incarnation
+        self.goal = goal
+
+    @property
+    def needs_catch_up(self) -> bool:
+        """Whether the entries it needs are gone from the leader's log."""
+        return self.flow is Flow.CATCH_UP
+
+    def probe(self, next_index: int) -> None:
+        """Find out again where the logs meet, from `next_index` on."""
+        assert next_index > self.match_index, f"probe at {next_index}, matched {self.match_index}"
+        self.flow = Flow.PROBE
+        self.next_index = next_index
+        self.probe_sent = False
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def replicate(self) -> None:
+        """The logs meet at `match_index`: send what follows without waiting."""
+        self.flow = Flow.REPLICATE
+        self.next_index = self.match_index + 1
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def catch_up(self) -> None:
+        """Stop sending: what it needs is no longer in the log."""
+        self.flow = Flow.CATCH_UP
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def sent(self, last_index: int, size_bytes: int) -> None:
+        """Entries up to `last_index` have left."""
+        if self.flow is Flow.REPLICATE:
+            self.next_index = last_index + 1
+            self.inflight.append((last_index, size_bytes))
+            self.inflight_bytes += size_bytes
+        else:
+            self.probe_sent = True
+
+    def matched(self, index: int) -> bool:
+        """The replica holds the leader's log up to `index`; True if that is news."""
+        if index <= self.match_index:
+            return False
+        self.match_index = index
+        if self.next_index <= index:
+            self.next_index = index + 1
+        inflight = self.inflight
+        while inflight and inflight[0][0] <= index:
+            self.inflight_bytes -= inflight.popleft()[1]
+        return True
+
+    def reset(self, *, incarnation: int, goal: int, next_index: int) -> None:
+        """The replica came back as a new incarnation: what it once acknowledged, it may have lost."""
+        self.incarnation = incarnation
+        self.goal = goal
+        self.match_index = 0
+        self.match_at_tick = 0
+        self.acked_round = 0
+        self.sent_commit = 0
+        self.probe(next_index)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Progress {self.replica_id} {self.flow.value} match={self.match_index} next={self.next_index} "
+            f"inflight={len(self.inflight)}/{self.inflight_bytes}B>"
+        )

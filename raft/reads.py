@@ -1,0 +1,47 @@
+"""Linearizable reads without leases: which waiting reads does a confirmation round answer?
+
+A leader may say "this is the end of the log" only if a majority confirms, *after the question came*, that it
+still knows no later term (thesis 6.4). Rounds are numbered; one round answers for all that waited when it
+began. This queue only does the bookkeeping; rounds are begun and counted in `raft.leadership`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class ReadQueue:
+    """Reads that wait for a round to begin, and reads that wait for their round to be confirmed."""
+
+    __slots__ = ("_asked", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        # (round, commit index when it began, contexts), in the order of rounds.
+        self._asked: deque[tuple[int, int, list[int]]] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a round has begun that somebody waits for."""
+        return bool(self._asked)
+
+    def begin(self, round_: int, *, committed_index: int) -> None:
+        """Round `round_` begins now, after all that wait have asked, and will answer them with this index."""
+        if self.waiting:
+            self._asked.append((round_, committed_index, self.waiting))
+            self.waiting = []
+
+    def confirmed(self, round_: int) -> list[tuple[int, int]]:
+        """Rounds up to `round_` are confirmed: the (context, index) of every read that they answer."""
+        answers: list[tuple[int, int]] = []
+        while self._asked and self._asked[0][0] <= round_:
+            _, index, contexts = self._asked.popleft()
+            answers.extend((context, index) for context in contexts)
+        return answers
+
+    def abandon(self) -> list[int]:
+        """Give up all reads, for example because leadership is lost; returns their contexts."""
+        contexts = [context for _, _, asked in self._asked for context in asked] + self.waiting
+        self._asked.clear()
+        self.waiting = []
+        return contexts

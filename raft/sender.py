@@ -1,0 +1,102 @@
+"""How a leader speaks: appends cut to size, probes, heartbeats.
+
+Only the making of messages and the bookkeeping of what was sent; to whom something is sent, and when, is
+decided in `raft.leadership`. An append is described here by its indexes: the driver reads the frames from the
+log.
+"""
+
+from __future__ import annotations
+
+from raft.effects import Effects, Identity
+from raft.log import RaftLog
+from raft.messages import Append, Heartbeat
+from raft.progress import Flow, Progress
+from raft.values import SendAppend, Settings
+
+
+class Sender:
+    """Speaks for one leader in one term."""
+
+    __slots__ = ("_effects", "_identity", "_log", "_max_append_bytes", "_term")
+
+    def __init__(
+        self, identity: Identity, log: RaftLog, effects: Effects, settings: Settings, *, term: int
+    ) -> None:
+        self._identity = identity
+        self._log = log
+        self._effects = effects
+        self._max_append_bytes = settings.max_append_bytes
+        self._term = term
+
+    def entries(self, progress: Progress, last: int) -> None:
+        """Send one append with the next entries, up to `last` and to the size of an append; at least one.
+
+        With nothing left to send it is an empty one, as a probe is.
+        """
+        log = self._log
+        first = progress.next_index
+        if first > last:
+            self._append(progress, first - 1, 0, 0)
+            return
+        if first < log.first_index:
+            progress.catch_up()
+            return
+        size = log.size
+        limit_bytes = self._max_append_bytes
+        end, size_bytes = first, size(first)
+        while end < last:
+            more = size_bytes + size(end + 1)
+            if more > limit_bytes:
+                break
+            size_bytes = more
+            end += 1
+        self._append(progress, first - 1, end - first + 1, size_bytes)
+
+    def probe(self, progress: Progress, prev_index: int) -> None:
+        """Ask whether the replica holds our entry `prev_index`, without sending anything new."""
+        self._append(progress, prev_index, 0, 0)
+
+    def _append(self, progress: Progress, prev_index: int, count: int, size_bytes: int) -> None:
+        prev_term = self._log.term(prev_index)
+        if prev_term is None:
+            progress.catch_up()
+            return
+        commit = self._log.committed_index
+        identity = self._identity
+        message = Append(
+            identity.cluster,
+            identity.group,
+            identity.replica_id,
+            progress.replica_id,
+            identity.incarnation,
+            self._term,
+            prev_index,
+            prev_term,
+            commit,
+            count,
+            progress.goal,
+            progress.incarnation,
+        )
+        self._effects.appends.append(SendAppend(message, prev_index + 1, prev_index + count))
+        progress.sent_commit = commit
+        if count or progress.flow is Flow.PROBE:
+            progress.sent(prev_index + count, size_bytes)
+
+    def heartbeat(self, progress: Progress, round_: int) -> None:
+        """Send a sign of life that wants an answer; with round 0 a commit notice, which wants none."""
+        commit = progress.sent_commit = self._log.committed_index
+        self._effects.messages.append(
+            Heartbeat(*self.head_to(progress.replica_id), commit, round_, progress.goal, progress.incarnation)
+        )
+
+    def head_to(self, receiver: int) -> tuple[bytes, bytes, int, int, int, int]:
+        """What stands first in every message from this leader to `receiver`."""
+        identity = self._identity
+        return (
+            identity.cluster,
+            identity.group,
+            identity.replica_id,
+            receiver,
+            identity.incarnation,
+            self._term,
+        )

@@ -1,0 +1,138 @@
+"""The values that pass between the core and its driver: entries, places, settings, and `Ready`.
+
+Apart from `raft.core` so that a driver, a log adapter and the tests can name them without the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+
+from raft.configuration import Configuration
+from raft.messages import AnyMessage, Append
+
+
+class Role(Enum):
+    """What a replica is doing. A learner is a follower that is no voter."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One place of the log. `data` is the frame, whose meaning the core never looks at; `size` its bytes."""
+
+    index: int
+    term: int
+    data: Any
+    size: int
+    configuration: Configuration | None = None
+
+
+class HardState(msgspec.Struct, frozen=True):
+    """What must survive a crash besides the log; `vote` is 0 for none in this term."""
+
+    term: int = 0
+    vote: int = 0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the leader's next entry goes: what a frame is stamped with."""
+
+    index: int
+    term: int
+    prev_term: int
+    committed_index: int
+
+
+class LogView(Protocol):
+    """The in-memory state of the replica's log, as its driver keeps it; always current between two inputs.
+
+    `term(first_index - 1)` is known (0 for a log that starts at 1); below that and above `last_index` it is
+    None.
+    """
+
+    @property
+    def first_index(self) -> int: ...
+    @property
+    def last_index(self) -> int: ...
+    @property
+    def last_term(self) -> int: ...
+    def term(self, index: int, /) -> int | None: ...
+    def size(self, index: int, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Election timeouts are drawn from `election_timeout_ms` to twice that."""
+
+    election_timeout_ms: int = 1500
+    heartbeat_ms: int = 200
+    max_append_bytes: int = 1 << 20
+    max_inflight_bytes: int = 8 << 20
+
+
+class NotLeader(Exception):
+    """Only a leader can do this, and one that is not handing over; `.leader_id` is a hint, 0 if unknown."""
+
+    def __init__(self, leader_id: int) -> None:
+        super().__init__(f"not the leader; the leader may be replica {leader_id}")
+        self.leader_id = leader_id
+
+
+Trace = Callable[[str, Mapping[str, object]], None]
+MakeNoop = Callable[[Place], Entry]
+
+
+class SendAppend(msgspec.Struct, frozen=True):
+    """Send `message` with the frames of entries `first_index` to `last_index`; none if first > last.
+
+    If the driver can't read those frames any more it drops the message: the core takes every message as one
+    that may be lost.
+    """
+
+    message: Append
+    first_index: int
+    last_index: int
+
+
+class Became(msgspec.Struct, frozen=True):
+    """Role, term or leader have changed to this; `leader_id` is 0 if unknown."""
+
+    role: Role
+    term: int
+    leader_id: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What the driver has to do after an input, in this order.
+
+    1. Cut entry `truncate_from` and all behind it, append `entries`, and record `hard_state`: in memory at
+       once, before the next input; on disk with the next sync.
+    2. Send `messages` and `appends`, at any time from now on. They promise nothing about our disk.
+    3. Send `messages_after_sync` when a sync that covers step 1 of this Ready *and of all before it* is done,
+       also when this one has nothing to write: they promise what an earlier one may have written.
+    4. When that sync is done, call `persisted` with the last entry of step 1, if there is any.
+
+    `committed_index` is the new one. `reads` are (context, index): whatever is committed up to that index was
+    the whole truth at some instant after the request. `reads_failed` are contexts to be asked again
+    elsewhere.
+    """
+
+    hard_state: HardState | None = None
+    truncate_from: int | None = None
+    entries: Sequence[Entry] = ()
+    messages: Sequence[AnyMessage] = ()
+    messages_after_sync: Sequence[AnyMessage] = ()
+    appends: Sequence[SendAppend] = ()
+    reads: Sequence[tuple[int, int]] = ()
+    reads_failed: Sequence[int] = ()
+    committed_index: int | None = None
+    became: Became | None = None
+    configuration: Configuration | None = None
