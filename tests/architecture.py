@@ -149,6 +149,8 @@ def imports(module: Module, known: dict[str, Module]) -> Iterator[tuple[int, str
                     source = ".".join([*base, source] if source else base)
                 assert source is not None, f"{module.name}:{node.lineno}: an import without a module"
                 for alias in names:
+                    if alias.name == "__version__":
+                        continue  # a fact about the distribution; who names it depends on nothing
                     inner = f"{source}.{alias.name}"
                     yield node.lineno, inner if inner in known or layer_of(inner) == inner else source
             case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):

@@ -1,0 +1,228 @@
+"""What every test gets without asking: a marker and a time limit from its folder, uvloop, and a clean end.
+
+`tests/README.md` says where a test goes. The looking itself is in `tests/guards.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import uvloop
+
+from tests import guards
+from tests.nets import ClusterNet, claim_net
+
+TESTS = Path(__file__).parent
+
+# Folder: marker and limit in seconds, four times what its slowest test normally takes.
+STAGES = {"cluster": 180, "docs": 180, "spark": 240}
+UNIT_LIMIT_S = 60
+
+# Folders and files whose tests are computation alone.
+PURE = (
+    "raft/",
+    "router/",
+    "test_batch",
+    "test_route",
+    "test_arrow",
+    "test_frame",
+    "test_columns",
+    "test_flat",
+)
+
+hypothesis.settings.register_profile(
+    "ci",
+    deadline=None,  # a shared core makes any deadline a coin toss; pytest-timeout has the last word
+    derandomize=True,
+    database=None,
+    print_blob=True,
+)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=2_000, print_blob=True)
+hypothesis.settings.load_profile("ci")
+
+run_key = pytest.StashKey[str]()
+data_key = pytest.StashKey[Path | None]()
+left_key = pytest.StashKey[list[str]]()
+skipped_key = pytest.StashKey[str]()
+
+
+# --- where a test lies says what it is --------------------------------------------------------------------
+
+
+def place(item: pytest.Item) -> str:
+    """The test's file below tests/, as "raft/test_core.py"."""
+    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else item.path.name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark by folder, set the stage's limit, and leave Spark out where it can't run."""
+    absent = why_no_spark() if any(place(item).startswith("spark/") for item in items) else None
+    if absent and "spark" in os.environ.get("REQUIRE", "").split(","):
+        raise pytest.UsageError(f"REQUIRE=spark, but {absent}")
+    for item in items:
+        folder = place(item).partition("/")[0]
+        stage = folder if folder in STAGES else "unit"
+        item.add_marker(stage)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(STAGES.get(stage, UNIT_LIMIT_S)))
+        if stage == "spark" and absent:
+            item.add_marker(pytest.mark.skip(reason=absent))
+            config.stash[skipped_key] = f"Spark's tests were skipped: {absent}"
+
+
+def why_no_spark() -> str | None:
+    """None where Spark can run, else what is missing and how to get it."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed (pip install 'laminar-mq[spark]', or make test)"
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    wanted = "Spark needs Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless)"
+    if java is None:
+        return f"there is no Java; {wanted}"
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
+        version = told.split('"')[1].split(".")[0]
+    except (OSError, IndexError):
+        return f"{java} does not run; {wanted}"
+    return None if int(version.split("-")[0]) >= 17 else f"{java} is version {version}; {wanted}"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say last, below pytest's own last line, what could not run here."""
+    if config.stash.get(skipped_key, None) and not hasattr(config, "workerinput"):
+        print(config.stash[skipped_key])
+
+
+# --- nothing is left behind -------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Name this run. With xdist each worker is a run of its own, as its environment shows only its start."""
+    config.stash[run_key] = str(uuid.uuid4())
+    config.stash[data_key] = None
+    os.environ[guards.RUN_VARIABLE] = config.stash[run_key]
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    """After the last test no process, socket or file of ours is left, or the run fails."""
+    yield
+    config = session.config
+    said = config.stash.setdefault(left_key, [])
+    if config.getoption("numprocesses", None) is None or hasattr(config, "workerinput"):
+        guards.stop_spark()
+        leftovers = guards.await_processes_of(config.stash[run_key])
+        said += map(str, leftovers)
+        said += guards.own_open_things(config.stash[data_key])
+        guards.end(leftovers)
+    if hasattr(config, "workerinput"):
+        config.workeroutput["left"] = said  # type: ignore[attr-defined]  # xdist's; the controller reports it
+    elif said:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\n\nleft over after the last test:", *said, sep="\n  ")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Gather what a worker found when it ended."""
+    left = getattr(node, "workeroutput", {}).get("left", [])
+    node.config.stash.setdefault(left_key, []).extend(left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _data_of_the_run(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
+    """Note where `tmp_path` lies: no file below it may be open at the end."""
+    pytestconfig.stash[data_key] = tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(autouse=True)
+def _no_task_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """When a test and its fixtures are through, no task of its loop is pending: each is awaited or cancelled.
+
+    The runner is asked for here, so that it is set up before the test's own fixtures and closed after this.
+    """
+    marker = request.node.get_closest_marker("asyncio")
+    own_loop = marker is not None and marker.kwargs.get("loop_scope", "function") == "function"
+    if not own_loop or not inspect.iscoroutinefunction(getattr(request, "function", None)):
+        yield
+        return
+    runner: asyncio.Runner = request.getfixturevalue("_function_scoped_runner")
+    yield
+    if pending := runner.run(_pending_tasks()):
+        pytest.fail("tasks left pending:\n" + "\n".join(map(repr, pending)), pytrace=False)
+
+
+async def _pending_tasks() -> set[asyncio.Task[Any]]:
+    """Tasks beside this one that a second's patience does not end."""
+    loop = asyncio.get_running_loop()
+    patience = loop.time() + 1
+    while pending := asyncio.all_tasks() - {asyncio.current_task()}:
+        if loop.time() > patience:
+            return pending
+        await asyncio.wait(pending, timeout=0.05)
+    return set()
+
+
+@pytest.fixture(autouse=True)
+def _purity(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of a pure module may open no socket and no process."""
+    if not place(request.node).startswith(PURE):
+        yield
+        return
+    with guards.refuse_sockets_and_processes(request.node.nodeid):
+        yield
+
+
+# --- what tests ask for -----------------------------------------------------------------------------------
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop that production runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def cluster_net() -> Iterator[Callable[[], ClusterNet]]:
+    """Gives loopback nets, one per call, each this test's alone."""
+    held: list[ClusterNet] = []
+
+    def give() -> ClusterNet:
+        held.append(claim_net())
+        return held[-1]
+
+    yield give
+    for net in held:
+        net.close()
+
+
+@pytest.fixture
+def real_disk(tmp_path: Path) -> Path:
+    """A folder where `fdatasync` means something: on tmpfs a test of durability proves nothing, and fails."""
+    kind = guards.filesystem_of(tmp_path)
+    if kind in ("tmpfs", "ramfs"):
+        pytest.fail(f"{tmp_path} is on {kind}: give a folder on a disk by --basetemp", pytrace=False)
+    return tmp_path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A cluster test that fails keeps its data and logs, and says where."""
+    report = yield
+    data = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and data is not None and place(item).startswith(("cluster/", "docs/", "spark/")):
+        report.sections.append(("data, logs and history are kept in", str(data)))
+    return report

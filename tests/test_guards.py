@@ -1,0 +1,142 @@
+"""The guards of `tests/conftest.py` bite: each is shown a small run with one fault, and a run without any."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import guards
+from tests.nets import claim_net
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_pytest(folder: Path, source: str, *options: str, name: str = "test_it.py") -> tuple[int, str]:
+    """(exit status, output) of a run, under our conftest, of one test file."""
+    (folder / name).write_text(source)
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "-q"]
+        + ["--rootdir", str(folder), "--basetemp", str(folder / "tmp"), "-p", "no:cacheprovider"]
+        + [*options, str(folder / name)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
+    )
+    return answer.returncode, answer.stdout + answer.stderr
+
+
+TIDY = """
+import asyncio, subprocess
+from tests.conftest import cluster_net, real_disk
+
+async def test_a_task_and_a_process_that_end(tmp_path):
+    await asyncio.create_task(asyncio.sleep(0))
+    process = await asyncio.create_subprocess_exec("true")
+    assert await process.wait() == 0
+    (tmp_path / "x").write_text("x")
+"""
+
+LEAVES_A_GRANDCHILD = """
+import subprocess
+
+def test_starts_what_it_does_not_end():
+    subprocess.run(["sh", "-c", "setsid sleep 4321 & "], check=True)
+"""
+
+LEAVES_A_TASK = """
+import asyncio
+
+async def forgotten():
+    await asyncio.Event().wait()
+
+async def test_forgets_a_task():
+    test_forgets_a_task.kept = asyncio.create_task(forgotten())
+    await asyncio.sleep(0)
+"""
+
+LEAVES_A_FILE = """
+kept = []
+
+def test_forgets_a_file(tmp_path):
+    kept.append(open(tmp_path / "data", "wb"))
+"""
+
+OPENS_A_SOCKET = """
+import socket
+
+def test_opens_a_socket():
+    socket.socket().close()
+"""
+
+
+def test_a_tidy_run_passes(tmp_path: Path) -> None:
+    """The guards let an ordinary test be."""
+    status, output = run_pytest(tmp_path, TIDY)
+
+    assert status == 0, output
+    assert "1 passed" in output
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "xdist"])
+def test_a_process_left_over_is_named_ended_and_fails_the_run(tmp_path: Path, options: list[str]) -> None:
+    """A grandchild in a session of its own is found by its environment."""
+    status, output = run_pytest(tmp_path, LEAVES_A_GRANDCHILD, *options)
+
+    assert status != 0, output
+    assert "sleep 4321" in output
+    pid = int(output.split("left over after the last test:")[1].split("process ")[1].split()[0])
+    assert not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "said"),
+    [
+        (LEAVES_A_TASK, "test_it.py", "tasks left pending"),
+        (LEAVES_A_FILE, "test_it.py", "open file"),
+        (OPENS_A_SOCKET, "test_batch_it.py", "is a pure test, and may not open a socket"),
+    ],
+    ids=["task", "file", "socket"],
+)
+def test_other_faults_fail_the_run_and_are_named(tmp_path: Path, source: str, name: str, said: str) -> None:
+    """A pending task, an open file below the run's data, a socket in a test of a pure module."""
+    status, output = run_pytest(tmp_path, source, name=name)
+
+    assert status != 0, output
+    assert said in output
+
+
+def test_a_run_without_tests_is_not_a_pass(tmp_path: Path) -> None:
+    """pytest's own status for it, 5, reaches whoever called."""
+    status, _ = run_pytest(tmp_path, "")
+
+    assert status == 5
+
+
+def test_two_clusters_never_share_a_net() -> None:
+    """A net is held until it is closed, and each address in it is its own."""
+    first, second = claim_net(), claim_net()
+
+    assert first.number != second.number
+    assert first.hosts(3) == [f"127.77.{first.number}.{host}" for host in (1, 2, 3)]
+    first.close()
+    second.close()
+
+
+def test_tmpfs_is_told_from_a_disk() -> None:
+    """The mount that a path lies on is the longest one above it, the latest of equals."""
+    table = (
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        "2 1 0:5 / /mnt rw shared:1 - tmpfs tmpfs rw\n"
+        "3 1 0:6 / /mnt/data rw - xfs /dev/sdb rw\n"
+        "4 1 0:7 / /mnt/data rw - btrfs /dev/sdc rw\n"
+    )
+
+    assert guards.filesystem_of(Path("/mnt"), mounts=lambda: table) == "tmpfs"
+    assert guards.filesystem_of(Path("/mnt/data/x"), mounts=lambda: table) == "btrfs"
+    assert guards.filesystem_of(Path("/mnt/database"), mounts=lambda: table) == "tmpfs"
+    assert guards.filesystem_of(Path("/var"), mounts=lambda: table) == "ext4"
