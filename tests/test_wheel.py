@@ -1,7 +1,7 @@
 """The wheel is whole: built, installed elsewhere, and run there.
 
-Nothing is fetched: the build uses the hatchling that is here, and the new environment, which holds nothing but
-the wheel, finds the libraries in this one.
+Nothing is fetched: the build uses the hatchling that is here, and the new environment, which holds only the
+wheel, finds the libraries in this one.
 """
 
 from __future__ import annotations
