@@ -1,0 +1,120 @@
+"""Laminar: a replicated log and message queue.
+
+This module only knows where things are. Every name below is imported when it is
+first used, so that ``import laminar`` stays cheap and pulls in neither the server
+nor any optional library; `tests/client/test_import.py` holds it to that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from laminar import aio, testing
+    from laminar.client import errors
+    from laminar.client.codecs import Codec, json
+    from laminar.client.errors import (
+        AlreadyExists,
+        AuthError,
+        ConfigError,
+        Error,
+        Fenced,
+        NotFound,
+        OffsetExpired,
+        OutcomeUnknown,
+        Overloaded,
+        PreconditionFailed,
+        ProduceError,
+        TimedOut,
+        Unavailable,
+        Undelivered,
+    )
+    from laminar.client.records import PartitionInfo, ReadBatch, Receipt, Record, TopicInfo
+    from laminar.client.sync import Client, Delivery, Producer, Reader, Topic, connect
+
+# name -> (module, attribute); None as attribute: the module itself.
+_HOMES: dict[str, tuple[str, str | None]] = {
+    "aio": ("laminar.aio", None),
+    "testing": ("laminar.testing", None),
+    "errors": ("laminar.client.errors", None),
+    **{name: ("laminar.client.codecs", name) for name in ("Codec", "json")},
+    **{
+        name: ("laminar.client.errors", name)
+        for name in (
+            "AlreadyExists",
+            "AuthError",
+            "ConfigError",
+            "Error",
+            "Fenced",
+            "NotFound",
+            "OffsetExpired",
+            "OutcomeUnknown",
+            "Overloaded",
+            "PreconditionFailed",
+            "ProduceError",
+            "TimedOut",
+            "Unavailable",
+            "Undelivered",
+        )
+    },
+    **{
+        name: ("laminar.client.records", name)
+        for name in ("PartitionInfo", "ReadBatch", "Receipt", "Record", "TopicInfo")
+    },
+    **{
+        name: ("laminar.client.sync", name)
+        for name in ("Client", "Delivery", "Producer", "Reader", "Topic", "connect")
+    },
+}
+
+__all__ = [
+    "AlreadyExists",
+    "AuthError",
+    "Client",
+    "Codec",
+    "ConfigError",
+    "Delivery",
+    "Error",
+    "Fenced",
+    "NotFound",
+    "OffsetExpired",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PartitionInfo",
+    "PreconditionFailed",
+    "ProduceError",
+    "Producer",
+    "ReadBatch",
+    "Reader",
+    "Receipt",
+    "Record",
+    "TimedOut",
+    "Topic",
+    "TopicInfo",
+    "Unavailable",
+    "Undelivered",
+    "__version__",
+    "aio",
+    "connect",
+    "errors",
+    "json",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'laminar' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(home[0])
+    found = module if home[1] is None else getattr(module, home[1])
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))

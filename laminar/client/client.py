@@ -1,0 +1,174 @@
+"""The client on an event loop: what `laminar.aio.connect` returns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, overload
+from urllib.parse import quote
+
+import msgspec
+
+from laminar.client.codecs import Codec
+from laminar.client.configuration import Endpoints, resolve
+from laminar.client.errors import AlreadyExists, ConfigError
+from laminar.client.session import Session, topic_path
+from laminar.client.topic import Topic
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class Client:
+    """A cluster, as seen from one event loop. Open it with ``async with``."""
+
+    def __init__(self, endpoints: Endpoints, *, timeout: float, seed: int | None = None) -> None:
+        self._endpoints = endpoints
+        self._timeout = timeout
+        self._seed = seed
+        self._session: Session | None = None
+        self._topics: dict[str, Topic[Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Client {', '.join(self._endpoints.urls)} ({self._endpoints.origin})>"
+
+    async def __aenter__(self) -> Client:
+        if self._session is not None:
+            raise ConfigError("the client is open already", code="already_open")
+        self._session = Session(self._endpoints, timeout_s=self._timeout, rng=random.Random(self._seed))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every connection. Idempotent; appends still waiting fail with `Unavailable`."""
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def session(self) -> Session:
+        """The client's engine room; not a stable interface."""
+        if self._session is None or self._session.closed:
+            raise ConfigError("the client is not open", code="not_open", hint="`async with connect(...)`")
+        return self._session
+
+    @overload
+    def topic(self, name: str) -> Topic[bytes]: ...
+    @overload
+    def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
+    def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
+        """A topic by name, without asking whether it is there."""
+        if codec is not None:
+            return Topic(self.session, name, codec)
+        known = self._topics.get(name)
+        if known is None:
+            known = self._topics[name] = Topic(self.session, name, None)
+        return known
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replicas: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> Topic[bytes]:
+        """Make a topic; what is None is the server's default.
+
+        `AlreadyExists` if it is there with other figures, or at all without `exist_ok`.
+        """
+        wanted: dict[str, Any] = {}
+        if partitions is not None:
+            wanted["partitions"] = partitions
+        if replicas is not None:
+            wanted["replicas"] = replicas
+        if settings:
+            wanted["settings"] = dict(settings)
+        session = self.session
+        retries_before = session.retries
+        answer = await session.call(
+            "PUT",
+            topic_path(name),
+            body=msgspec.json.encode(wanted),
+            headers={"Content-Type": "application/json"},
+            timeout_s=timeout,
+        )
+        # After a retry, 200 may be the answer to our own creation, whose first answer was lost.
+        if answer.status == 200 and not exist_ok and session.retries == retries_before:
+            raise AlreadyExists(
+                f"topic {name!r} exists", code="exists", status=200, field="name", value=name
+            )
+        return self.topic(name)
+
+    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        await self.topic(name).delete(timeout=timeout)
+
+    async def topics(self, prefix: str = "") -> list[str]:
+        """The names of all topics that begin with `prefix`, sorted."""
+        names: list[str] = []
+        after = ""
+        while True:
+            answer = await self.session.get_json(
+                f"/v1/topics?limit=1000&prefix={quote(prefix, safe='')}"
+                + (f"&after={quote(after, safe='')}" if after else "")
+            )
+            names += [
+                str(each["topic"] if isinstance(each, dict) else each) for each in answer["topics"]
+            ]
+            after = answer.get("next") or ""
+            if not after:
+                return sorted(names)
+
+    async def cluster(self) -> dict[str, Any]:
+        """``GET /v1/cluster``: nodes, shards and their URLs."""
+        found: dict[str, Any] = await self.session.get_json("/v1/cluster")
+        self.session.learn_nodes([node["url"] for node in found.get("nodes", ()) if node.get("url")])
+        return found
+
+    async def request_json(
+        self, method: str, path: str, body: Any = None, *, timeout: float | None = None
+    ) -> Any:
+        """Any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        answer = await self.session.call(
+            method,
+            path,
+            body=b"" if body is None else msgspec.json.encode(body),
+            headers={} if body is None else {"Content-Type": "application/json"},
+            repeatable=method in ("GET", "HEAD", "PUT", "DELETE"),
+            timeout_s=timeout,
+        )
+        return answer.json()
+
+    def statistics(self) -> dict[str, Any]:
+        """Retries, redirects, connections and reads by node since the client was opened."""
+        session = self.session
+        return {
+            "retries": session.retries,
+            "redirects": session.redirects,
+            "connections_opened": session.pool.opened,
+            "reads_by_node": dict(session.reads_by_node),
+            "resent_batches": session.resent_batches(),
+        }
+
+
+def connect(
+    url: str | Sequence[str] | None = None, *, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S
+) -> Client:
+    """A client for the cluster at `url`: a URL, a list of them, or None.
+
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. No I/O
+    and no loop before ``async with``. `timeout` in seconds is the deadline of each call, over all
+    its retries.
+    """
+    if timeout <= 0:
+        raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)
+    return Client(resolve(url, token), timeout=timeout)
+
+

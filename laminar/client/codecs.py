@@ -1,0 +1,36 @@
+"""Codecs: how a topic's values become the program's own, and back.
+
+A codec is a pair of plain functions. Without one values are bytes and nothing is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """``encode`` and ``decode``; a ValueError of either reaches the caller as it is."""
+
+    name: str
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+
+@overload
+def json(kind: type[T]) -> Codec[T]: ...
+@overload
+def json() -> Codec[Any]: ...
+def json(kind: Any = Any) -> Codec[Any]:
+    """JSON values of a msgspec Struct, dataclass, TypedDict or any other type msgspec knows.
+
+    A value that does not fit the type raises `msgspec.ValidationError` (a ValueError) when read.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    return Codec("json", msgspec.json.Encoder().encode, decoder.decode)

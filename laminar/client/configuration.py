@@ -1,0 +1,110 @@
+"""Where `connect` leads when it is not told: environment, then the command line's context.
+
+Reads, never writes: the context file belongs to ``laminar context``. Its form is::
+
+    current = "dev"
+    [contexts.dev]
+    urls = ["http://127.0.0.1:7070"]
+    token = "..."                        # optional
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laminar.client.connection import Target
+from laminar.client.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:7070"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The nodes to begin with, and who we are. The token is in no repr."""
+
+    urls: tuple[str, ...]
+    token: str | None = field(default=None, repr=False)
+    origin: str = "argument"
+
+
+def context_file(environment: Mapping[str, str]) -> Path:
+    """The context file's path, after the XDG rules; ``LAMINAR_CONFIG`` names another."""
+    named = environment.get("LAMINAR_CONFIG")
+    if named:
+        return Path(named)
+    home = environment.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "laminar" / "config.toml"
+
+
+def resolve(
+    url: str | Sequence[str] | None,
+    token: str | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Endpoints:
+    """Argument, then ``LAMINAR_URL`` and ``LAMINAR_TOKEN``, then the current context, then localhost.
+
+    Several URLs in one string are separated by commas. ConfigError for what is no URL of a node.
+    """
+    given = os.environ if environment is None else environment
+    token = token if token is not None else given.get("LAMINAR_TOKEN") or None
+    if url is None and given.get("LAMINAR_URL"):
+        return Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"), token, "LAMINAR_URL")
+    if url is not None:
+        return Endpoints(_urls(url, "url"), token)
+    path = context_file(given)
+    context = _current_context(path)
+    if context is None:
+        return Endpoints((DEFAULT_URL,), token, "default")
+    own_token = context.get("token")
+    return Endpoints(
+        _urls(context.get("urls") or context.get("url") or "", str(path)),
+        token if token is not None else (str(own_token) if own_token else None),
+        str(path),
+    )
+
+
+def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
+    found = given.split(",") if isinstance(given, str) else [str(each) for each in given]
+    urls = tuple(url.strip().rstrip("/") for url in found if url.strip())
+    if not urls:
+        raise ConfigError(f"{origin} names no node", code="no_url", field=origin)
+    for url in urls:
+        try:
+            Target.of(url)
+        except ValueError as fault:
+            raise ConfigError(
+                str(fault),
+                code="bad_url",
+                field=origin,
+                value=url,
+                hint="http://HOST:PORT, https://HOST:PORT or unix:@NAME",
+            ) from None
+    return urls
+
+
+def _current_context(path: Path) -> Mapping[str, Any] | None:
+    """The context that ``current`` names, None if there is no file or it names none."""
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{path}: {fault}", code="bad_context_file") from None
+    current = content.get("current")
+    if current is None:
+        return None
+    context = (content.get("contexts") or {}).get(current)
+    if not isinstance(context, dict):
+        raise ConfigError(
+            f"{path}: the current context {current!r} is not there",
+            code="no_context",
+            hint="`laminar context list` shows what is",
+        )
+    return context

@@ -1,0 +1,179 @@
+"""Where a request goes: leaders, replicas and nodes, as pure objects.
+
+`TopicMap` remembers who leads a topic's partitions and who else holds them;
+`Balancer` chooses among replicas and nodes; `Seen` remembers how far each partition
+was seen, so that no read goes back in time. None of them reads a clock or a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A partition's copy: the node, the URL of the shard that owns it there."""
+
+    node: str
+    url: str
+    in_sync: bool = True
+
+
+@dataclass(slots=True)
+class Place:
+    """Where one partition lives. ``leader`` is a URL, or None while nobody is known to lead."""
+
+    replicas: tuple[Replica, ...] = ()
+    leader: str | None = None
+
+
+@dataclass(slots=True)
+class TopicMap:
+    """The places of all partitions of a topic, as last heard."""
+
+    places: list[Place] = field(default_factory=list)
+    stale: bool = False
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> TopicMap:
+        """Read ``GET /v1/topics/{t}/partitions``.
+
+        The leader's URL is that of its own replica (the owning shard) where the answer has it:
+        the node's common port would reach any shard.
+        """
+        places: list[Place] = []
+        for row in sorted(answer["partitions"], key=lambda row: int(row["partition"])):
+            replicas = tuple(
+                Replica(str(each["node"]), each["url"].rstrip("/"), bool(each.get("in_sync", True)))
+                for each in row.get("replicas", ())
+                if each.get("url")
+            )
+            leader = row.get("leader") or {}
+            own = [replica.url for replica in replicas if replica.node == leader.get("node")]
+            url = own[0] if own else leader.get("url")
+            places.append(Place(replicas, url.rstrip("/") if url else None))
+        return cls(places)
+
+    def leader(self, partition: int) -> str | None:
+        return self.places[partition].leader if partition < len(self.places) else None
+
+    def learn_leader(self, partition: int, url: str) -> None:
+        """A redirect named `url`."""
+        if partition < len(self.places):
+            self.places[partition].leader = url.rstrip("/")
+
+    def forget_leader(self, partition: int, url: str) -> None:
+        """`url` does not lead `partition` (any more); a newer name is kept."""
+        if partition < len(self.places) and self.places[partition].leader == url:
+            self.places[partition].leader = None
+        self.stale = True
+
+    def replicas(self, partition: int) -> tuple[Replica, ...]:
+        return self.places[partition].replicas if partition < len(self.places) else ()
+
+
+@dataclass(slots=True)
+class Load:
+    """What is known of an endpoint. ``latency_us`` is a moving mean, 0 while unknown."""
+
+    outstanding: int = 0
+    latency_us: float = 0.0
+    chosen_at: int = 0  # a count of choices, not a time
+    rests_until_ms: int = 0
+    requests: int = 0
+    failures: int = 0
+
+
+REST_MS = 1_000
+
+
+class Balancer:
+    """Chooses the endpoint with the least outstanding requests, then the least latency.
+
+    Latencies within a factor of two count as equal, and equals take turns: otherwise the
+    replica that was faster once by a microsecond would get every read.
+    """
+
+    def __init__(self) -> None:
+        self.loads: dict[str, Load] = {}
+        self._choices = 0
+
+    def choose(self, urls: Iterable[str], *, now_ms: int) -> str | None:
+        """The best of `urls`; one that rests only if all do; None if there is none."""
+        best: tuple[bool, int, int, int] | None = None
+        chosen: str | None = None
+        for url in urls:
+            load = self.loads.setdefault(url, Load())
+            rank = (
+                load.rests_until_ms > now_ms,
+                load.outstanding,
+                int(load.latency_us).bit_length(),
+                load.chosen_at,
+            )
+            if best is None or rank < best:
+                best, chosen = rank, url
+        if chosen is not None:
+            self._choices += 1
+            self.loads[chosen].chosen_at = self._choices
+        return chosen
+
+    def started(self, url: str) -> None:
+        load = self.loads.setdefault(url, Load())
+        load.outstanding += 1
+        load.requests += 1
+
+    def finished(self, url: str, *, latency_us: float | None) -> None:
+        """An answer came. `latency_us` is None where the server waited on purpose (a long poll)."""
+        load = self.loads[url]
+        assert load.outstanding > 0, f"{url} finished more often than it started"
+        load.outstanding -= 1
+        load.rests_until_ms = 0
+        if latency_us is not None:
+            known = load.latency_us
+            load.latency_us = latency_us if known == 0.0 else known + (latency_us - known) * 0.2
+
+    def failed(self, url: str, *, now_ms: int, started: bool = True) -> None:
+        """No answer, or one that says: not here, not now. Others are preferred for `REST_MS`."""
+        load = self.loads.setdefault(url, Load())
+        if started:
+            assert load.outstanding > 0, f"{url} failed more often than it started"
+            load.outstanding -= 1
+        load.failures += 1
+        load.rests_until_ms = now_ms + REST_MS
+
+
+def readers(replicas: Sequence[Replica], leader: str | None, *, from_leader: bool) -> list[str]:
+    """The URLs that may answer a read: the leader alone, or every replica, in-sync ones if any."""
+    if from_leader:
+        return [leader] if leader else []
+    in_sync = [replica.url for replica in replicas if replica.in_sync]
+    found = in_sync or [replica.url for replica in replicas]
+    if not found and leader:
+        return [leader]
+    return found
+
+
+class Seen:
+    """How far each partition was seen by this client, as the next offset after it.
+
+    Every read carries it as ``min_offset``, so that a replica that is behind waits or declines
+    instead of answering from the past.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[str, int], int] = {}
+
+    def advance(self, topic: str, partition: int, next_offset: int) -> None:
+        key = (topic, partition)
+        if next_offset > self._next.get(key, 0):
+            self._next[key] = next_offset
+
+    def next_offset(self, topic: str, partition: int) -> int:
+        return self._next.get((topic, partition), 0)
+
+    def forget(self, topic: str) -> None:
+        """The topic was deleted; another of the same name begins at 0."""
+        for key in [key for key in self._next if key[0] == topic]:
+            del self._next[key]

@@ -1,0 +1,184 @@
+"""What can go wrong, as exceptions of the client.
+
+One family under `Error`. A server's problem document (RFC 9457) becomes the class
+its code stands for, with every field kept; the client's own refusals use the same
+classes with codes of their own. Nothing else leaves the client's public functions
+for a fault of the network or the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class Error(Exception):
+    """The root. ``str()`` says what happened and, where known, what to do about it.
+
+    ``code`` is stable and made for programs; ``status`` is the HTTP status or 0 for the
+    client's own; ``outcome`` is ``"not_applied"``, ``"unknown"`` or None (nothing was to be
+    changed); ``fields`` holds every further member of the server's answer.
+    """
+
+    code: str
+    status: int
+    field: str | None
+    value: Any
+    limit: Any
+    hint: str | None
+    retriable: bool
+    outcome: str | None
+    retry_after_ms: int | None
+    fields: dict[str, Any]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "error",
+        status: int = 0,
+        field: str | None = None,
+        value: Any = None,
+        limit: Any = None,
+        hint: str | None = None,
+        retriable: bool = False,
+        outcome: str | None = None,
+        retry_after_ms: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.field = field
+        self.value = value
+        self.limit = limit
+        self.hint = hint
+        self.retriable = retriable
+        self.outcome = outcome
+        self.retry_after_ms = retry_after_ms
+        self.fields = dict(fields or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.code} {self.message!r}>"
+
+
+class ConfigError(Error):
+    """The client was given something it cannot work with; nothing was sent."""
+
+
+class AuthError(Error):
+    """Who we are was not accepted (401) or is not enough (403)."""
+
+
+class NotFound(Error):
+    """There is no such topic, partition, record or cursor."""
+
+
+class AlreadyExists(Error):
+    """It exists already, and not as asked."""
+
+
+class PreconditionFailed(Error):
+    """A compare-and-set found something else: another consumer committed, or the log moved on."""
+
+
+class OffsetExpired(Error):
+    """The records asked for were given up by retention; ``fields`` name the earliest left."""
+
+
+class Fenced(Error):
+    """A newer producer or consumer of the same name took over."""
+
+
+class Overloaded(Error):
+    """A budget is used up, here or at the server: ``field``, ``value`` and ``limit`` say which."""
+
+
+class Unavailable(Error):
+    """Nobody could answer just now: no leader, no connection, a node that is going down."""
+
+
+class TimedOut(Unavailable, TimeoutError):
+    """The deadline passed; the message says what was waited for. Nothing was changed."""
+
+
+class OutcomeUnknown(Error, TimeoutError):
+    """The change may or may not have happened: the answer was lost, and the deadline passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """A record that `ProduceError` reports; ``outcome`` as in `Error.outcome`."""
+
+    value: bytes
+    key: bytes | None
+    partition: int
+    outcome: str
+    error: Error
+
+
+class ProduceError(Error):
+    """Some of what was sent has no receipt: ``undelivered`` lists all of it, in order of sending."""
+
+    def __init__(self, message: str, *, undelivered: Sequence[Undelivered], **more: Any) -> None:
+        super().__init__(message, **more)
+        self.undelivered = list(undelivered)
+
+
+_BY_CODE: dict[str, type[Error]] = {
+    "exists_differently": AlreadyExists,
+    "fenced": Fenced,
+    "precondition_failed": PreconditionFailed,
+    "offset_expired": OffsetExpired,
+    "quota": Overloaded,
+    "overloaded": Overloaded,
+    "disk_full": Overloaded,
+    "no_leader": Unavailable,
+    "behind": Unavailable,
+    "draining": Unavailable,
+    "outcome_unknown": OutcomeUnknown,
+}
+_BY_STATUS: dict[int, type[Error]] = {
+    401: AuthError,
+    403: AuthError,
+    404: NotFound,
+    410: OffsetExpired,
+    412: PreconditionFailed,
+    429: Overloaded,
+    502: Unavailable,
+    503: Unavailable,
+    504: OutcomeUnknown,
+    507: Overloaded,
+}
+_RETRIABLE = frozenset({429, 502, 503, 507})
+_KNOWN = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})
+
+
+def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Error:
+    """The exception for an answer of `status` whose body was `problem` ({} if it was none).
+
+    `asked` is what the message names when the server said nothing better, e.g. ``PUT /v1/topics/a``.
+    """
+    code = str(problem.get("code") or f"http_{status}")
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, Error)
+    detail = problem.get("detail") or problem.get("title") or f"{asked} was answered with {status}"
+    retry_after_ms = problem.get("retry_after_ms")
+    outcome = problem.get("outcome")
+    return kind(
+        str(detail),
+        code=code,
+        status=status,
+        field=problem.get("field"),
+        value=problem.get("value"),
+        limit=problem.get("limit"),
+        hint=problem.get("hint"),
+        retriable=status in _RETRIABLE,
+        outcome=str(outcome) if outcome else ("unknown" if status == 504 else None),
+        retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,
+        fields={name: value for name, value in problem.items() if name not in _KNOWN},
+    )

@@ -1,0 +1,255 @@
+"""Producers on an event loop: a stream of records, and the receipts for it.
+
+`Producer.send` is a plain function: it puts the record into the outbox and returns. So the
+order of the calls is the order of the records, whatever is awaited when. Room is awaited
+apart (`room`), or by `send_all`, which paces itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from laminar.client.decisions_window import Lane, Outbox, Pending
+from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
+from laminar.client.records import Receipt
+from laminar.client.sender import Sender
+
+T = TypeVar("T")
+T_in = TypeVar("T_in", contravariant=True)
+Key = str | bytes | None
+
+DEFAULT_BATCH_BYTES = 256 << 10
+DEFAULT_BUFFER_BYTES = 32 << 20
+# Beyond the buffer a producer that never awaits is told so, rather than left to fill the memory.
+OVERFLOW = 4
+
+
+class Delivery:
+    """One record on its way. May be ignored: the producer's end reports what failed.
+
+    ``await delivery`` is the `Receipt`, once durable, or raises why there is none.
+    """
+
+    __slots__ = ("_pending", "_position")
+
+    def __init__(self, pending: Pending, position: int) -> None:
+        self._pending = pending
+        self._position = position
+
+    def done(self) -> bool:
+        return self._pending.settled
+
+    def result(self) -> Receipt:
+        """The receipt; asyncio.InvalidStateError before `done`."""
+        if not self._pending.settled:
+            raise asyncio.InvalidStateError("the record has no receipt yet: await the delivery")
+        return self._pending.receipt(self._position)
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        pending = self._pending
+        if not pending.settled:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            pending.when_settled(wake)
+            yield from waiter
+        return pending.receipt(self._position)
+
+
+def as_key(key: str | bytes | None) -> bytes | None:
+    return key.encode() if isinstance(key, str) else key
+
+
+def lane_for(outbox: Outbox, key: bytes | None, partition: int | None) -> Lane:
+    """The lane of a record: the partition it names, its key's, or the one being filled."""
+    if partition is not None:
+        if not 0 <= partition < len(outbox.lanes):
+            raise ConfigError(
+                f"partition {partition} of {len(outbox.lanes)}",
+                code="no_partition",
+                field="partition",
+                value=partition,
+                limit=len(outbox.lanes) - 1,
+            )
+        return outbox.lanes[partition]
+    return outbox.sticky if key is None else outbox.lane_of(key)
+
+
+def produce_error(outbox: Outbox, topic: str) -> ProduceError | None:
+    """The report of everything that failed, None if nothing did."""
+    undelivered: list[Undelivered] = []
+    for pending in outbox.failures:
+        undelivered += pending.undelivered()
+    if not undelivered:
+        return None
+    first = undelivered[0].error
+    unknown = any(each.outcome == "unknown" for each in undelivered)
+    return ProduceError(
+        f"{topic}: {len(undelivered)} records have no receipt; first: {first}",
+        undelivered=undelivered,
+        code=first.code,
+        status=first.status,
+        outcome="unknown" if unknown else "not_applied",
+    )
+
+
+class Producer(Generic[T_in]):
+    """A stream of records into a topic, in order per partition and never doubled.
+
+    Use it as ``async with topic.producer() as producer``: leaving the block waits for every
+    receipt, or raises `ProduceError`; leaving it by an exception drops what was not sent yet.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Any],
+        *,
+        topic: str,
+        encode: Callable[[T_in], bytes] | None,
+        buffer_bytes: int,
+    ) -> None:
+        self._begin = begin
+        self._topic = topic
+        self._encode = encode
+        self._buffer_bytes = buffer_bytes
+        self._overflow_bytes = buffer_bytes * OVERFLOW
+        self._outbox: Outbox | None = None
+        self._sender: Sender | None = None
+        self._progress: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Producer[T_in]:
+        sender: Sender = await self._begin()
+        sender.on_progress = self._on_progress
+        self._sender = sender
+        self._outbox = sender.outbox
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sender = self._sender
+        if sender is None:
+            return
+        if kind is None:
+            try:
+                await self.wait()
+            finally:
+                sender.close(_ended())
+        else:
+            sender.close(_ended())
+
+    def send(
+        self,
+        value: T_in,
+        key: str | bytes | None = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Put a record on its way; returns at once. Raises what stopped its partition, if anything did.
+
+        `Overloaded` (``buffer_full``) when far more was sent than the buffer holds without awaiting
+        `room` in between.
+        """
+        outbox = self._outbox
+        sender = self._sender
+        if outbox is None or sender is None or sender.closed:
+            raise ConfigError("send outside of `async with topic.producer()`", code="not_open")
+        if outbox.buffered_bytes > self._overflow_bytes:
+            raise self._overflow(outbox)
+        raw: Any = value if self._encode is None else self._encode(value)
+        if isinstance(key, str):
+            key = key.encode()
+        if partition is None and tag is None and headers is None and timestamp_ms is None:
+            lane = outbox.sticky if key is None else outbox.lane_of(key)
+            pending = outbox.put(raw, key, lane)
+        else:
+            lane = lane_for(outbox, key, partition)
+            pending = outbox.put_with(
+                raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms
+            )
+        sender.wake()
+        return Delivery(pending, len(pending.values) - 1)
+
+    async def send_all(
+        self, records: Iterable[tuple[Key, T_in]] | AsyncIterable[tuple[Key, T_in]]
+    ) -> int:
+        """Send every (key, value), waiting for room as needed; returns how many."""
+        count = 0
+        assert self._outbox is not None, "send_all outside of the producer's block"
+        if isinstance(records, AsyncIterable):
+            async for key, value in records:
+                self.send(value, key)
+                count += 1
+                if self._outbox.buffered_bytes >= self._buffer_bytes:
+                    await self.room()
+            return count
+        for key, value in records:
+            self.send(value, key)
+            count += 1
+            if self._outbox.buffered_bytes >= self._buffer_bytes:
+                await self.room()
+        return count
+
+    def has_room(self) -> bool:
+        """Whether `room` would return at once."""
+        return self._outbox is not None and self._outbox.buffered_bytes < self._buffer_bytes
+
+    async def room(self) -> None:
+        """Wait until the buffer has room for more."""
+        while self._outbox is not None and self._outbox.buffered_bytes >= self._buffer_bytes:
+            await self._progressed()
+
+    async def wait(self) -> None:
+        """Wait for the receipts of all that was sent so far; `ProduceError` if some will not come."""
+        outbox = self._outbox
+        assert outbox is not None, "wait outside of the producer's block"
+        while outbox.buffered_bytes > 0:
+            await self._progressed()
+        failure = produce_error(outbox, self._topic)
+        if failure is not None:
+            raise failure
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes waiting; batches taken and taken again since the producer began."""
+        outbox = self._outbox
+        if outbox is None:
+            return {}
+        return {
+            "buffered_bytes": outbox.buffered_bytes,
+            "batches": outbox.taken,
+            "resent": outbox.resent,
+            "failed": len(outbox.failures),
+        }
+
+    async def _progressed(self) -> None:
+        if self._progress is None or self._progress.done():
+            self._progress = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._progress)
+
+    def _on_progress(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
+    def _overflow(self, outbox: Outbox) -> Error:
+        return Overloaded(
+            f"{outbox.buffered_bytes} bytes wait to be sent",
+            code="buffer_full",
+            field="buffer_bytes",
+            value=outbox.buffered_bytes,
+            limit=self._overflow_bytes,
+            hint="`await producer.room()` between sends, or use `await producer.send_all(records)`",
+            outcome="not_applied",
+        )
+
+
+def _ended() -> Error:
+    return Error("the producer's block ended before the record was sent", code="producer_closed")

@@ -1,0 +1,231 @@
+"""What the client hands out: receipts, records, batches as read, descriptions.
+
+All of it is passive. A `ReadBatch` is a view of the part of a received frame that was asked
+for, with the partition it came from; a `Record` is a slotted view of one row of it. Nothing
+is decoded until it is looked at.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from laminar.batch import Batch
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Receipt(NamedTuple):
+    """Where a record lies, durable on ``replicas`` replicas (``synced``: on disk, not in memory)."""
+
+    partition: int
+    offset: int
+    replicas: int
+    synced: bool
+
+
+class Record(Generic[T_co]):
+    """One record as read. ``value`` is decoded by the topic's codec; ``raw`` is its bytes."""
+
+    __slots__ = ("_batch", "_position")
+
+    def __init__(self, batch: ReadBatch[T_co], position: int) -> None:
+        self._batch = batch
+        self._position = position
+
+    @property
+    def topic(self) -> str:
+        return self._batch.topic
+
+    @property
+    def partition(self) -> int:
+        return self._batch.partition
+
+    @property
+    def offset(self) -> int:
+        return self._batch.frame.base_offset + self._position
+
+    @property
+    def raw(self) -> bytes:
+        return self._batch.frame.values[self._position]
+
+    @property
+    def value(self) -> T_co:
+        return self._batch.decode(self.raw)
+
+    @property
+    def key(self) -> bytes | None:
+        keys = self._batch.frame.keys
+        return None if keys is None else keys[self._position]
+
+    @property
+    def tag(self) -> str | None:
+        tags = self._batch.frame.tags
+        return None if tags is None else tags[self._position]
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        headers = self._batch.frame.headers
+        return {} if headers is None else headers[self._position]
+
+    @property
+    def timestamp(self) -> int:
+        """The record's own time, else the time of its append; epoch milliseconds."""
+        return self._batch.frame.timestamps[self._position]
+
+    @property
+    def time(self) -> datetime.datetime:
+        """`timestamp` as an aware datetime."""
+        return datetime.datetime.fromtimestamp(self.timestamp / 1000, datetime.UTC)
+
+    @property
+    def text(self) -> str:
+        """The value as UTF-8; UnicodeDecodeError if it is none."""
+        return self.raw.decode()
+
+    def json(self) -> Any:
+        """The value as JSON; ValueError (msgspec's DecodeError) if it is none."""
+        return msgspec.json.decode(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<Record {self.topic}/{self.partition}@{self.offset} {len(self.raw)} bytes>"
+
+
+class ReadBatch(Generic[T_co]):
+    """Records ``start_offset`` to ``next_offset - 1`` of one partition, within one received frame.
+
+    ``node`` is the replica that served it.
+    """
+
+    __slots__ = ("_first", "_stop", "decode", "frame", "node", "partition", "topic")
+
+    def __init__(
+        self,
+        frame: Batch,
+        *,
+        topic: str,
+        partition: int,
+        start_offset: int,
+        stop_offset: int,
+        node: str,
+        decode: Callable[[bytes], T_co],
+    ) -> None:
+        base_offset = frame.base_offset
+        self.frame = frame
+        self.topic = topic
+        self.partition = partition
+        self.node = node
+        self.decode = decode
+        self._first = max(start_offset - base_offset, 0)
+        self._stop = min(stop_offset - base_offset, len(frame))
+
+    def __len__(self) -> int:
+        return max(self._stop - self._first, 0)
+
+    @property
+    def start_offset(self) -> int:
+        return self.frame.base_offset + self._first
+
+    @property
+    def next_offset(self) -> int:
+        return self.frame.base_offset + self._stop
+
+    @property
+    def _whole(self) -> bool:
+        return self._first == 0 and self._stop == len(self.frame)
+
+    @property
+    def values(self) -> Sequence[bytes]:
+        """The values as bytes, whatever the topic's codec."""
+        values = self.frame.values
+        return values if self._whole else values[self._first : self._stop]
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        keys = self.frame.keys
+        if keys is None:
+            return [None] * len(self)
+        return keys if self._whole else keys[self._first : self._stop]
+
+    @property
+    def offsets(self) -> range:
+        return range(self.start_offset, self.next_offset)
+
+    def records(self) -> Iterator[Record[T_co]]:
+        for position in range(self._first, self._stop):
+            yield Record(self, position)
+
+    def __iter__(self) -> Iterator[Record[T_co]]:
+        return self.records()
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """The batch's columns; values are not copied where they are not compressed."""
+        whole = self.frame.to_arrow()
+        return whole if self._whole else whole.slice(self._first, len(self))
+
+    def __repr__(self) -> str:
+        return f"<ReadBatch {self.topic}/{self.partition} {self.start_offset}..{self.next_offset}>"
+
+
+def identity(raw: bytes) -> bytes:
+    """The decoder of a topic without a codec."""
+    return raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    """``GET /v1/topics/{t}``. ``raw`` is the whole answer."""
+
+    topic: str
+    partitions: int
+    replicas: int
+    settings: Mapping[str, Any]
+    route: int
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> TopicInfo:
+        return cls(
+            topic=str(answer["topic"]),
+            partitions=int(answer["partitions"]),
+            replicas=int(answer.get("replicas", 0)),
+            settings=cast("Mapping[str, Any]", answer.get("settings") or {}),
+            route=int(answer.get("route", 0)),
+            raw=answer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionInfo:
+    """A partition's row of ``GET /v1/topics/{t}/partitions``. Offsets: first kept, end of committed."""
+
+    partition: int
+    leader: str | None
+    replicas: tuple[str, ...]
+    in_sync: int
+    start_offset: int
+    end_offset: int
+    term: int
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> PartitionInfo:
+        replicas = answer.get("replicas") or ()
+        return cls(
+            partition=int(answer["partition"]),
+            leader=(answer.get("leader") or {}).get("node"),
+            replicas=tuple(str(each["node"]) for each in replicas),
+            in_sync=sum(1 for each in replicas if each.get("in_sync", True)),
+            start_offset=int(answer.get("start_offset") or 0),
+            end_offset=int(answer.get("end_offset") or 0),
+            term=int(answer.get("term") or 0),
+            raw=answer,
+        )

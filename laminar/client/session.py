@@ -1,0 +1,370 @@
+"""The client's calls: the loop around the decisions, and the maps they are made with.
+
+A `Session` owns the connections, the map of each topic and what was seen of it. `call` and
+`fetch` perform what `decisions` says until an answer is good or the deadline passes. It is
+apart from the faces, which only shape arguments and results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from laminar.client.configuration import Endpoints
+from laminar.client.connection import Answer, ConnectionFailed, Pool, Target, head_bytes
+from laminar.client.decisions import Backoff, Step, Verdict, judge_answer, judge_loss
+from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
+from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+
+if TYPE_CHECKING:
+    from laminar.client.sender import Sender
+
+ATTEMPT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 2.0
+BATCH_TYPE = "application/vnd.laminar.batch"
+
+
+def now_ms() -> int:
+    """The monotonic clock, in whole milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def topic_path(topic: str) -> str:
+    return f"/v1/topics/{quote(topic, safe='')}"
+
+
+def retry_after_ms(answer: Answer, problem: Mapping[str, Any]) -> int | None:
+    """The pause a server asked for: its problem document is exact, the header in whole seconds."""
+    exact = problem.get("retry_after_ms")
+    if isinstance(exact, int):
+        return exact
+    header = answer.headers.get("retry-after", "")
+    return int(header) * 1000 if header.isdecimal() else None
+
+
+def origin_of(location: str) -> str:
+    """The node a ``Location`` leads to: its URL without the path."""
+    if location.startswith(("http://", "https://")):
+        parts = urlsplit(location)
+        return f"{parts.scheme}://{parts.netloc}"
+    return location
+
+
+def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict, dict[str, Any]]:
+    """The verdict on an answer, and its problem document ({} if it was good)."""
+    if 200 <= answer.status < 300:
+        problem: dict[str, Any] = {}
+    else:
+        body = answer.json()
+        problem = body if isinstance(body, dict) else {}
+    verdict = judge_answer(
+        status=answer.status,
+        code=problem.get("code"),
+        location=answer.headers.get("location"),
+        retry_after_ms=retry_after_ms(answer, problem),
+        repeatable=repeatable,
+        redirects=redirects,
+    )
+    return verdict, problem
+
+
+class Session:
+    """One client's state on its event loop. `close` ends it; nothing works afterwards."""
+
+    def __init__(self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.endpoints = endpoints
+        self.timeout_s = timeout_s
+        self.rng = rng
+        self.pool = Pool(self.loop, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=20.0)
+        self.balancer = Balancer()
+        self.seen = Seen()
+        self.closed = False
+        self.retries = 0
+        self.redirects = 0
+        self.reads_by_node: dict[str, int] = {}
+        self.senders: set[Sender] = set()
+        self._resent_before = 0
+        self._nodes: list[str] = list(endpoints.urls)
+        self._maps: dict[str, TopicMap] = {}
+        self._refreshing: dict[str, asyncio.Task[TopicMap]] = {}
+        self._authorities: dict[str, str] = {}
+        self._common_headers: dict[str, str] = {"Laminar-Redirect": "1"}
+        if endpoints.token:
+            self._common_headers["Authorization"] = f"Bearer {endpoints.token}"
+
+    # -- plain calls ---------------------------------------------------------------------------
+
+    def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
+        """A request's head for the node at `url`."""
+        authority = self._authorities.get(url)
+        if authority is None:
+            authority = self._authorities[url] = Target.of(url).authority
+        return head_bytes(method, target, authority, {**self._common_headers, **headers})
+
+    def learn_nodes(self, urls: Sequence[str]) -> None:
+        """More nodes to ask than those that `connect` was given."""
+        for url in urls:
+            if url and url.rstrip("/") not in self._nodes:
+                self._nodes.append(url.rstrip("/"))
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
+        timeout_s: float | None = None,
+        accept: Sequence[int] = (),
+    ) -> Answer:
+        """A request any node can answer, repeated until one did; statuses in `accept` are returned too.
+
+        Raises the `Error` the answer stands for, `TimedOut` or `OutcomeUnknown` at the deadline.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(rng=self.rng)
+        sent_headers = dict(headers or {})
+        if body or method in ("PUT", "POST", "PATCH"):
+            sent_headers["Content-Length"] = str(len(body))
+        changes = method not in ("GET", "HEAD")
+        maybe_applied = False
+        redirects = 0
+        url: str | None = None
+        last = "nothing was tried"
+        while True:
+            if url is None:
+                url = self.balancer.choose(self._nodes, now_ms=now_ms())
+            assert url is not None, "a session without nodes"
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise self._overdue(f"{method} {target}", timeout_s, last, maybe_applied and changes)
+            answer: Answer | None = None
+            self.balancer.started(url)
+            try:
+                answer = await self.pool.ask(
+                    url,
+                    self.head(url, method, target, sent_headers),
+                    (body,) if body else (),
+                    timeout_s=min(left_s, ATTEMPT_TIMEOUT_S),
+                    bodyless=method == "HEAD",
+                )
+            except ConnectionFailed as failure:
+                last = str(failure)
+                verdict = judge_loss(sent=failure.sent, repeatable=repeatable)
+                self.balancer.failed(url, now_ms=now_ms())
+                problem: dict[str, Any] = {}
+            except BaseException:
+                self.balancer.finished(url, latency_us=None)
+                raise
+            else:
+                self.balancer.finished(url, latency_us=None)
+                if answer.status in accept:
+                    return answer
+                verdict, problem = judged(answer, repeatable=repeatable, redirects=redirects)
+                last = str(problem.get("detail") or f"{url} answered {answer.status}")
+                if verdict.avoid:
+                    self.balancer.failed(url, now_ms=now_ms(), started=False)
+            if verdict.step is Step.DONE:
+                assert answer is not None
+                return answer
+            maybe_applied |= verdict.maybe_applied
+            if verdict.step is Step.FAIL:
+                if answer is not None:
+                    raise from_problem(answer.status, problem, asked=f"{method} {target}")
+                raise OutcomeUnknown(
+                    f"{method} {target}: {last}", code="outcome_unknown", outcome="unknown"
+                )
+            url = await self._pause(verdict, backoff, deadline)
+            redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+
+    async def _pause(self, verdict: Verdict, backoff: Backoff, deadline: float) -> str | None:
+        """Wait as the verdict says; returns the URL it leads to, if any."""
+        if verdict.step is Step.FOLLOW:
+            self.redirects += 1
+            assert verdict.location is not None
+            return origin_of(verdict.location)
+        self.retries += 1
+        wait_s = max(backoff.next_ms(), verdict.wait_ms) / 1000
+        await asyncio.sleep(max(0.0, min(wait_s, deadline - time.monotonic())))
+        return origin_of(verdict.location) if verdict.location else None
+
+    def _overdue(self, what: str, timeout_s: float, last: str, maybe_applied: bool) -> Error:
+        message = f"{what} was not answered within {timeout_s:g} s; last: {last}"
+        if maybe_applied:
+            return OutcomeUnknown(message, code="outcome_unknown", outcome="unknown")
+        return TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
+
+    async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
+        return (await self.call("GET", target, timeout_s=timeout_s)).json()
+
+    # -- maps ----------------------------------------------------------------------------------
+
+    async def topic_map(self, topic: str, *, timeout_s: float | None = None) -> TopicMap:
+        """The places of `topic`'s partitions; asked for again when it proved stale."""
+        known = self._maps.get(topic)
+        if known is not None and not known.stale:
+            return known
+        refreshing = self._refreshing.get(topic)
+        if refreshing is None:
+            refreshing = self._refreshing[topic] = self.loop.create_task(self._refresh(topic, timeout_s))
+            refreshing.add_done_callback(lambda _: self._refreshing.pop(topic, None))
+        return await asyncio.shield(refreshing)
+
+    def topic_map_nowait(self, topic: str) -> TopicMap | None:
+        """The map as it is, stale or not."""
+        return self._maps.get(topic)
+
+    async def _refresh(self, topic: str, timeout_s: float | None) -> TopicMap:
+        answer = await self.get_json(f"{topic_path(topic)}/partitions", timeout_s=timeout_s)
+        fresh = TopicMap.from_answer(answer)
+        self._maps[topic] = fresh
+        for place in fresh.places:
+            self.learn_nodes([replica.url for replica in place.replicas])
+        return fresh
+
+    def forget_topic(self, topic: str) -> None:
+        self._maps.pop(topic, None)
+        self.seen.forget(topic)
+
+    # -- reads ---------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int,
+        max_bytes: int,
+        wait_ms: int = 0,
+        at_least: int = 0,
+        from_leader: bool = False,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Frames from `offset` on, from the replica that has least to do and is not behind.
+
+        A good answer may hold no frames. `at_least` is an end the caller knows of. Raises
+        `OffsetExpired`, or as `call` does.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s + wait_ms / 1000
+        backoff = Backoff(rng=self.rng)
+        min_offset = max(self.seen.next_offset(topic, partition), offset, at_least)
+        target = (
+            f"{topic_path(topic)}/partitions/{partition}/records?offset={offset}&max_bytes={max_bytes}"
+            f"&wait_ms={wait_ms}&read={'leader' if from_leader else 'replica'}"
+        )
+        if min_offset and not from_leader:
+            target += f"&min_offset={min_offset}"
+        what = f"reading {topic}/{partition} at {offset}"
+        redirects = 0
+        behind: set[str] = set()
+        url: str | None = None
+        last = "no replica is known"
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimedOut(
+                    f"{what} was not answered within {timeout_s:g} s; last: {last}", code="timed_out"
+                )
+            if url is None:
+                places = await self.topic_map(topic, timeout_s=left_s)
+                leader = places.leader(partition)
+                urls = readers(places.replicas(partition), leader, from_leader=from_leader)
+                ahead = [each for each in urls if each not in behind]
+                # Nobody known: any node passes the request on.
+                url = self.balancer.choose(ahead or urls or self._nodes, now_ms=now_ms())
+            assert url is not None, "a session without nodes"
+            started = time.perf_counter()
+            self.balancer.started(url)
+            answer: Answer | None = None
+            problem: dict[str, Any] = {}
+            try:
+                answer = await self.pool.ask(
+                    url,
+                    self.head(url, "GET", target, {"Accept": BATCH_TYPE}),
+                    timeout_s=min(left_s, ATTEMPT_TIMEOUT_S + wait_ms / 1000),
+                )
+            except ConnectionFailed as failure:
+                last = str(failure)
+                verdict = judge_loss(sent=failure.sent, repeatable=True)
+                self.balancer.failed(url, now_ms=now_ms())
+            except BaseException:
+                self.balancer.finished(url, latency_us=None)
+                raise
+            else:
+                latency_us = None if wait_ms else (time.perf_counter() - started) * 1e6
+                self.balancer.finished(url, latency_us=latency_us)
+                verdict, problem = judged(answer, repeatable=True, redirects=redirects)
+                last = str(problem.get("detail") or f"{url} answered {answer.status}")
+                if verdict.avoid:
+                    self.balancer.failed(url, now_ms=now_ms(), started=False)
+            if verdict.step is Step.DONE:
+                assert answer is not None
+                node = answer.headers.get("laminar-node", url)
+                self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
+                return answer
+            if verdict.step is Step.FAIL:
+                assert answer is not None, "a read may always be repeated"
+                raise from_problem(answer.status, problem, asked=what)
+            known = self._maps.get(topic)
+            if verdict.stale and known is not None:
+                known.stale = True
+            if problem.get("code") == "behind" and url not in behind:
+                # Another replica may be further; only when all are behind is there a reason to wait.
+                behind.add(url)
+                url = None
+                continue
+            url = await self._pause(verdict, backoff, deadline)
+            redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+
+    # -- appends -------------------------------------------------------------------------------
+
+    async def leader_connection(self, topic: str, partition: int) -> str:
+        """The URL to append to, with a connection open to it in the pool.
+
+        Raises ConnectionFailed (not sent), or `Error` if the topic is gone.
+        """
+        places = await self.topic_map(topic)
+        if partition >= len(places.places):
+            raise Unavailable(f"{topic}/{partition} is not known", code="no_leader", retriable=True)
+        url = places.leader(partition)
+        if url is None:
+            # Any node knows the leader as soon as there is one, and redirects us.
+            places.stale = True
+            url = self.balancer.choose(self._nodes, now_ms=now_ms())
+        assert url is not None, "a session without nodes"
+        try:
+            await self.pool.shared(url)
+        except ConnectionFailed:
+            self.balancer.failed(url, now_ms=now_ms(), started=False)
+            places.forget_leader(partition, url)
+            raise
+        return url
+
+    def resent_batches(self) -> int:
+        """How many batches were sent more than once."""
+        return self._resent_before + sum(sender.outbox.resent for sender in self.senders)
+
+    def sender_closed(self, sender: Sender) -> None:
+        """Forget a sender, but not what it counted."""
+        if sender in self.senders:
+            self.senders.remove(sender)
+            self._resent_before += sender.outbox.resent
+
+    async def close(self) -> None:
+        """Fail what is under way and drop the connections. Idempotent."""
+        self.closed = True
+        gone = Unavailable("the client was closed", code="client_closed")
+        for sender in list(self.senders):
+            sender.close(gone)
+        for task in list(self._refreshing.values()):
+            task.cancel()
+        await self.pool.close()
+

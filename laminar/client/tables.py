@@ -1,0 +1,59 @@
+"""Batches as tables: the only place of the client that needs pyarrow, polars or pandas.
+
+Each is imported when it is asked for, and its absence is a `ConfigError` that names the extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from laminar.client.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+    from laminar.client.records import ReadBatch
+
+
+def _missing(library: str, extra: str) -> ConfigError:
+    return ConfigError(
+        f"{library} is not installed", code="missing_library", hint=f"pip install 'laminar-mq[{extra}]'"
+    )
+
+
+def arrow_table(batches: Sequence[ReadBatch[Any]]) -> pyarrow.Table:
+    """One table over the batches' own memory, with a column ``partition`` (int32) added."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise _missing("pyarrow", "arrow") from None
+    from laminar.arrow import schema
+
+    with_partition = schema().append(pyarrow.field("partition", pyarrow.int32()))
+    parts = []
+    for batch in batches:
+        rows = batch.to_arrow()
+        partition = pyarrow.repeat(pyarrow.scalar(batch.partition, pyarrow.int32()), rows.num_rows)
+        parts.append(pyarrow.RecordBatch.from_arrays([*rows.columns, partition], schema=with_partition))
+    return pyarrow.Table.from_batches(parts, schema=with_partition)
+
+
+def polars_frame(table: pyarrow.Table) -> polars.DataFrame:
+    try:
+        import polars
+    except ImportError:
+        raise _missing("polars", "polars") from None
+    frame = polars.from_arrow(table)
+    assert isinstance(frame, polars.DataFrame)
+    return frame
+
+
+def pandas_frame(table: pyarrow.Table) -> pandas.DataFrame:
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        raise _missing("pandas", "pandas") from None
+    return table.to_pandas()

@@ -1,0 +1,327 @@
+"""A cluster in memory behind real sockets, with faults on order: what the client's tests talk to.
+
+It keeps the promises of INTERFACES.md 1 that the client relies on (sequences, 307, committed
+reads) and none of the machinery behind them. The real cluster's tests are in tests/cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from laminar.batch import Header, split, stamp, verify
+
+
+@dataclass
+class FakePartition:
+    """One partition's truth, shared by all fake nodes; ``ends`` is how far each node got."""
+
+    leader: int
+    frames: list[bytes] = field(default_factory=list)
+    end: int = 0
+    start: int = 0
+    producers: dict[bytes, tuple[int, int, dict[int, tuple[int, int]]]] = field(default_factory=dict)
+    lag: dict[int, int] = field(default_factory=dict)  # node -> records it is behind
+
+    def append(self, frame: bytes) -> tuple[int, str | dict[str, Any]]:
+        """(200, (offset, count)) or (409, code), by the rules of laminar/node/producers.py."""
+        header = verify(frame)
+        epoch, expected, known = self.producers.get(header.producer_id, (0, 0, {}))
+        if header.producer_id != bytes(16):
+            if header.producer_epoch > epoch:
+                epoch, expected, known = header.producer_epoch, 0, {}
+            elif header.producer_epoch < epoch:
+                return 409, "fenced"
+            if header.sequence < expected:
+                offset, count = known[header.sequence]
+                return 200, {"offset": offset, "count": count}
+            if header.sequence > expected:
+                return 409, "sequence_gap"
+            known[header.sequence] = (self.end, header.count)
+            self.producers[header.producer_id] = (epoch, expected + 1, known)
+        stamped = bytearray(frame)
+        index = len(self.frames) + 1
+        stamp(
+            stamped,
+            index=index,
+            term=1,
+            prev_term=0 if index == 1 else 1,
+            base_offset=self.end,
+            append_time_ms=1_700_000_000_000 + index,
+            committed_index=index - 1,
+        )
+        self.frames.append(bytes(stamped))
+        placed = {"offset": self.end, "count": header.count}
+        self.end += header.count
+        return 200, placed
+
+
+class FakeCluster:
+    """`nodes` listening nodes and their topics, on a loop and a thread of its own."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        self.urls: list[str] = []
+        self.topics: dict[str, list[FakePartition]] = {}
+        self.cursors: dict[tuple[str, str], dict[str, int]] = {}
+        # Consumed by appends, one each: refuse, drop (before), lose (after), gone (307), unknown, or None.
+        self.append_faults: deque[str | None] = deque()
+        self.requests: list[tuple[int, str, str]] = []  # node, method, target
+        self.leaderless = False
+        self._count = nodes
+        self._servers: list[asyncio.Server] = []
+        self._writers: dict[int, set[asyncio.StreamWriter]] = {node: set() for node in range(nodes)}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def create(self, topic: str, partitions: int) -> None:
+        self.topics[topic] = [FakePartition(leader=number % self._count) for number in range(partitions)]
+
+    def values(self, topic: str, partition: int) -> list[bytes]:
+        """Everything the partition holds, in order."""
+        from laminar.batch import Batch
+
+        return [value for frame in self.topics[topic][partition].frames for value in Batch(frame).values]
+
+    def kill(self, node: int) -> None:
+        """Close a node's listener and connections; its partitions get the next node as leader."""
+
+        async def run() -> None:
+            self._servers[node].close()
+            for writer in list(self._writers[node]):
+                writer.transport.abort()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(5)
+        for partitions in self.topics.values():
+            for partition in partitions:
+                if partition.leader == node:
+                    partition.leader = (node + 1) % self._count
+
+    async def _listen(self) -> None:
+        for node in range(self._count):
+            server = await asyncio.start_server(
+                lambda reader, writer, node=node: self._serve(node, reader, writer), "127.0.0.1", 0
+            )
+            self._servers.append(server)
+            self.urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for writers in self._writers.values():
+            for writer in list(writers):
+                writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def _serve(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[node].add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                method, target, _ = head[0].split(" ")
+                headers = {
+                    name.lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in head[1:] if line)
+                }
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                self.requests.append((node, method, target))
+                answer = await self._answer(node, method, target, headers, body)
+                if answer is None:
+                    writer.transport.abort()
+                    return
+                status, extra, content = answer
+                lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}", f"Laminar-Node: n{node}"]
+                lines += [f"{name}: {value}" for name, value in extra.items()]
+                writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + content)
+                await writer.drain()
+                if extra.get("Connection") == "close":
+                    writer.close()
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers[node].discard(writer)
+
+    async def _answer(
+        self, node: int, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes] | None:
+        parts = urlsplit(target)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        path = [unquote(each) for each in parts.path.split("/")[1:]]
+        if path == ["v1", "cluster"]:
+            return _json(200, {"nodes": [{"node": f"n{i}", "url": url} for i, url in enumerate(self.urls)]})
+        if path == ["v1", "topics"]:
+            return _json(200, {"topics": [{"topic": name} for name in sorted(self.topics)], "next": None})
+        if path[:2] != ["v1", "topics"]:
+            return _problem(404, "not_found")
+        topic, rest = path[2], path[3:]
+        if not rest:
+            return self._topic(method, topic, headers, body)
+        if topic not in self.topics:
+            return _problem(404, "not_found", detail=f"there is no topic {topic}")
+        if rest == ["partitions"]:
+            return _json(200, {"partitions": [self._row(topic, n) for n in range(len(self.topics[topic]))]})
+        if rest[0] == "cursors":
+            return self._cursor(method, topic, rest[1:], body)
+        partition = self.topics[topic][int(rest[1])]
+        if rest[2] == "offsets":
+            at = query["at"]
+            place = partition.start if at == "earliest" else partition.end
+            return _json(200, {"offset": place})
+        if method == "POST":
+            return self._append(node, topic, int(rest[1]), partition, body)
+        return await self._fetch(node, partition, query)
+
+    def _topic(
+        self, method: str, topic: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        known = self.topics.get(topic)
+        if method == "PUT":
+            wanted = json.loads(body).get("partitions", 1)
+            if known is not None:
+                return _json(200, {}) if len(known) == wanted else _problem(409, "exists_differently")
+            self.create(topic, wanted)
+            return _json(201, {})
+        if known is None:
+            return _problem(404, "not_found")
+        if method == "DELETE":
+            if headers.get("if-match") != '"1"':
+                return _problem(428, "if_match_required")
+            del self.topics[topic]
+            return _json(202, {})
+        status, extra, content = _json(200, {"topic": topic, "partitions": len(known), "replicas": 3})
+        return status, {**extra, "ETag": '"1"'}, content
+
+    def _row(self, topic: str, number: int) -> dict[str, Any]:
+        partition = self.topics[topic][number]
+        replicas = [
+            {"node": f"n{i}", "url": url, "role": "follower", "in_sync": True}
+            for i, url in enumerate(self.urls)
+        ]
+        leader = {"node": f"n{partition.leader}", "url": self.urls[partition.leader]}
+        return {
+            "partition": number,
+            "leader": None if self.leaderless else leader,
+            "replicas": replicas,
+            "term": 1,
+            "start_offset": partition.start,
+            "end_offset": partition.end,
+        }
+
+    def _append(
+        self, node: int, topic: str, number: int, partition: FakePartition, body: bytes
+    ) -> tuple[int, dict[str, str], bytes] | None:
+        if self.leaderless:
+            return _problem(503, "no_leader")
+        if node != partition.leader:
+            location = f"{self.urls[partition.leader]}/v1/topics/{topic}/partitions/{number}/records"
+            return 307, {"Location": location, "Connection": "close"}, b""
+        fault = self.append_faults.popleft() if self.append_faults else None
+        if fault == "drop":
+            return None
+        if fault == "refuse":
+            return _problem(503, "overloaded", retry_after_ms=1)
+        if fault == "reject":
+            return _problem(422, "invalid", outcome="not_applied", detail="not this one")
+        if fault == "move":
+            partition.leader = (partition.leader + 1) % self._count
+            return _problem(503, "not_leader")
+        frames = split(body)
+        assert len(frames) == 1, "the client sends one batch a request"
+        status, result = partition.append(bytes(frames[0]))
+        if fault == "lose":
+            return None
+        if fault == "unknown":
+            return _problem(504, "outcome_unknown", outcome="unknown")
+        if status != 200:
+            return _problem(status, str(result))
+        assert isinstance(result, dict)
+        return _json(
+            200,
+            {
+                "appended": result["count"],
+                "placed": [{"partition": number, **result}],
+                "durable": {"replicas": 3, "synced": True, "flush": "commit"},
+            },
+        )
+
+    async def _fetch(
+        self, node: int, partition: FakePartition, query: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        offset = int(query["offset"])
+        end = partition.end - partition.lag.get(node, 0)
+        if offset < partition.start:
+            return _problem(410, "offset_expired", earliest=partition.start)
+        if int(query.get("min_offset", 0)) > end:
+            return _problem(503, "behind")
+        for _ in range(int(query.get("wait_ms", 0)) // 5):
+            end = partition.end - partition.lag.get(node, 0)
+            if end > offset:
+                break
+            await asyncio.sleep(0.005)
+        found: list[bytes] = []
+        size = 0
+        for frame in partition.frames:
+            header = Header.unpack(frame)
+            if header.next_offset <= offset or header.next_offset > end:
+                continue
+            if found and size + len(frame) > int(query["max_bytes"]):
+                break
+            found.append(frame)
+            size += len(frame)
+        return 200, {"Laminar-End-Offset": str(end), "Content-Type": "x"}, b"".join(found)
+
+    def _cursor(
+        self, method: str, topic: str, rest: list[str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        if not rest:
+            return _json(200, {"cursors": [{"cursor": c} for t, c in self.cursors if t == topic]})
+        key = (topic, rest[0])
+        known = self.cursors.get(key, {})
+        if method == "PUT":
+            asked = json.loads(body)
+            expected = asked.get("expected")
+            if expected is not None and any(known.get(each) != value for each, value in expected.items()):
+                return _problem(412, "precondition_failed")
+            self.cursors[key] = {**known, **asked["positions"]}
+            return _json(200, {"positions": self.cursors[key]})
+        if key not in self.cursors:
+            return _problem(404, "not_found")
+        if method == "DELETE":
+            del self.cursors[key]
+        return _json(200, {"positions": known})
+
+
+def _json(status: int, content: Any) -> tuple[int, dict[str, str], bytes]:
+    return status, {"Content-Type": "application/json"}, json.dumps(content).encode()
+
+
+def _problem(status: int, code: str, **more: Any) -> tuple[int, dict[str, str], bytes]:
+    return status, {"Content-Type": "application/problem+json"}, json.dumps({"code": code, **more}).encode()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Three fake nodes with a topic `t` of four partitions."""
+    fake = FakeCluster()
+    fake.start()
+    fake.create("t", 4)
+    yield fake
+    fake.stop()
