@@ -83,6 +83,7 @@ def _timestamps(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
     entry = batch.entry(Column.TIMESTAMP)
     if entry is None:
         return pyarrow.repeat(appended.cast(kind), len(batch))
+    batch.check_times()
     times = pyarrow.Array.from_buffers(
         milliseconds,
         len(batch),

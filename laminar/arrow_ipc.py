@@ -32,7 +32,7 @@ from laminar.arrow_read import (
 )
 from laminar.columns import NULLS, Column, Entry, bitmap, presence
 from laminar.flat import Scalar, Structs, Table, encode
-from laminar.frame import BatchError, Buffer
+from laminar.frame import Buffer
 from laminar.view import Batch
 
 __all__ = [
@@ -232,16 +232,7 @@ class _Body:
         times = self.batch.timestamps
         if self.rows is not None:
             times = [times[row] for row in self.rows]
-        try:
-            self._add_fixed([time * 1000 for time in times])
-        except struct.error:
-            first, behind = self.batch.base_offset, self.batch.next_offset
-            raise BatchError(
-                "malformed",
-                f"records {first} to {behind - 1}: a timestamp has no microseconds in 64 bits",
-                field="timestamp",
-                offsets=(first, behind),
-            ) from None
+        self._add_fixed([time * 1000 for time in times])
 
     def _add_variable(self, column: Column) -> None:
         if column is Column.TAG:

@@ -147,7 +147,7 @@ class _Cursor:
     def headers(self) -> list[dict[str, bytes] | None]:
         """A column of map, or of list of struct, of text to bytes; the last of equal names counts."""
         length, null_count = self.node()
-        present = self.presence(length, null_count) or "1" * length
+        present = self.presence(length, null_count)
         ends = self.ends(length)
         entries, struct_nulls = self.node()
         self.presence(entries, struct_nulls)
@@ -156,7 +156,7 @@ class _Cursor:
             raise _malformed("headers", f"{len(names)} names, {len(values)} values, offsets to {ends[-1]}")
         found: list[dict[str, bytes] | None] = []
         for row, (start, end) in enumerate(pairwise(ends)):
-            if present[row] == "0":
+            if present is not None and present[row] == "0":
                 found.append(None)
                 continue
             fields: dict[str, bytes] = {}

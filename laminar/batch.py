@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from laminar.columns import (
+    MAX_TIME_MS,
     VARIABLE,
     Cells,
     Codec,
@@ -24,10 +25,11 @@ from laminar.columns import (
     Entry,
     assemble,
     check_directory,
-    fixed,
     read_directory,
     tag_bit,
     tag_hash,
+    tag_hashes,
+    times,
     trace_ids,
     variable,
 )
@@ -53,6 +55,7 @@ from laminar.view import Batch, Record
 __all__ = [
     "HEADER_SIZE",
     "MAX_FRAME_BYTES",
+    "MAX_TIME_MS",
     "NO_PRODUCER",
     "Batch",
     "BatchError",
@@ -144,12 +147,12 @@ def _build(
     if keys is not None and _some(keys, count):
         columns.append(variable(Column.KEY, keys, codec))
     if timestamps is not None and _some(timestamps, count):
-        columns.append(fixed(Column.TIMESTAMP, "q", timestamps))
+        columns.append(times(Column.TIMESTAMP, timestamps))
     if tags is not None and _some(tags, count):
         hashed, tag_mask = _tag_columns(tags)
         columns += hashed
     if delivery_times is not None and _some(delivery_times, count):
-        columns.append(fixed(Column.DELIVERY_TIME, "q", delivery_times))
+        columns.append(times(Column.DELIVERY_TIME, delivery_times))
     if traces is not None and _some(traces, count):
         columns.append(trace_ids(traces))
     if headers is not None and _some(headers, count):
@@ -179,7 +182,7 @@ def _tag_columns(tags: Sequence[str | None]) -> tuple[list[Cells], int]:
     hashes[None] = 0
     texts = [None if tag is None else encoded[tag] for tag in tags]
     return [
-        fixed(Column.TAG_HASH, "Q", [hashes[tag] for tag in tags]),
+        tag_hashes([hashes[tag] for tag in tags]),
         variable(Column.TAG, texts),
     ], mask
 
@@ -199,13 +202,16 @@ def mergeable(frame: Buffer) -> bool:
 def merge(frames: Iterable[Buffer]) -> bytearray:
     """One unstamped frame with the records of all `frames`, in order: what the door does once a loop turn.
 
-    The frames are verified and `mergeable`. A column that only some of them have is null in the others'
-    records. Raises `BatchError` for a frame whose directory or offsets are wrong.
+    The frames are verified. A column that only some of them have is null in the others' records. Raises
+    `BatchError` for a frame that is not `mergeable`, or whose directory or offsets are wrong.
     """
     frames = list(frames)
     singles = [_single_value(frame) for frame in frames]
     if None not in singles:
         return build([value for value in singles if value is not None])
+    for frame, value in zip(frames, singles, strict=True):
+        if value is None and not mergeable(frame):
+            raise BatchError("unsupported", "merge: not a plain batch of records", field="frame")
     batches = [Batch(frame, verified=True) for frame in frames]
     values: list[Buffer] = []
     columns: set[int] = set()
@@ -255,6 +261,6 @@ def _single_value(frame: Buffer) -> memoryview | None:
     end = 200 + plain_length
     if nulls or stored_length != plain_length or end + -end % 8 != HEADER_SIZE + body_length:
         return None
-    if _SINGLE_ENDS.unpack_from(frame, 192) != (0, plain_length):
+    if _SINGLE_ENDS.unpack_from(frame, 192) != (0, plain_length) or frame[64:80] != NO_PRODUCER:
         return None
     return memoryview(frame)[200:end]

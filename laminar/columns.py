@@ -51,6 +51,9 @@ VARIABLE = 1  # int32 offsets (count + 1, from 0), then bytes; else elements of 
 NULLS = 2  # a bitmap in front, one bit a record from the lowest: 1 is present
 _KNOWN_COLUMN_FLAGS = VARIABLE | NULLS
 
+# What a time may be: in microseconds it still fits 64 bits, as Arrow and Spark want it. 292,000 years.
+MAX_TIME_MS = (2**63 - 1) // 1000
+
 _WIDTHS = {Column.TIMESTAMP: 8, Column.TAG_HASH: 8, Column.DELIVERY_TIME: 8, Column.TRACE_ID: 16}
 _COMPRESSIBLE = frozenset((Column.VALUE, Column.KEY, Column.HEADERS))
 _ALIGNMENT = 64
@@ -119,17 +122,32 @@ def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Code
     return Cells(column, Codec.NONE, 0, validity, offsets, present, stored_length, plain_length, null_count)
 
 
-def fixed(column: Column, form: str, cells: Sequence[object], missing: object = 0) -> Cells:
-    """A column of equal elements in struct's letter `form`; None is a missing cell, stored as `missing`."""
+def times(column: Column, cells: Sequence[int | None]) -> Cells:
+    """A column of times in ms; None is a missing cell, stored as 0."""
     validity, null_count = _validity(cells)
-    if null_count:
-        cells = [missing if cell is None else cell for cell in cells]
-    try:
-        data = struct.pack(f"<{len(cells)}{form}", *cells)
-    except struct.error as error:
-        raise malformed(column.name.lower(), "out of range", form, str(error)) from None
-    size = len(data)
-    return Cells(column, Codec.NONE, _WIDTHS[column], validity, b"", (data,), size, size, null_count)
+    present = [cell or 0 for cell in cells] if null_count else cells
+    _check_times(column, present)  # type: ignore[arg-type]
+    data = struct.pack(f"<{len(cells)}q", *present)
+    return Cells(column, Codec.NONE, 8, validity, b"", (data,), len(data), len(data), null_count)
+
+
+def tag_hashes(hashes: Sequence[int]) -> Cells:
+    """The column of 64-bit hashes, 0 where a record has no tag."""
+    data = struct.pack(f"<{len(hashes)}Q", *hashes)
+    return Cells(Column.TAG_HASH, Codec.NONE, 8, b"", b"", (data,), len(data), len(data), 0)
+
+
+def _check_times(column: int, found: Sequence[int]) -> None:
+    for time in (min(found), max(found)):
+        if abs(time) > MAX_TIME_MS:
+            raise malformed("time", time, f"within {MAX_TIME_MS} ms of 1970", f"column {column:d}")
+
+
+def read_times(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
+    """The times of a column in ms, each in range, whatever stands in the cells that are missing."""
+    found: tuple[int, ...] = struct.unpack_from(f"<{count}q", frame, entry.position)
+    _check_times(entry.column, found)
+    return found
 
 
 def trace_ids(cells: Sequence[bytes | None]) -> Cells:
@@ -160,9 +178,12 @@ def presence(frame: Buffer, entry: Entry, count: int) -> str | None:
     """One character a record, "1" where the cell is there; None where all are."""
     if not entry.flags & NULLS:
         return None
+    return f"{_validity_bits(frame, entry, count):0{count}b}"[::-1]
+
+
+def _validity_bits(frame: Buffer, entry: Entry, count: int) -> int:
     start = entry.validity_position
-    bits = int.from_bytes(memoryview(frame)[start : start + (count + 7) // 8], "little")
-    return f"{bits:0{count}b}"[::-1][:count]
+    return int.from_bytes(memoryview(frame)[start : start + (count + 7) // 8], "little")
 
 
 def _fold(codec: Codec, plain: bytes) -> bytes:
@@ -230,6 +251,8 @@ def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
         raise malformed("kind", header.kind.name, Kind.DATA.name, "batch")
     if header.count == 0:
         raise malformed("count", 0, "at least 1", "batch")
+    if len(frame) != header.frame_size:
+        raise malformed("length", len(frame), header.frame_size, "frame")
     if header.body_length < _HEAD.size:
         raise malformed("body_length", header.body_length, f"at least {_HEAD.size}", "batch")
     columns, reserved, directory_bytes = _HEAD.unpack_from(frame, HEADER_SIZE)
@@ -252,6 +275,11 @@ def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
         raise malformed("frame_size", header.frame_size, end, "directory")
     if Column.VALUE not in entries:
         raise malformed("column", "missing", Column.VALUE.name, "directory")
+    for entry in entries.values():
+        if entry.flags & NULLS:
+            bits = _validity_bits(frame, entry, header.count)
+            if bits >> header.count or header.count - bits.bit_count() != entry.null_count:
+                raise malformed("validity", "another number of nulls", entry.null_count, "directory")
     return entries
 
 
@@ -264,8 +292,9 @@ def _check_entry(entry: Entry, count: int, end: int) -> int:
         entry.column in _LAYOUTS and _LAYOUTS[entry.column] != width
     ):
         raise malformed("width", width, _LAYOUTS.get(entry.column, "0 or VARIABLE"), name)
-    if bool(flags & NULLS) is not (0 < entry.null_count <= count):
-        raise malformed("null_count", entry.null_count, "as the flags say", name)
+    nulls_allowed = 0 if entry.column in (Column.VALUE, Column.TAG_HASH) else count
+    if bool(flags & NULLS) is not bool(entry.null_count) or entry.null_count > nulls_allowed:
+        raise malformed("null_count", entry.null_count, "as the flags say, or not allowed", name)
     end += -end % _ALIGNMENT
     if flags & NULLS:
         if entry.validity_position != end:
@@ -307,8 +336,8 @@ def check_directory(
 
     Arithmetic and limits: how many records, how large one is with its key, tag and headers, how large
     all are when unfolded. Offsets are looked at too, which are never compressed: each column's must
-    begin at 0, never go back, and end at its plain length. Nothing is unfolded, no cell is read.
-    Costs about 20 ns a record and variable column.
+    begin at 0, never go back, and end at its plain length; and times, which must be ones that a reader can
+    write down. Nothing is unfolded, no other cell is read. Costs about 20 ns a record and such column.
     """
     header = Header.unpack(frame)
     # The count is believed only up to the limit: it sizes what is unpacked below.
@@ -328,6 +357,9 @@ def check_directory(
     every_ends = [
         read_ends(frame, entry, header.count) for entry in entries.values() if entry.flags & VARIABLE
     ]
+    for column in (Column.TIMESTAMP, Column.DELIVERY_TIME):
+        if column in entries:
+            read_times(frame, entries[column], header.count)
     if sum(ends[-1] for ends in every_ends) > max_record_bytes:
         largest = max(_record_sizes(every_ends))
         if largest > max_record_bytes:

@@ -153,6 +153,8 @@ class Header:
             raise _unsupported("version", version, VERSION)
         if kind >= len(_KINDS):
             raise _unsupported("kind", kind, len(_KINDS) - 1)
+        if kind != Kind.DATA and count:
+            raise malformed("count", count, 0, f"batch of kind {kind}")
         if flags & ~_KNOWN_FLAGS:
             raise _unsupported("flags", flags, _KNOWN_FLAGS)
         if reserved or reserved_tail != NO_PRODUCER:

@@ -20,6 +20,7 @@ from laminar.columns import (
     presence,
     read_directory,
     read_ends,
+    read_times,
     tag_hash,
     unfold,
 )
@@ -186,7 +187,7 @@ class Batch:
     @property
     def given_timestamps(self) -> list[int | None] | None:
         """The times that the producer gave, None where it gave none; None if it gave none at all."""
-        return self._fixed(Column.TIMESTAMP, "q")
+        return self._times(Column.TIMESTAMP)
 
     @property
     def tags(self) -> list[str | None] | None:
@@ -200,19 +201,26 @@ class Batch:
         tags: list[str | None] | None = self._cache["tags"]
         return tags
 
+    def check_times(self) -> None:
+        """Raise `BatchError` if a time has no microseconds in 64 bits: before Arrow is to hold them."""
+        self._times(Column.TIMESTAMP)
+
     def check_text(self) -> None:
         """Raise `BatchError` if a tag is not UTF-8: before the bytes go where text is believed (Arrow)."""
         cells = self.cells(Column.TAG)
         # All ASCII is the common case, and one pass in C; else each tag is decoded, as a cut may lie
         # inside of a character.
         if cells is not None and not bytes(cells[1]).isascii():
-            assert self.tags is not None
+            _ = self.tags
 
     def tagged(self, tag: str) -> list[int]:
         """Positions of the records with this tag; hashes are compared first, then the tags themselves."""
-        hashes = self._fixed(Column.TAG_HASH, "Q")
+        entry = self.entry(Column.TAG_HASH)
         wanted = tag_hash(tag)
-        if hashes is None or wanted not in hashes:
+        if entry is None:
+            return []
+        hashes = struct.unpack_from(f"<{len(self)}Q", self.frame, entry.position)
+        if wanted not in hashes:
             return []
         tags = self.tags or []
         return [i for i, found in enumerate(hashes) if found == wanted and tags[i] == tag]
@@ -239,7 +247,7 @@ class Batch:
     @property
     def delivery_times(self) -> list[int | None] | None:
         """When each record is due, in ms, None where it is at once; None if all are."""
-        return self._fixed(Column.DELIVERY_TIME, "q")
+        return self._times(Column.DELIVERY_TIME)
 
     @property
     def trace_ids(self) -> list[bytes | None] | None:
@@ -286,13 +294,14 @@ class Batch:
         assert entry is not None
         return self._with_nulls(entry, found)
 
-    def _fixed(self, column: Column, form: str) -> list[Any] | None:
+    def _times(self, column: Column) -> list[int | None] | None:
         entry = self.entry(column)
         if entry is None:
             return None
-        return self._with_nulls(
-            entry, list(struct.unpack_from(f"<{self.header.count}{form}", self.frame, entry.position))
-        )
+        try:
+            return self._with_nulls(entry, list(read_times(self.frame, entry, len(self))))
+        except BatchError as error:
+            raise self._bad(error) from error
 
     def _with_nulls(self, entry: Entry, cells: list[_T]) -> list[Any]:
         present = presence(self.frame, entry, self.header.count)
