@@ -1,0 +1,304 @@
+"""Gossip over UDP: drives the SWIM core with a socket, a timer and a signature.
+
+From swim-protocol come packets, statuses and signatures (HMAC-SHA256 with a salt, without its package
+version, so that releases can be mixed). The rest of its machinery is not used: no tasks for suspicions, no
+pickle, no TCP side. A datagram is checked (size, signature, types) before anything in it is looked at; what
+fails is counted and dropped. It doesn't know what the information about a member means, and nothing it says
+is more than a hint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from swimprotocol.packet import Gossip as Claim
+from swimprotocol.packet import Source
+from swimprotocol.sign import Signatures
+from swimprotocol.status import Status
+
+from membership.packets import (
+    ADDRESS,
+    LEFT,
+    Datagram,
+    PacketError,
+    address_of,
+    address_text,
+    decode,
+    encode,
+    numeric_address,
+)
+from membership.swim import Swim, SwimSettings
+
+log = logging.getLogger("membership.gossip")
+
+MAGIC = b"LMG1"
+SALT_BYTES = 16
+DIGEST_BYTES = 32
+MAX_DATAGRAM_BYTES = 1_200
+NO_SECRET = b"laminar: a cluster without a secret"
+"""The key of clusters without one: it keeps strangers' noise out, not an attacker."""
+
+_DATAGRAMS_A_TURN = 64
+_SEEDS_AGAIN_S = 30.0
+
+InfoValue = str | int | float | bytes | list[int]
+_STATUS_WORDS: dict[Status, Literal["alive", "suspect", "dead"]] = {
+    Status.ONLINE: "alive",
+    Status.SUSPECT: "suspect",
+    Status.OFFLINE: "dead",
+}
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One member as this node sees it. A dead one is listed until it is forgotten."""
+
+    node: str
+    address: str
+    status: Literal["alive", "suspect", "dead"]
+    info: dict[str, InfoValue]
+    incarnation: int
+
+
+def monotonic_ms() -> int:
+    """Return the process's monotonic clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Seal:
+    """Signs and checks datagrams: magic, salt, digest, body."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        # `check_version` would put the package's version under the signature and part nodes of two releases.
+        self._signatures = Signatures(secret or NO_SECRET, salt_len=SALT_BYTES, check_version=False)
+        assert self._signatures.digest_size == DIGEST_BYTES, self._signatures.digest_size
+
+    def close(self, body: bytes) -> bytes:
+        """Return the datagram that carries the body."""
+        salt, digest = self._signatures.sign(MAGIC + body)
+        return b"".join((MAGIC, salt, digest, body))
+
+    def open(self, data: bytes) -> bytes | None:
+        """Return the body, or None when it isn't signed with our secret."""
+        head = len(MAGIC) + SALT_BYTES + DIGEST_BYTES
+        if len(data) <= head or not data.startswith(MAGIC):
+            return None
+        salt, digest = data[len(MAGIC) : len(MAGIC) + SALT_BYTES], data[len(MAGIC) + SALT_BYTES : head]
+        body = data[head:]
+        return body if self._signatures.verify(MAGIC + body, (salt, digest)) else None
+
+
+class Gossip:
+    """Membership of one node over a bound UDP socket, which stays the caller's.
+
+    `address` is where others reach it, numeric ``host:port``. `on_change` is called with a member whose
+    status or information changed. `clock` counts ms and never
+    goes back.
+    """
+
+    def __init__(
+        self,
+        *,
+        sock: socket.socket,
+        node: str,
+        address: str,
+        secret: bytes | None,
+        info: Mapping[str, InfoValue],
+        rng: random.Random | None = None,
+        clock: Callable[[], int] = monotonic_ms,
+        settings: SwimSettings | None = None,
+        on_change: Callable[[Member], None] | None = None,
+    ) -> None:
+        numeric_address(address)  # a ValueError here, not at every peer
+        self.on_change = on_change
+        self._sock = sock
+        self._address = address
+        self._seal = Seal(secret)
+        self._clock = clock
+        self._core = Swim(
+            source=Source(node, secrets.token_bytes(8)),
+            clock=time.time_ns() // 1_000_000,
+            metadata=_metadata(address, info),
+            settings=settings or SwimSettings(),
+            rng=rng or random.Random(),
+            now_ms=clock(),
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._resolving: asyncio.Task[None] | None = None
+        self._counts = dict.fromkeys(
+            ("received", "sent", "bad_signature", "malformed", "oversize", "unsent", "unresolved"), 0
+        )
+
+    def __repr__(self) -> str:
+        return repr(self._core).replace("Swim", "Gossip", 1)
+
+    def start(self, seeds: Sequence[str] = ()) -> None:
+        """Begin. `seeds` are ``host:port`` of members; names are looked up now and again, without blocking."""
+        assert self._loop is None, "started twice"
+        self._loop = asyncio.get_running_loop()
+        self._sock.setblocking(False)
+        names = [seed for seed in seeds if not _is_numeric(seed)]
+        numeric = [seed for seed in seeds if _is_numeric(seed)]
+        self._core.set_seeds(numeric)
+        if names:
+            self._resolving = self._loop.create_task(self._resolve(names, numeric))
+        self._loop.add_reader(self._sock, self._readable)
+        self._wake()
+
+    def members(self) -> dict[str, Member]:
+        """Return all members by node name, this one included."""
+        claims = [self._core.own, *(peer.claim for peer in self._core.peers.values())]
+        return {claim.name: _member(claim) for claim in claims}
+
+    def update_info(self, info: Mapping[str, InfoValue]) -> None:
+        """Replace what this node says of itself. Raises ValueError when it is too long for a datagram."""
+        self._core.set_metadata(_metadata(self._address, info))
+        self._after()
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts: datagrams by fate, refutations, packets of others under our name; and doubt."""
+        return {
+            **self._counts,
+            "refutations": self._core.refutations,
+            "namesakes": self._core.namesakes,
+            "doubt": self._core.doubt,
+        }
+
+    async def close(self) -> None:
+        """Say farewell and stop; the socket stays open."""
+        if self._loop is None:
+            return
+        self._loop.remove_reader(self._sock)
+        self._core.leave()
+        self._flush()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._resolving is not None:
+            self._resolving.cancel()
+            await asyncio.gather(self._resolving, return_exceptions=True)
+        self._loop = None
+
+    def _readable(self) -> None:
+        for _ in range(_DATAGRAMS_A_TURN):
+            try:
+                data, sender = self._sock.recvfrom(MAX_DATAGRAM_BYTES + 1)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                # Linux reports here that an earlier datagram found nobody (ICMP): no news, the prober finds
+                # out.
+                log.debug("gossip socket: %s", error)
+                continue
+            datagram = self._opened(data)
+            if datagram is not None:
+                address = address_text(sender[0], sender[1])
+                self._core.receive(datagram, sender=address, now_ms=self._clock())
+        self._after()
+
+    def _opened(self, data: bytes) -> Datagram | None:
+        self._counts["received"] += 1
+        if len(data) > MAX_DATAGRAM_BYTES:
+            self._counts["oversize"] += 1
+            return None
+        body = self._seal.open(data)
+        if body is None:
+            self._counts["bad_signature"] += 1
+            return None
+        try:
+            return decode(body)
+        except PacketError as error:
+            self._counts["malformed"] += 1
+            log.warning("gossip: a signed datagram that makes no sense: %s", error)
+            return None
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._core.expire(now_ms=self._clock())
+        self._after()
+
+    def _after(self) -> None:
+        """Perform what the core wants after any input: send, report, sleep until its next deadline."""
+        self._flush()
+        changed = self._core.take_changed()
+        if self._loop is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            deadline_ms = self._core.deadline_ms()
+            if deadline_ms is not None:
+                delay_ms = max(0, deadline_ms - self._clock())
+                self._timer = self._loop.call_later(delay_ms / 1000, self._wake)
+        for name in changed:
+            self._report(name)
+
+    def _report(self, name: str) -> None:
+        peer = self._core.peers.get(name)
+        if self.on_change is not None and peer is not None:
+            self.on_change(_member(peer.claim))
+
+    def _flush(self) -> None:
+        for address, datagram in self._core.take_outbox():
+            data = self._seal.close(encode(datagram))
+            assert len(data) <= MAX_DATAGRAM_BYTES, len(data)
+            host, port = numeric_address(address).host, numeric_address(address).port
+            try:
+                self._sock.sendto(data, (host, port))
+            except OSError as error:
+                # Full buffer, no route, wrong family: as good as lost on the way, and SWIM lives with loss.
+                self._counts["unsent"] += 1
+                log.debug("gossip to %s: %s", address, error)
+            else:
+                self._counts["sent"] += 1
+
+    async def _resolve(self, names: Sequence[str], numeric: Sequence[str]) -> None:
+        loop = asyncio.get_running_loop()
+        found: dict[str, list[str]] = {}
+        while True:
+            for name in names:
+                host, _, port = name.rpartition(":")
+                try:
+                    family = self._sock.family
+                    infos = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM)
+                except (OSError, UnicodeError) as error:  # UnicodeError: a name that can't be one
+                    self._counts["unresolved"] += 1
+                    log.warning("gossip: seed %s: %s", name, error)
+                else:
+                    found[name] = [address_text(str(info[4][0]), int(info[4][1])) for info in infos]
+            self._core.set_seeds([*numeric, *(address for group in found.values() for address in group)])
+            await asyncio.sleep(_SEEDS_AGAIN_S if len(found) == len(names) else 1.0)
+
+
+def _is_numeric(address: str) -> bool:
+    try:
+        numeric_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _metadata(address: str, info: Mapping[str, InfoValue]) -> dict[str, bytes]:
+    taken = {ADDRESS, LEFT} & info.keys()
+    if taken:
+        raise ValueError(f"information under a reserved name: {sorted(taken)}")
+    return {ADDRESS: address.encode(), **{key: msgspec.msgpack.encode(value) for key, value in info.items()}}
+
+
+def _member(claim: Claim) -> Member:
+    metadata = claim.metadata or {}
+    info: dict[str, InfoValue] = {}
+    for key, value in metadata.items():
+        if key in (ADDRESS, LEFT):
+            continue
+        try:
+            info[key] = msgspec.msgpack.decode(value, type=InfoValue)
+        except msgspec.MsgspecError:
+            log.warning("gossip: %s of %s is of a kind we don't know", key, claim.name)
+    return Member(claim.name, address_of(metadata), _STATUS_WORDS[claim.status], info, claim.clock)

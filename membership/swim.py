@@ -1,0 +1,435 @@
+"""SWIM as a pure core: who seems alive, found out by probing and told by gossip.
+
+After A. Das, I. Gupta, A. Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group
+Membership Protocol" (2002), with what A. Dadgar and others add in "Lifeguard" (2017): a member that is slow
+itself doubts itself before it doubts others. Packets and statuses are swim-protocol's. Feed it datagrams and
+instants; take from it datagrams to send and changes to report. It reads no clock, opens no socket, and draws
+from the generator it is given. What it says is a hint: nothing may be deleted, elected or counted on its
+word.
+
+1. A claim about a member is replaced only by one with a higher clock, or by a worse one with the same clock
+   (online < suspect < offline).
+2. Only the member itself raises its clock; it does when it hears a claim that it isn't online.
+3. Probing never ends: in rounds over all available members in shuffled order, and with nobody to probe the
+   seeds are asked.
+4. An offline member is remembered for a while, so that old news don't revive it, and then forgotten.
+5. From one member's second-hand word, an online member becomes suspect at worst (`Status.transition`): it can
+   always answer before it counts as offline. Only its own farewell counts at once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from swimprotocol.packet import Ack, Gossip, Packet, Ping, PingReq, Source
+from swimprotocol.status import Status
+
+from membership.claims import SEVERITY, Peer, doubts, follow, newer, spread
+from membership.packets import ADDRESS, LEFT, Datagram, address_of, encode, update_size
+from membership.rumours import Rumours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwimSettings:
+    """Periods and bounds. The defaults find a dead member within about five seconds."""
+
+    probe_period_ms: int = 1_000
+    probe_timeout_ms: int = 300
+    indirect_probes: int = 3
+    suspicion_ms: int = 3_000
+    gossip_period_ms: int = 200
+    gossip_fanout: int = 3
+    retransmit_factor: int = 3
+    sync_period_ms: int = 15_000
+    seek_period_ms: int = 5_000
+    remember_ms: int = 60_000
+    late_ms: int = 100
+    max_doubt: int = 4
+    max_body_bytes: int = 1_148  # 1,200 on the wire less the signature
+    max_update_bytes: int = 800  # so that a ping holds it whatever the names
+
+
+@dataclass(slots=True)
+class _Probe:
+    target: str
+    number: int
+    indirect_ms: int | None  # when others are asked to try
+    end_ms: int
+    answered: bool = False
+
+
+@dataclass(slots=True)
+class _Relay:
+    requester: str
+    number: int
+    end_ms: int
+
+
+Item = TypeVar("Item")
+_MAX_RELAYS = 1_000
+
+
+class Swim:
+    """One member's view of all, itself left out (`own` is its claim about itself).
+
+    `source` names this member and this life of it; `clock` should be higher than in any former life (wall
+    time in ms will do: if it isn't, the member catches up as soon as it hears of the former one). `metadata`
+    must hold `ADDRESS`.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        clock: int,
+        metadata: Mapping[str, bytes],
+        settings: SwimSettings,
+        rng: random.Random,
+        now_ms: int,
+    ) -> None:
+        self.source = source
+        self.settings = settings
+        self.peers: dict[str, Peer] = {}
+        self.own = self._own(clock, metadata)
+        self.doubt = 0
+        """How much this member distrusts itself: 0 to `max_doubt`; its patience grows with it."""
+        self.refutations = 0
+        self.namesakes = 0
+        self._rng = rng
+        self._seeds: list[str] = []
+        self._left = False
+        self._number = rng.getrandbits(48)  # so that an answer to a former life's probe answers none of ours
+        self._round: list[str] = []
+        self._probe: _Probe | None = None
+        self._relays: dict[int, _Relay] = {}
+        self._rumours = Rumours(factor=settings.retransmit_factor)
+        self._outbox: list[tuple[str, Datagram]] = []
+        self._changed: dict[str, None] = {}
+        self._next_probe_ms = self._next_seek_ms = now_ms
+        self._next_gossip_ms = now_ms + settings.gossip_period_ms
+        self._next_sync_ms = now_ms + settings.sync_period_ms
+
+    def __repr__(self) -> str:
+        counts = dict.fromkeys(SEVERITY, 0)
+        for peer in self.peers.values():
+            counts[peer.claim.status] += 1
+        told = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
+        return f"<Swim {self.source.name} @{self.own.clock}: {told}; doubt {self.doubt}>"
+
+    # Inputs.
+
+    def set_seeds(self, addresses: Iterable[str]) -> None:
+        """Remember numeric addresses at which members may be found; the own one among them does no harm."""
+        self._seeds = [address for address in addresses if address != address_of(self.own.metadata or {})]
+
+    def set_metadata(self, metadata: Mapping[str, bytes]) -> None:
+        """Change what this member says of itself. Raises ValueError when it doesn't fit a datagram."""
+        self.own = self._own(self.own.clock + 1, metadata)
+        self._rumours.add(self.source.name)
+
+    def leave(self) -> None:
+        """Say farewell: some members are told at once that this one goes, and tell the others."""
+        self._left = True
+        self._probe = None
+        self.own = replace(self.own, clock=self.own.clock + 1, status=Status.OFFLINE, metadata={LEFT: b""})
+        for peer in self._some_available(self.settings.gossip_fanout + 2):
+            self._send(peer.address, self.own)
+
+    def receive(self, datagram: Datagram, *, sender: str, now_ms: int) -> None:
+        """Take in a datagram that came, authenticated, from the address `sender`."""
+        packet = datagram.packet
+        if packet.source.name == self.source.name:
+            if packet.source != self.source:
+                self.namesakes += 1  # a former life's last words, or another node with this name
+            return
+        for update in datagram.updates:
+            self._hear(update, now_ms)
+        if isinstance(packet, Gossip):
+            self._hear(packet, now_ms)
+        elif isinstance(packet, Ping):
+            self._answer(packet, datagram, sender)
+        elif isinstance(packet, PingReq):
+            self._try_for(packet, datagram, sender, now_ms)
+        elif isinstance(packet, Ack):
+            self._answered(packet, datagram)
+
+    def deadline_ms(self) -> int | None:
+        """Return when `expire` has something to do; None after `leave`."""
+        if self._left:
+            return None
+        if self._rumours:
+            # News may come long after the last were told: this instant can lie in the past, the others can't.
+            return min(self._next_gossip_ms, self._timer_ms())
+        return self._timer_ms()
+
+    def expire(self, *, now_ms: int) -> None:
+        """Do what is due."""
+        if self._left:
+            return
+        late_ms = now_ms - self._timer_ms()
+        if late_ms > self.settings.late_ms:
+            self._be_patient(late_ms)
+        self._expire_peers(now_ms)
+        self._expire_probe(now_ms)
+        if self._rumours and now_ms >= self._next_gossip_ms:
+            self._next_gossip_ms = now_ms + self.settings.gossip_period_ms
+            self._gossip()
+        if now_ms >= self._next_seek_ms:
+            self._seek(now_ms)
+        if now_ms >= self._next_sync_ms:
+            self._next_sync_ms = now_ms + self.settings.sync_period_ms
+            for peer in self._some_available(1):
+                self._send_everything(peer.address)
+
+    # Outputs.
+
+    def take_outbox(self) -> list[tuple[str, Datagram]]:
+        """Return the datagrams to send, each with its address, and forget them."""
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def take_changed(self) -> list[str]:
+        """Return the names whose claim changed since the last call."""
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def _timer_ms(self) -> int:
+        timer_ms = min(self._next_probe_ms, self._next_seek_ms, self._next_sync_ms)
+        if self._probe is not None and self._probe.indirect_ms is not None:
+            timer_ms = min(timer_ms, self._probe.indirect_ms)
+        return min([timer_ms, *(peer.until_ms for peer in self.peers.values() if peer.until_ms is not None)])
+
+    # Claims.
+
+    def _own(self, clock: int, metadata: Mapping[str, bytes]) -> Gossip:
+        own = Gossip(self.source, self.source.name, clock, Status.ONLINE, dict(metadata))
+        assert ADDRESS in metadata, "a member says where it is"
+        size, limit = update_size(own), self.settings.max_update_bytes
+        if size > limit:
+            raise ValueError(f"what a member says of itself takes {size} bytes, of at most {limit}")
+        return own
+
+    def _hear(self, update: Gossip, now_ms: int) -> None:
+        if update.name == self.source.name:
+            self._hear_of_self(update)
+            return
+        peer = self.peers.get(update.name)
+        if peer is None:
+            # An offline stranger is not taken in: news of the dead would otherwise outlive every memory.
+            if update.status & Status.AVAILABLE and update.metadata and ADDRESS in update.metadata:
+                peer = self.peers[update.name] = Peer(update)
+                self._round.insert(self._rng.randint(0, len(self._round)), update.name)
+                self._claimed(peer, now_ms)
+            return
+        if not newer(update, peer.claim):
+            return
+        peer.claim = follow(update, peer.claim)
+        self._claimed(peer, now_ms)
+
+    def _hear_of_self(self, update: Gossip) -> None:
+        if self._left or not newer(update, self.own):
+            return
+        # Somebody doubts us, or remembers a former life whose clock was ahead.
+        self.own = replace(self.own, clock=update.clock + 1)
+        self._rumours.add(self.source.name)
+        self.refutations += 1
+        if update.status == Status.SUSPECT:
+            self._doubt_self()
+
+    def _claimed(self, peer: Peer, now_ms: int) -> None:
+        """Follow a new claim: set its timer, tell others, report it."""
+        if peer.claim.status == Status.SUSPECT:
+            peer.until_ms = now_ms + self._suspicion_ms()
+        elif peer.claim.status == Status.OFFLINE:
+            peer.until_ms = now_ms + self.settings.remember_ms
+        else:
+            peer.until_ms = None
+        self._rumours.add(peer.claim.name)
+        self._changed[peer.claim.name] = None
+
+    def _expire_peers(self, now_ms: int) -> None:
+        for name, peer in list(self.peers.items()):
+            if peer.until_ms is None or now_ms < peer.until_ms:
+                continue
+            if peer.claim.status == Status.SUSPECT:
+                peer.claim = replace(peer.claim, source=self.source, status=Status.OFFLINE)
+                self._claimed(peer, now_ms)
+            else:
+                del self.peers[name]
+                self._rumours.discard(name)
+
+    # Patience.
+
+    def _suspicion_ms(self) -> int:
+        # In a large cluster a refutation travels further.
+        size = max(1.0, math.log10(len(self.peers) + 1))
+        return int(self.settings.suspicion_ms * size * (1 + self.doubt))
+
+    def _doubt_self(self) -> None:
+        self.doubt = min(self.settings.max_doubt, self.doubt + 1)
+
+    def _be_patient(self, late_ms: int) -> None:
+        """Woken late: the answers may lie in the socket unread, so nobody is judged for that time."""
+        self._doubt_self()
+        if self._probe is not None:
+            self._probe.end_ms += late_ms
+            self._next_probe_ms = self._probe.end_ms
+            if self._probe.indirect_ms is not None:
+                self._probe.indirect_ms += late_ms
+        for peer in self.peers.values():
+            if peer.claim.status == Status.SUSPECT and peer.until_ms is not None:
+                peer.until_ms += late_ms
+
+    # Probing.
+
+    def _expire_probe(self, now_ms: int) -> None:
+        probe = self._probe
+        if probe is not None and probe.indirect_ms is not None and now_ms >= probe.indirect_ms:
+            probe.indirect_ms = None
+            for helper in self._some_available(self.settings.indirect_probes, besides=probe.target):
+                self._send(helper.address, PingReq(self.source, probe.target), probe=probe.number)
+        if now_ms < self._next_probe_ms:
+            return
+        if probe is not None and not probe.answered:
+            peer = self.peers.get(probe.target)
+            if peer is not None and peer.claim.status == Status.ONLINE:
+                peer.claim = replace(peer.claim, source=self.source, status=Status.SUSPECT)
+                self._claimed(peer, now_ms)
+                self._ping(peer)  # tell it first: only it can refute
+        self._relays = {number: relay for number, relay in self._relays.items() if now_ms < relay.end_ms}
+        self._start_probe(now_ms)
+
+    def _start_probe(self, now_ms: int) -> None:
+        patience = 1 + self.doubt
+        self._next_probe_ms = now_ms + self.settings.probe_period_ms * patience
+        self._probe = None
+        target = self._next_target()
+        if target is None:
+            return
+        indirect_ms = now_ms + self.settings.probe_timeout_ms * patience
+        number = self._ping(target)
+        self._probe = _Probe(target.claim.name, number, indirect_ms, self._next_probe_ms)
+
+    def _next_target(self) -> Peer | None:
+        for _ in range(2):
+            while self._round:
+                peer = self.peers.get(self._round.pop())
+                if peer is not None and peer.available:
+                    return peer
+            self._round = [name for name, peer in self.peers.items() if peer.available]
+            self._rng.shuffle(self._round)
+        return None
+
+    def _ping(self, peer: Peer) -> int:
+        self._number += 1
+        self._send(peer.address, Ping(self.source), probe=self._number, first=[self.own, *doubts(peer)])
+        return self._number
+
+    def _answer(self, ping: Ping, datagram: Datagram, sender: str) -> None:
+        if self._left:
+            return
+        peer = self.peers.get(ping.source.name)
+        self._send(sender, Ack(self.source), probe=datagram.probe, first=doubts(peer))
+        if datagram.wants_all:
+            self._send_everything(sender)
+
+    def _try_for(self, request: PingReq, datagram: Datagram, sender: str, now_ms: int) -> None:
+        target = self.peers.get(request.target)
+        if target is None or self._left or len(self._relays) >= _MAX_RELAYS:
+            return
+        number = self._ping(target)
+        end_ms = now_ms + self.settings.probe_period_ms * (1 + self.settings.max_doubt)
+        self._relays[number] = _Relay(sender, datagram.probe, end_ms)
+
+    def _answered(self, ack: Ack, datagram: Datagram) -> None:
+        relay = self._relays.pop(datagram.probe, None)
+        if relay is not None:
+            # The target's own source, as in swim-protocol: the one who asked hears of the target, not of us.
+            self._send(relay.requester, ack, probe=relay.number)
+            return
+        probe = self._probe
+        if probe is None or (datagram.probe, ack.source.name) != (probe.number, probe.target):
+            return
+        if not probe.answered:
+            probe.answered, probe.indirect_ms = True, None
+            self.doubt = max(0, self.doubt - 1)
+
+    # Telling.
+
+    def _seek(self, now_ms: int) -> None:
+        """Ask where members may be that we don't see: unknown seeds, and one that counts as offline."""
+        reached = {peer.address for peer in self.peers.values() if peer.available}
+        alone = not reached
+        period_ms = self.settings.probe_period_ms if alone else self.settings.seek_period_ms
+        self._next_seek_ms = now_ms + period_ms
+        missing = [address for address in self._seeds if address not in reached]
+        for address in self._draw(missing, self.settings.gossip_fanout):
+            self._send(address, Ping(self.source), first=(self.own,), wants_all=True)
+        offline = [peer for peer in self.peers.values() if not peer.available]
+        for peer in self._draw(offline, 1):
+            self._ping(peer)
+
+    def _gossip(self) -> None:
+        for peer in self._some_available(self.settings.gossip_fanout):
+            news = next(self._rumours.least_told(), None)
+            if news is None:
+                return
+            claim = self._claim_of(news)
+            self._rumours.told(news, members=len(self.peers) + 1)
+            self._send(peer.address, claim, besides=news)
+
+    def _send_everything(self, address: str) -> None:
+        claims = [self.own, *(spread(peer.claim) for peer in self.peers.values())]
+        while claims:
+            first = claims.pop()
+            room = self._room(first)
+            rest: list[Gossip] = []
+            while claims and update_size(claims[-1]) <= room:
+                room -= update_size(claims[-1])
+                rest.append(claims.pop())
+            self._outbox.append((address, Datagram(replace(first, source=self.source), updates=tuple(rest))))
+
+    def _send(
+        self,
+        address: str,
+        packet: Packet,
+        *,
+        probe: int = 0,
+        first: Sequence[Gossip] = (),
+        wants_all: bool = False,
+        besides: str | None = None,
+    ) -> None:
+        """Send a packet with the updates in `first` and as many rumours as fit."""
+        updates = [spread(update) for update in first]
+        room = self._room(packet) - sum(map(update_size, updates))
+        assert room >= 0, (room, packet, updates)
+        told = {update.name for update in updates} | {besides}
+        for name in self._rumours.least_told():
+            if name in told:
+                continue
+            claim = self._claim_of(name)
+            size = update_size(claim)
+            if size <= room:
+                room -= size
+                updates.append(claim)
+                self._rumours.told(name, members=len(self.peers) + 1)
+        if isinstance(packet, Gossip):
+            packet = replace(packet, source=self.source)
+        self._outbox.append((address, Datagram(packet, probe, wants_all, tuple(updates))))
+
+    def _room(self, packet: Packet) -> int:
+        head = len(encode(Datagram(packet, 1 << 61)))
+        return self.settings.max_body_bytes - head - 4  # the count of updates may take more than a byte
+
+    def _claim_of(self, name: str) -> Gossip:
+        return self.own if name == self.source.name else spread(self.peers[name].claim)
+
+    def _some_available(self, count: int, *, besides: str | None = None) -> list[Peer]:
+        return self._draw([p for p in self.peers.values() if p.available and p.claim.name != besides], count)
+
+    def _draw(self, items: list[Item], count: int) -> list[Item]:
+        return self._rng.sample(items, min(count, len(items)))
