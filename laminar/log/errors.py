@@ -1,0 +1,82 @@
+"""What can go wrong between the log and the disk, as types.
+
+`StorageError` is the family of the world's mistakes: a failing disk, rotten bytes, a full file system.
+`BrokenChain` is a peer's mistake: a frame that does not follow the log's end. Our own mistakes are asserts.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class StorageError(Exception):
+    """A disk, a file or bytes in it did not do what they should."""
+
+
+class DiskError(StorageError):
+    """An operation of the operating system failed; the one place where `OSError` is translated."""
+
+    def __init__(self, operation: str, path: str, number: int, text: str) -> None:
+        super().__init__(f"{operation} {path}: {text} (errno {number})")
+        self.operation = operation
+        self.path = path
+        self.errno = number
+
+    @classmethod
+    def of(cls, operation: str, path: str, error: OSError) -> DiskError:
+        return cls(operation, path, error.errno or 0, error.strerror or str(error))
+
+    @property
+    def is_full(self) -> bool:
+        """The file system has no room (or no quota) left."""
+        return self.errno in (errno.ENOSPC, errno.EDQUOT)
+
+    @property
+    def is_missing(self) -> bool:
+        """The file or directory is not there."""
+        return self.errno == errno.ENOENT
+
+
+class DamagedDocument(StorageError):
+    """Copies of a numbered document exist, but none is whole."""
+
+
+class DamagedRange(StorageError):
+    """Entries whose stored bytes are not what the index says; a reader may go on behind them.
+
+    `first_index` to `last_index` (both included) hold the offsets from `first_offset` up to, not
+    including, `next_offset`; `file` and `position` say where the bytes lie.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_index: int,
+        last_index: int,
+        first_offset: int,
+        next_offset: int,
+        file: str,
+        position: int,
+    ) -> None:
+        super().__init__(
+            f"entries {first_index} to {last_index} (offsets {first_offset} to {next_offset - 1}) "
+            f"are damaged: {file} at position {position}"
+        )
+        self.first_index = first_index
+        self.last_index = last_index
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        self.file = file
+        self.position = position
+
+
+class StorageClosed(StorageError):
+    """The storage was closed, or its journal failed, before the request was done."""
+
+
+class EntriesGone(StorageError):
+    """A truncation or a new log start took the entries away while they were read."""
+
+
+class BrokenChain(ValueError):
+    """A frame does not continue the log: wrong index, previous term, offset or time. It changed nothing."""

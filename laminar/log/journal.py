@@ -1,0 +1,182 @@
+"""The journal's single writer: frames into files, one sync each.
+
+It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what
+the records mean. All of it runs in one thread, except `prepare_spare`, which may run beside it.
+A failed sync leaves the object unusable: the process ends and recovers (STORAGE.md 3.6).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laminar.log.codec import FrameFlag, FrameHead, encode_frame, padded_size
+from laminar.log.disk import Buffer, Disk, File
+from laminar.log.errors import DiskError
+from laminar.log.settings import MIB, StorageSettings
+
+_SPARE = "spare"
+_ZEROS = bytes(MIB)
+
+
+def journal_name(number: int) -> str:
+    return f"journal-{number}"
+
+
+def journal_numbers(disk: Disk, home: str) -> list[int]:
+    """The numbers of the journal files in a home, lowest first."""
+    prefix = journal_name(0)[:-1]
+    return sorted(
+        int(name[len(prefix) :])
+        for name in disk.list(home)
+        if name.startswith(prefix) and name[len(prefix) :].isdigit()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a frame (or the last of a pair) lies: its LSN, its file, where it ends, bytes used."""
+
+    lsn: int
+    file_number: int
+    end_position: int
+    size: int
+
+
+class Journal:
+    """One generation of a shard's journal, opened at the head of a new file."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        home: str,
+        settings: StorageSettings,
+        *,
+        generation: int,
+        seed: int,
+        number: int,
+        lsn: int,
+    ) -> None:
+        """`number` of the first file, above any seen; `lsn`: the highest of any former generation."""
+        self._disk = disk
+        self._home = home
+        self._settings = settings
+        self.generation = generation
+        self.seed = seed
+        self.lsn = lsn
+        self.durable_lsn = lsn
+        self._hard_state_lsn = 0
+        self.number = number
+        self._disk.unlink(os.path.join(home, _SPARE))
+        self._capacity = settings.first_journal_file_bytes
+        self._file = self._make(journal_name(number), self._capacity)
+        self._position = 0
+        self._spare: tuple[File, int] | None = None
+        # No file could be made ready for when this one is full: the disk is. Set by `prepare_spare`.
+        self.starved = False
+
+    def _make(self, name: str, size: int) -> File:
+        """A new zero-filled file. On written blocks a sync costs two thirds, and nothing can lack room."""
+        file = self._disk.open(os.path.join(self._home, name), create=True, exclusive=True)
+        for position in range(0, size, MIB):
+            file.pwritev([_ZEROS[: size - position]], position)
+        file.sync()
+        self._disk.sync_directory(self._home)
+        return file
+
+    def open_generation(self) -> Written:
+        """The first, empty frame. It is durable before a checkpoint names this generation."""
+        return self.write([], records=0, hard_states=[])
+
+    def write(self, parts: Sequence[Buffer], *, records: int, hard_states: Sequence[Buffer]) -> Written:
+        """Write the records in `parts` as one frame and sync it. Durable when this returns.
+
+        `hard_states` are those of the parts that are hard states (head and payload each): they are written
+        a second time, as a twin behind the frame, in the same sync. Raises `DiskError`.
+        """
+        length = sum(map(len, parts))
+        flags = (FrameFlag.HARD_STATE if hard_states else 0) | (0 if records else FrameFlag.MARKER)
+        buffers = self._encode(parts, flags=flags, records=records, length=length)
+        if hard_states:
+            # The last LSN at which a hard state lies is, for the twin, that of the frame before it.
+            self._hard_state_lsn = self.lsn
+            twin_length = sum(map(len, hard_states))
+            twin_flags = FrameFlag.HARD_STATE | FrameFlag.TWIN
+            buffers += self._encode(
+                hard_states, flags=twin_flags, records=len(hard_states) // 2, length=twin_length
+            )
+            self._hard_state_lsn = self.lsn
+        size = padded_size(length) + (padded_size(twin_length) if hard_states else 0)
+        if self._position + size > self._capacity:
+            self._roll(size)
+        written = self._file.pwritev(buffers, self._position)
+        assert written == size, f"a frame of {size} bytes took {written}"
+        self._file.sync()
+        self._position += size
+        self.durable_lsn = self.lsn
+        return Written(self.lsn, self.number, self._position, size)
+
+    def _encode(self, parts: Sequence[Buffer], *, flags: int, records: int, length: int) -> list[Buffer]:
+        self.lsn += 1
+        head = FrameHead(
+            flags=flags,
+            generation=self.generation,
+            lsn=self.lsn,
+            durable_lsn=self.durable_lsn,
+            hard_state_lsn=self._hard_state_lsn,
+            records=records,
+            length=length,
+        )
+        return encode_frame(head, parts, self.seed)
+
+    def _roll(self, size: int) -> None:
+        """Go on in a new file: the spare one where it is ready and large enough."""
+        self.number += 1
+        name = journal_name(self.number)
+        spare, self._spare = self._spare, None
+        self._file.close()
+        if spare is not None and spare[1] >= size:
+            self._file, self._capacity = spare
+            self._disk.rename(os.path.join(self._home, _SPARE), os.path.join(self._home, name))
+        else:
+            # Not zero-filled: that would make everybody wait. Appending costs about the same once.
+            self._capacity = max(size, self._next_capacity())
+            self._file = self._disk.open(os.path.join(self._home, name), create=True, exclusive=True)
+        self._disk.sync_directory(self._home)
+        self._position = 0
+
+    def _next_capacity(self) -> int:
+        return min(4 * self._capacity, self._settings.journal_file_bytes)
+
+    def wants_spare(self) -> bool:
+        """A quarter of the file is used and no next one is ready."""
+        return self._spare is None and self._position >= self._capacity // 4
+
+    def prepare_spare(self) -> None:
+        """Make the next file ready, in another thread than the writer's. A full disk sets `starved`."""
+        path = os.path.join(self._home, _SPARE)
+        try:
+            self._disk.unlink(path)
+            capacity = self._next_capacity()
+            self._spare = (self._make(_SPARE, capacity), capacity)
+            self.starved = False
+        except DiskError as error:
+            if not error.is_full:
+                raise
+            self.starved = True
+            self._disk.unlink(path)
+
+    def delete_before(self, number: int) -> None:
+        """Remove the files below `number`. Only when a durable checkpoint stands for all their frames."""
+        for old in journal_numbers(self._disk, self._home):
+            if old < number:
+                self._disk.unlink(os.path.join(self._home, journal_name(old)))
+
+    def statistics(self) -> dict[str, int]:
+        return {"lsn": self.lsn, "file": self.number, "position": self._position, "capacity": self._capacity}
+
+    def close(self) -> None:
+        self._file.close()
+        if self._spare is not None:
+            self._spare[0].close()

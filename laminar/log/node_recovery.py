@@ -1,0 +1,174 @@
+"""A node's start: every journal recovered, and the logs dealt out anew when the number of shards changed.
+
+Runs in a process of its own before any shard opens (STORAGE.md 3.1 and 3.7). Shards' homes carry the
+number of a map; the map, written last, says which homes count. So a crash at any step leaves either the
+old homes, untouched in meaning, or the new ones.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from laminar.log.disk import Disk
+from laminar.log.document import Document
+from laminar.log.journal import Journal
+from laminar.log.manifest import Manifest, ReplicaEntry
+from laminar.log.reading import Readers
+from laminar.log.recovery import Recovered, recover_home
+from laminar.log.settings import StorageSettings
+from laminar.log.writer import Writer
+
+_HOME = re.compile(r"(\d+)-(\d+)")
+ShardOf = Callable[[ReplicaEntry, int], int]
+
+
+class Map(msgspec.Struct, frozen=True):
+    """Which homes count: those of `number`, one for each of `shards`."""
+
+    number: int
+    shards: int
+
+
+def shard_home(data_directory: str, shards: Map, shard: int) -> str:
+    return os.path.join(data_directory, "shards", f"{shards.number}-{shard}")
+
+
+def controller_home(data_directory: str) -> str:
+    return os.path.join(data_directory, "controller")
+
+
+def logs_directory(data_directory: str) -> str:
+    return os.path.join(data_directory, "logs")
+
+
+def recover_node(
+    disk: Disk,
+    data_directory: str,
+    *,
+    shards: int,
+    shard_of: ShardOf,
+    settings: StorageSettings | None = None,
+    rng: random.Random | None = None,
+) -> Map:
+    """Recover every home of a node, for `shards` shards from now on; returns the map to open homes by.
+
+    `shard_of(entry, shards)` is the shard that owns a replica. Blocks. Raises `StorageError`; then nothing
+    is lost, and it may be tried again.
+    """
+    assert shards > 0, f"a node with {shards} shards"
+    node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
+    disk.make_directory(os.path.join(data_directory, "shards"))
+    document = Document(disk, data_directory, "map")
+    payload = document.read()
+    current = Map(1, shards) if payload is None else msgspec.msgpack.decode(payload, type=Map)
+    # Also what was only read: it may have been in the page cache alone.
+    document.write(msgspec.msgpack.encode(current))
+    node.remove_homes(lambda number: number != current.number)
+    if disk.exists(controller_home(data_directory)):
+        node.recover(controller_home(data_directory)).close()
+    homes = [
+        home
+        for home in (shard_home(data_directory, current, shard) for shard in range(current.shards))
+        if disk.exists(home)
+    ]
+    if shards == current.shards:
+        for home in homes:
+            node.recover(home).close()
+        return current
+    wanted = Map(current.number + 1, shards)
+    recovered = [node.recover(home) for home in homes]
+    try:
+        node.deal(recovered, wanted, shard_of)
+    finally:
+        for home_state in recovered:
+            home_state.close()
+    document.write(msgspec.msgpack.encode(wanted))
+    node.remove_homes(lambda number: number != wanted.number)
+    return wanted
+
+
+class _Node:
+    def __init__(
+        self, disk: Disk, data_directory: str, settings: StorageSettings, rng: random.Random
+    ) -> None:
+        self._disk = disk
+        self._data_directory = data_directory
+        self._settings = settings
+        self._rng = rng
+
+    def recover(self, home: str) -> Recovered:
+        return recover_home(
+            self._disk,
+            home,
+            logs_directory(self._data_directory),
+            settings=self._settings,
+            rng=self._rng,
+            readers=Readers(threads=1, inline_bytes=self._settings.inline_read_bytes),
+        )
+
+    def remove_homes(self, unwanted: Callable[[int], bool]) -> None:
+        """Homes of another map: left over from a change that did not finish, or that did."""
+        directory = os.path.join(self._data_directory, "shards")
+        for name in self._disk.list(directory):
+            found = _HOME.fullmatch(name)
+            if found and unwanted(int(found[1])):
+                self._disk.remove_tree(os.path.join(directory, name))
+        self._disk.sync_directory(directory)
+
+    def deal(self, old: list[Recovered], wanted: Map, shard_of: ShardOf) -> None:
+        """Write the homes of the wanted map: durable checkpoints and manifests, that nobody reads yet."""
+        entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]
+        writers = [self._new_home(shard_home(self._data_directory, wanted, s)) for s in range(wanted.shards)]
+        for home in old:
+            logs = dict(home.writer.logs)
+            hard_states = dict(home.writer.hard_states)
+            lost = set(home.writer.lost)
+            for entry in home.manifest.entries:
+                shard = shard_of(entry, wanted.shards)
+                assert 0 <= shard < wanted.shards, f"{entry} belongs to shard {shard} of {wanted.shards}"
+                entry = msgspec.structs.replace(
+                    entry, log_id=home.writer.replaced.get(entry.log_id, entry.log_id)
+                )
+                entries[shard].append(entry)
+                writer = writers[shard]
+                if entry.log_id in logs:
+                    writer.logs[entry.log_id] = logs.pop(entry.log_id)
+                if entry.replica_id in hard_states:
+                    writer.hard_states[entry.replica_id] = hard_states.pop(entry.replica_id)
+                if entry.replica_id in lost:
+                    lost.discard(entry.replica_id)
+                    writer.lost.add(entry.replica_id)
+            # What no manifest names yet is kept: data is deleted on an explicit word only.
+            writers[0].logs |= logs
+            writers[0].hard_states |= hard_states
+            writers[0].lost |= lost
+        for shard, writer in enumerate(writers):
+            Manifest(self._disk, shard_home(self._data_directory, wanted, shard)).replace(entries[shard])
+            writer.checkpoint()
+            writer.journal.close()
+
+    def _new_home(self, home: str) -> Writer:
+        self._disk.make_directory(home)
+        journal = Journal(
+            self._disk,
+            home,
+            self._settings,
+            generation=1,
+            seed=self._rng.getrandbits(32),
+            number=1,
+            lsn=0,
+        )
+        place = journal.open_generation()
+        return Writer(
+            self._disk,
+            home=home,
+            logs_directory=logs_directory(self._data_directory),
+            journal=journal,
+            place=place,
+            settings=self._settings,
+        )

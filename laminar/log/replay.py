@@ -1,0 +1,111 @@
+"""Reading a journal back, in memory: which frames count, which are torn, which were lost to damage.
+
+It reads files and changes none: recovery decides by it what to write. The rules are STORAGE.md 3.2:
+an LSN that is missing below a later frame's `durable_lsn` was durable once, so its loss is damage; one
+that no later frame vouches for is the torn tail, and dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from laminar.log.codec import (
+    BLOCK_SIZE,
+    HEAD_SIZE,
+    FrameFlag,
+    FrameHead,
+    RecordKind,
+    decode_frame,
+    decode_records,
+)
+from laminar.log.disk import Disk
+from laminar.log.journal import journal_name, journal_numbers
+from laminar.log.state import Checkpoint
+
+
+@dataclass(slots=True)
+class FoundFrame:
+    """A whole frame, and where it lies. `stored` are its bytes with the padding."""
+
+    head: FrameHead
+    file_name: str
+    position: int
+    stored: memoryview
+
+    def records(self) -> Iterator[tuple[RecordKind, int, memoryview]]:
+        body = self.stored[HEAD_SIZE : HEAD_SIZE + self.head.length]
+        return decode_records(body, self.head.records)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a journal says.
+
+    `kept` frames are to be replayed, in order. `votes_only` is a twin behind the torn tail: its hard states
+    count. `unsure` frames lie above the newest `durable_lsn` and must be written again before anything is
+    built on them. `damaged`: records are missing that were durable; `votes_lost_before` is then the LSN
+    below which hard states may be missing (0: none are).
+    """
+
+    kept: list[FoundFrame] = field(default_factory=list)
+    votes_only: list[FoundFrame] = field(default_factory=list)
+    unsure: list[FoundFrame] = field(default_factory=list)
+    highest_lsn: int = 0
+    damaged: bool = False
+    votes_lost_before: int = 0
+
+
+def scan(disk: Disk, home: str, checkpoint: Checkpoint) -> tuple[list[FoundFrame], bool]:
+    """All whole frames of the checkpoint's generation behind it, and whether its journal file is missing."""
+    frames: list[FoundFrame] = []
+    numbers = [number for number in journal_numbers(disk, home) if number >= checkpoint.journal_file]
+    for number in numbers:
+        start = checkpoint.journal_position if number == checkpoint.journal_file else 0
+        name = journal_name(number)
+        file = disk.open(os.path.join(home, name))
+        try:
+            data = memoryview(file.pread(max(file.size() - start, 0), start))
+        finally:
+            file.close()
+        position = 0
+        while position < len(data):
+            head = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
+            if head is None:
+                position += BLOCK_SIZE
+                continue
+            end = position + head.stored_size
+            if head.lsn > checkpoint.lsn:
+                stored = data[position : position + HEAD_SIZE + head.length]
+                frames.append(FoundFrame(head, name, start + position, stored))
+            position = end
+    return frames, checkpoint.journal_file not in numbers
+
+
+def judge(frames: list[FoundFrame], checkpoint: Checkpoint, *, file_missing: bool) -> Verdict:
+    """Sort the frames found into what counts and what does not. Pure."""
+    verdict = Verdict(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
+    if file_missing:
+        verdict.damaged = True
+        verdict.votes_lost_before = verdict.highest_lsn + 1
+    durable_lsn = max([checkpoint.lsn, *(frame.head.durable_lsn for frame in frames)])
+    expected = checkpoint.lsn + 1
+    for place, frame in enumerate(frames):
+        lsn = frame.head.lsn
+        assert lsn >= expected, f"LSN {lsn} where {expected} was expected"
+        if lsn > expected:
+            if expected > durable_lsn:
+                verdict.votes_only = [
+                    late
+                    for late in frames[place:]
+                    if late.head.flags & FrameFlag.TWIN and late.head.lsn == expected + 1
+                ]
+                break
+            verdict.damaged = True
+            if lsn - expected >= 2 and frame.head.hard_state_lsn >= expected:
+                verdict.votes_lost_before = lsn
+        verdict.kept.append(frame)
+        expected = lsn + 1
+    verdict.unsure = [frame for frame in [*verdict.kept, *verdict.votes_only] if frame.head.lsn > durable_lsn]
+    return verdict

@@ -1,0 +1,60 @@
+"""Where blocking work runs: one thread for each kind, fed in order.
+
+An interface of two calls, so that tests and the simulator can run the same storage on one thread, in an
+order of their choosing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+
+class Worker(Protocol):
+    """Runs tasks one after the other, in the order given. Tasks do not raise."""
+
+    def submit(self, task: Callable[[], None]) -> None: ...
+
+    def close(self) -> None:
+        """Returns when every task given before is done."""
+
+
+class ThreadWorker:
+    """A worker with a thread of its own, started with the first task."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, task: Callable[[], None]) -> None:
+        if self._thread is None:
+            # A daemon: a process that ends without closing its storage is a crash like any other.
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._tasks.put(None)
+            self._thread.join()
+            self._thread = None
+
+
+class InlineWorker:
+    """Runs each task at once, in the caller's thread: for tests that must repeat exactly."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, task: Callable[[], None]) -> None:
+        task()
+
+    def close(self) -> None:
+        return None
