@@ -13,15 +13,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import laminar
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OURS = ("raft", "membership", "router", "ebpf")
 
 
 def threads() -> int:
     """Threads of this process, those of C libraries too: a fork copies only the one that calls it."""
-    return len(os.listdir("/proc/self/task"))
+    # The folder has an entry for each, and every folder in it is a link to its parent.
+    return os.stat("/proc/self/task").st_nlink - 2
 
 
 def die_with_parent(parent: int) -> None:
@@ -53,8 +52,7 @@ def misplaced_packages() -> list[str]:
 
     `raft` or `router` may also be somebody's file in the working folder, or another distribution.
     """
-    assert laminar.__file__ is not None
-    home = Path(laminar.__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     wrong = []
     for name in _OURS:
         spec = importlib.util.find_spec(name)

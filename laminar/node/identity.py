@@ -173,13 +173,24 @@ def _lock(disk: Disk, directory: str) -> Lock:
 
 
 def _read(disk: Disk, directory: str) -> Identity | None:
-    payload = Document(disk, directory, "identity").read()
+    payload = _read_document(Document(disk, directory, "identity"))
     if payload is None:
         return None
     try:
         return msgspec.msgpack.decode(payload, type=Identity)
     except msgspec.ValidationError as error:
         raise IdentityError(f"the identity in {directory} can't be understood: {error}") from error
+
+
+def _read_document(document: Document) -> bytes | None:
+    # The controller may be replacing it, and remove what we are about to open: then there is a newer one.
+    for _ in range(10):
+        try:
+            return document.read()
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+    return document.read()
 
 
 def _write(disk: Disk, directory: str, identity: Identity) -> None:

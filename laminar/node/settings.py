@@ -142,8 +142,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "port",
         int,
-        "the HTTP port that all shards share; shard k has port+1+k for itself, the controller talks to its peers "
-        "on port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any free ports, kept for the next start",
+        "the HTTP port that all shards share; shard k has port+1+k for itself, the controller talks to its "
+        "peers on port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any free ports, kept for the "
+        "next start",
         _between(0, 65_000),
     ),
     Setting(
@@ -155,7 +156,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "join",
         tuple,
-        "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder makes a new cluster",
+        "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder makes a new "
+        "cluster",
         _seeds,
     ),
     Setting(

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from laminar.log.disk import RealDisk
 from laminar.log.errors import StorageError
 from laminar.node import host
@@ -34,7 +36,7 @@ from laminar.node.boot import (
     node_roles,
     role_name,
 )
-from laminar.node.identity import DataFolder, IdentityError, open_data_folder
+from laminar.node.identity import DataFolder, Identity, IdentityError, open_data_folder
 from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
 from laminar.node.settings import Settings, is_loopback, shards_of_this_machine
@@ -270,7 +272,7 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         ready, ready_end = os.pipe()
-        identity = self._folder.read_identity() if child.restarts else self._folder.identity
+        identity = self._identity() if child.restarts else self._folder.identity
         role = child.role
         sockets = self._sockets.for_child(role)
         boot = Boot(
@@ -367,8 +369,13 @@ class Supervisor:
         if not said:
             return  # it closed the pipe by dying: the pidfd says so too
         self._set_state(child, ChildState.READY)
+        complete = self._write_node_file()
         log.info("%s is ready (pid %d)", role_name(child.role), child.pid)
-        self._announce()
+        if complete and not self._said_ready:
+            self._said_ready = True
+            url, node = self._url(), self._folder.identity.node
+            log.info("node %s is ready: %s, %d shards", node, url, self._shards)
+            host.notify_service_manager("READY=1", os.environ)
 
     def _take_death(self, child: _Child) -> None:
         pid = child.pid
@@ -384,7 +391,7 @@ class Supervisor:
                 "%s (pid %d) ended: %s; given up after %d restarts in a minute", name, pid, how, limit
             )
             host.notify_service_manager(f"STATUS={name} was given up", os.environ)
-            self._announce()
+            self._write_node_file()
             return
         self._set_state(child, ChildState.DEAD)
         child.start_at_ms = _now_ms() + pause_ms
@@ -408,37 +415,42 @@ class Supervisor:
         child.state = state
         self._board.write(child.role, state=state, pid=child.pid, restarts=child.restarts)
 
-    def _announce(self) -> None:
-        """Write `node.json` when every child that has not been given up is ready, and again when one was
-        replaced.
+    def _write_node_file(self) -> bool:
+        """Write `node.json` once every child serves or has been given up, and again when one was replaced.
+
+        Whether it was written.
         """
         states = [child.state for child in self._children.values()]
         if any(state not in (ChildState.READY, ChildState.GIVEN_UP) for state in states):
-            return
-        identity = self._folder.read_identity()
-        addresses = self._addresses
-        shown = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
-        url = f"http://{shown}:{addresses.http_port}"
-        self._folder.write_node_file(
-            {
-                "node": identity.node,
-                "url": url,
-                "host": addresses.host,
-                "http_port": addresses.http_port,
-                "shard_http_ports": addresses.shard_http_ports,
-                "peer_ports": addresses.peer_ports,
-                "gossip_port": addresses.gossip_port,
-                "shards": self._shards,
-                "cluster_id": identity.cluster_id.hex(),
-                "store_id": identity.store_id.hex(),
-                "pid": os.getpid(),
-                "pids": {role_name(child.role): child.pid for child in self._children.values()},
-            }
-        )
-        if not self._said_ready:
-            self._said_ready = True
-            log.info("node %s is ready: %s, %d shards", identity.node, url, self._shards)
-            host.notify_service_manager("READY=1", os.environ)
+            return False
+        identity = self._identity()
+        content = msgspec.to_builtins(self._addresses) | {
+            "node": identity.node,
+            "url": self._url(),
+            "shards": self._shards,
+            "cluster_id": identity.cluster_id.hex(),
+            "store_id": identity.store_id.hex(),
+            "pid": os.getpid(),
+            "pids": {role_name(child.role): child.pid for child in self._children.values()},
+        }
+        try:
+            self._folder.write_node_file(content)
+        except StorageError as error:
+            log.error("others can't find this node: %s", error)
+        return True
+
+    def _identity(self) -> Identity:
+        """The identity as it is now: the controller may have joined a cluster since."""
+        try:
+            return self._folder.read_identity()
+        except StorageError as error:
+            # A node that serves doesn't end for this; a child without a cluster id asks the controller.
+            log.error("%s", error)
+            return self._folder.identity
+
+    def _url(self) -> str:
+        name = self._addresses.host
+        return f"http://{f'[{name}]' if ':' in name else name}:{self._addresses.http_port}"
 
     # ---- the end
 

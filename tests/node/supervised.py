@@ -1,0 +1,93 @@
+"""A node with children made for tests: run as a program, `supervised.py DATA PORT SHARDS [BEHAVIOUR]`.
+
+Each child accepts on its sockets and answers "ROLE PID" and a newline. A connection that sends one byte
+gets more: `d` ends the child with exit code 3, `b` shows the board, `t` the number of threads. BEHAVIOUR:
+`deaf` children ignore SIGTERM, `broken` shards exit at once, `norecovery` lets recovery fail, `threaded`
+starts a thread before serving.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from laminar.node.boot import Boot, role_name
+from laminar.node.host import threads
+from laminar.node.settings import Settings
+from laminar.node.supervisor import EntryPoints, serve
+
+
+class Stopped(Exception):
+    """SIGTERM came."""
+
+
+def stop(number: int, frame: object) -> None:
+    """The signal's handler."""
+    raise Stopped
+
+
+def answer(boot: Boot, connection: socket.socket) -> int | None:
+    """Serve one connection; an exit code ends the child."""
+    connection.setblocking(True)
+    connection.sendall(f"{role_name(boot.role)} {os.getpid()}\n".encode())
+    order = connection.recv(1)
+    if order == b"d":
+        return 3
+    if order == b"b":
+        lines = [f"{role_name(one.role)}={one.state.name}/{one.restarts}" for one in boot.board.read_all()]
+        connection.sendall(" ".join(lines).encode() + b"\n")
+    if order == b"t":
+        connection.sendall(f"{threads()}\n".encode())
+    return None
+
+
+def child(boot: Boot, behaviour: str) -> int:
+    """Accept until told to stop."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else stop)
+    listeners = [sock for sock in (boot.http_shared, boot.http_own, boot.peer) if sock is not None]
+    try:
+        boot.ready()
+        while True:
+            for listener in select.select(listeners, [], [])[0]:
+                try:
+                    connection, _ = listener.accept()
+                except BlockingIOError:
+                    continue
+                with connection:
+                    code = answer(boot, connection)
+                if code is not None:
+                    return code
+    except Stopped:
+        return 0
+
+
+def main() -> int:
+    """Serve as the arguments say."""
+    data, port, shards = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    behaviour = sys.argv[4] if len(sys.argv) > 4 else ""
+    if behaviour == "threaded":
+        threading.Thread(target=signal.pause, daemon=True).start()
+
+    def recover(directory: str, shards: int) -> None:
+        if behaviour == "norecovery":
+            raise ValueError("a journal that can't be read")
+
+    def shard(boot: Boot) -> int:
+        return 4 if behaviour == "broken" else child(boot, behaviour)
+
+    entry_points = EntryPoints(controller=lambda boot: child(boot, behaviour), shard=shard, recover=recover)
+    settings = Settings(
+        data=data, port=port, shards=shards, pin="off", drain_ms=200 if behaviour == "deaf" else 5000
+    )
+    return serve(settings, entry_points=entry_points)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

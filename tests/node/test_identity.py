@@ -1,0 +1,179 @@
+"""The data folder: formatted once, locked, and refused when it isn't what the node was told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from laminar.log.disk import RealDisk
+from laminar.log.document import Document
+from laminar.log.errors import DamagedDocument
+from laminar.node import identity as module
+from laminar.node.identity import FORMAT_VERSION, DataFolder, Identity, IdentityError, open_data_folder
+from laminar.node.sockets import Ports
+
+PORTS = Ports(shared=1, own=(2, 3), peers=(4, 5, 6), gossip=7)
+
+
+def open_folder(path: Path, *, node: str = "", joining: bool = False) -> DataFolder:
+    """On the real disk."""
+    return open_data_folder(RealDisk(), str(path), node=node, joining=joining)
+
+
+def test_an_empty_folder_becomes_a_new_store_of_a_new_cluster(tmp_path: Path) -> None:
+    """Only a start without a cluster to join makes a cluster id."""
+    folder = open_folder(tmp_path / "a" / "b", node="n1")
+    folder.close()
+
+    assert (
+        folder.identity.node,
+        len(folder.identity.store_id),
+        len(folder.identity.cluster_id),
+        folder.identity.founding,
+    ) == ("n1", 16, 16, True)
+
+
+def test_a_folder_is_the_same_store_at_the_next_start(tmp_path: Path) -> None:
+    """Identity, drawn name included, is kept."""
+    first = open_folder(tmp_path)
+    first.close()
+    second = open_folder(tmp_path)
+    second.close()
+
+    assert first.identity == second.identity
+    assert first.identity.node.startswith("node-")
+
+
+def test_a_joining_node_has_no_cluster_until_it_is_told(tmp_path: Path) -> None:
+    """And it keeps what it was told, durably, and for ever."""
+    folder = open_folder(tmp_path, node="n2", joining=True)
+    assert (folder.identity.cluster_id, folder.identity.founding) == (b"", False)
+
+    folder.record_cluster(b"c" * 16)
+    folder.record_cluster(b"c" * 16)
+    with pytest.raises(IdentityError, match="belongs to cluster 6363"):
+        folder.record_cluster(b"d" * 16)
+    folder.close()
+
+    again = open_folder(tmp_path)
+    again.close()
+    assert again.identity.cluster_id == b"c" * 16
+
+
+def test_a_founding_node_ends_founding_when_the_cluster_is_made(tmp_path: Path) -> None:
+    """Before that it may begin again; after it, never: an empty catalog is then a lost one."""
+    folder = open_folder(tmp_path)
+
+    folder.record_cluster(folder.identity.cluster_id)
+
+    assert not folder.read_identity().founding
+    folder.close()
+
+
+def test_a_join_that_did_not_finish_must_be_said_again(tmp_path: Path) -> None:
+    """Without --join the node would make a cluster of its own out of a half-joined folder."""
+    open_folder(tmp_path, joining=True).close()
+
+    with pytest.raises(IdentityError, match="--join"):
+        open_folder(tmp_path)
+    open_folder(tmp_path, joining=True).close()
+
+
+def test_another_nodes_folder_is_refused(tmp_path: Path) -> None:
+    """Two names must not share a store."""
+    open_folder(tmp_path, node="n1").close()
+
+    with pytest.raises(IdentityError, match="folder of node 'n1', not of 'n2'"):
+        open_folder(tmp_path, node="n2")
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """An old version must not write into what it doesn't understand."""
+    newer = Identity(
+        format_version=FORMAT_VERSION + 1, store_id=b"s" * 16, node="n", cluster_id=b"c" * 16, founding=False
+    )
+    Document(RealDisk(), str(tmp_path), "identity").write(msgspec.msgpack.encode(newer))
+
+    with pytest.raises(IdentityError, match="newer Laminar"):
+        open_folder(tmp_path)
+
+
+def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
+    """An emptied or foreign folder is never silently a member."""
+    (tmp_path / "shards").mkdir()
+
+    with pytest.raises(IdentityError, match="no identity"):
+        open_folder(tmp_path)
+
+
+def test_a_damaged_identity_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
+    """One whole copy is enough; without any the start fails."""
+    first = open_folder(tmp_path)
+    first.close()
+    one, other = sorted(tmp_path.glob("identity-*"))
+
+    one.write_bytes(one.read_bytes()[:-1])
+    again = open_folder(tmp_path)
+    again.close()
+    assert first.identity == again.identity
+
+    other.write_bytes(b"")
+    with pytest.raises(DamagedDocument):
+        open_folder(tmp_path)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes on one journal would destroy it."""
+    monkeypatch.setattr(module, "_LOCK_WAIT_S", 0.05)
+    folder = open_folder(tmp_path)
+
+    with pytest.raises(IdentityError, match="in use by another Laminar process"):
+        open_folder(tmp_path)
+    folder.close()
+    open_folder(tmp_path).close()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    """Nothing has to be cleaned up by hand after kill -9."""
+    program = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from laminar.log.disk import RealDisk\n"
+        "from laminar.node.identity import open_data_folder\n"
+        "folder = open_data_folder(RealDisk(), sys.argv[1], node='', joining=False)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path), root], check=False).returncode == -9
+
+    open_folder(tmp_path).close()
+
+
+def test_ports_are_kept(tmp_path: Path) -> None:
+    """For --port 0."""
+    folder = open_folder(tmp_path)
+    assert folder.read_ports() is None
+
+    folder.write_ports(PORTS)
+
+    assert folder.read_ports() == PORTS
+    folder.close()
+
+
+def test_node_json_is_replaced_whole(tmp_path: Path) -> None:
+    """Also over what a crash left half-written."""
+    folder = open_folder(tmp_path)
+    (tmp_path / "node.json.new").write_text("{half")
+
+    folder.write_node_file({"url": "http://a:1"})
+    folder.write_node_file({"url": "http://a:2"})
+
+    assert json.loads((tmp_path / "node.json").read_text()) == {"url": "http://a:2"}
+    assert not (tmp_path / "node.json.new").exists()
+    folder.remove_node_file()
+    assert not (tmp_path / "node.json").exists()
+    folder.close()

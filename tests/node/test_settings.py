@@ -1,0 +1,163 @@
+"""Settings: where they come from, which wins, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.node.settings import (
+    SETTINGS,
+    Setting,
+    Settings,
+    SettingsError,
+    default_shards,
+    is_loopback,
+    load,
+    shards_of_this_machine,
+)
+
+
+def write(path: Path, text: str) -> Path:
+    """A TOML file."""
+    path.write_text(text)
+    return path
+
+
+def test_the_table_names_every_setting_once_and_explains_it() -> None:
+    """One table documents, checks and tests all settings; the struct has the same names."""
+    assert list(Settings.__struct_fields__) == [setting.name for setting in SETTINGS]
+    assert all(setting.help and isinstance(setting.default, setting.kind) for setting in SETTINGS)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: str(setting.name))
+def test_every_default_passes_its_own_check(setting: Setting) -> None:
+    """Nobody is refused for what he did not set."""
+    assert setting.check(setting.default) == ""
+
+
+def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+    """And `origins` says which it was."""
+    config = write(tmp_path / "l.toml", 'port = 1001\nshards = 3\nweight = 2\njoin = ["a:7070"]\n')
+
+    loaded = load(
+        config=config,
+        environ={"LAMINAR_PORT": "1002", "LAMINAR_SHARDS": "4", "PATH": "/bin"},
+        flags={"port": 1003, "node": None},
+    )
+
+    assert (
+        loaded.settings.port,
+        loaded.settings.shards,
+        loaded.settings.weight,
+        loaded.settings.join,
+    ) == (1003, 4, 2.0, ("a:7070",))
+    assert ("--port", "LAMINAR_SHARDS", str(config), "default") == tuple(
+        loaded.origins[name] for name in ("port", "shards", "weight", "data")
+    )
+
+
+def test_a_list_is_commas_in_a_variable() -> None:
+    """LAMINAR_JOIN=a:1,b:2."""
+    assert load(environ={"LAMINAR_JOIN": "a:1, b:2"}).settings.join == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        ({"flags": {"shard": 2}}, "command line: unknown setting --shard; did you mean --shards?"),
+        ({"environ": {"LAMINAR_PROT": "1"}}, "unknown setting LAMINAR_PROT; did you mean LAMINAR_PORT?"),
+        ({"environ": {"LAMINAR_XYZZY": "1"}}, "environment: unknown setting LAMINAR_XYZZY"),
+        ({"environ": {"LAMINAR_PORT": "http"}}, "LAMINAR_PORT: port: Expected `int`"),
+        ({"environ": {"LAMINAR_PIN": "yes"}}, "pin must be one of auto, on, off (it is 'yes')"),
+        ({"flags": {"port": 70_000}}, "--port: port must be between 0 and 65,000 (it is 70000)"),
+        ({"flags": {"port": True}}, "got `bool`"),
+        ({"flags": {"join": ("nowhere",)}}, "must be a list of HOST:PORT, not 'nowhere'"),
+        ({"flags": {"node": "a/b"}}, "node must be 1 to 63 letters"),
+        ({"flags": {"heartbeat_ms": 1000}}, "must be at least three times heartbeat_ms"),
+        ({"flags": {"host": "0.0.0.0"}}, "no secret is set: set LAMINAR_SECRET"),
+        ({"flags": {"host": "db1.example.net"}}, "no secret is set"),
+        ({"flags": {"host": "0.0.0.0", "secret": "s" * 16}}, "set advertise_host"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_origin_and_a_way_out(sources: dict[str, Any], words: str) -> None:
+    """One line, fit to be printed."""
+    with pytest.raises(SettingsError) as caught:
+        load(**sources)
+
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_key_in_a_file_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
+    """A misspelt key that is ignored is a setting that silently isn't set."""
+    with pytest.raises(
+        SettingsError, match="unknown setting 'segmentsize_bytes'; did you mean 'segment_size_bytes'"
+    ):
+        load(config=write(tmp_path / "l.toml", "segmentsize_bytes = 1"))
+
+
+@pytest.mark.parametrize("text", ["port = ", "port = 1\nport = 2"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
+    """With its path."""
+    with pytest.raises(SettingsError, match=r"l\.toml: can't be read"):
+        load(config=write(tmp_path / "l.toml", text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A file that was named must be there."""
+    with pytest.raises(SettingsError, match="can't be read"):
+        load(config=tmp_path / "none.toml")
+
+
+def test_the_secret_is_never_shown() -> None:
+    """Neither in a repr nor in an error."""
+    assert "hunter2" not in repr(Settings(secret="hunter2hunter2hunter2"))
+    with pytest.raises(SettingsError) as caught:
+        load(environ={"LAMINAR_SECRET": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_variables_of_the_client_are_not_settings() -> None:
+    """LAMINAR_URL and LAMINAR_TOKEN may be in the environment of a server."""
+    assert (
+        Settings()
+        == load(environ={"LAMINAR_URL": "x", "LAMINAR_TOKEN": "y", "LAMINAR_TEST_RUN": "z"}).settings
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.77.3.1", "::1", "localhost"])
+def test_loopback_needs_no_secret(host: str) -> None:
+    """The whole of 127/8 is this machine."""
+    assert is_loopback(host)
+    assert host == load(flags={"host": host}).settings.host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "1270.0.0.1", "127.0.0.1.example.net", ""])
+def test_everything_else_is_not_loopback(host: str) -> None:
+    """A name is not resolved: it may mean something else tomorrow."""
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cpu_max", "expected"),
+    [
+        (8, "", 8),
+        (8, "max 100000", 8),
+        (8, "200000 100000\n", 2),
+        (8, "250000 100000\n", 2),
+        (8, "50000 100000\n", 1),
+        (2, "800000 100000\n", 2),
+        (0, "", 1),
+        (4, "nonsense", 4),
+    ],
+)
+def test_the_default_number_of_shards_respects_the_quota(cpus: int, cpu_max: str, expected: int) -> None:
+    """cpu.max counts; a part of a CPU is worth no shard; never less than one."""
+    assert expected == default_shards(cpus, cpu_max)
+
+
+def test_this_machine_has_at_least_one_shard() -> None:
+    """Whatever its cgroups say."""
+    assert shards_of_this_machine() >= 1
