@@ -141,7 +141,7 @@ class Gossip:
         return repr(self._core).replace("Swim", "Gossip", 1)
 
     def start(self, seeds: Sequence[str] = ()) -> None:
-        """Begin. `seeds` are ``host:port`` of members; names are looked up now and again, without blocking."""
+        """Begin. `seeds` are ``host:port`` of members; names are looked up, without blocking."""
         assert self._loop is None, "started twice"
         self._loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
@@ -297,8 +297,21 @@ def _member(claim: Claim) -> Member:
     for key, value in metadata.items():
         if key in (ADDRESS, LEFT):
             continue
-        try:
-            info[key] = msgspec.msgpack.decode(value, type=InfoValue)
-        except msgspec.MsgspecError:
+        decoded = _decoded(value)
+        if decoded is None:
             log.warning("gossip: %s of %s is of a kind we don't know", key, claim.name)
+        else:
+            info[key] = decoded
     return Member(claim.name, address_of(metadata), _STATUS_WORDS[claim.status], info, claim.clock)
+
+
+def _decoded(value: bytes) -> InfoValue | None:
+    try:
+        decoded = msgspec.msgpack.decode(value)
+    except msgspec.MsgspecError:
+        return None
+    if isinstance(decoded, str | int | float | bytes):
+        return decoded
+    if isinstance(decoded, list) and all(isinstance(item, int) for item in decoded):
+        return decoded
+    return None
