@@ -114,7 +114,7 @@ def test_a_run_without_tests_is_not_a_pass(tmp_path: Path) -> None:
     """pytest's own status for it, 5, reaches whoever called."""
     status, _ = run_pytest(tmp_path, "")
 
-    assert status == 5
+    assert 5 == status
 
 
 def test_two_clusters_never_share_a_net() -> None:
