@@ -104,8 +104,9 @@ def tag_bit(tag: str) -> int:
 
 def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Codec.NONE) -> Cells:
     """A column of byte strings; None is a missing cell. One join and one accumulate, no loop over cells."""
+    # Every record has a value: looking for None would cost as much as joining.
+    validity, null_count = (b"", 0) if column is Column.VALUE else _validity(cells)
     present: Sequence[Buffer]
-    validity, null_count = _validity(cells)
     present = [cell or b"" for cell in cells] if null_count else cells  # type: ignore[assignment]
     try:
         ends = list(accumulate(map(len, present), initial=0))
@@ -195,8 +196,8 @@ def _fold(codec: Codec, plain: bytes) -> bytes:
 def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
     """Lay the columns, by rising number, behind room for a head. Everything is copied once."""
     directory_bytes = _HEAD.size + _ENTRY.size * len(columns)
-    parts: list[Buffer] = [_HEAD.pack(len(columns), 0, directory_bytes)]
-    body: list[Buffer] = []
+    directory = [_HEAD.pack(len(columns), 0, directory_bytes)]
+    parts: list[Buffer] = [bytes(HEADER_SIZE), b""]
     position = HEADER_SIZE + directory_bytes
     for cells in columns:
         column, codec, width, validity, offsets, data, stored_length, plain_length, null_count = cells
@@ -205,20 +206,20 @@ def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
         gap = -position % _ALIGNMENT
         if validity:
             flags |= NULLS
-            body.append(_ZEROS[:gap])
+            parts.append(_ZEROS[:gap])
             validity_position = position + gap
-            body.append(validity)
+            parts.append(validity)
             position = validity_position + len(validity)
             gap = -position % _PART_ALIGNMENT
         if offsets:
-            body.append(_ZEROS[:gap])
+            parts.append(_ZEROS[:gap])
             offsets_position = position + gap
-            body.append(offsets)
+            parts.append(offsets)
             position = offsets_position + len(offsets)
             gap = -position % _PART_ALIGNMENT
-        body.append(_ZEROS[:gap])
+        parts.append(_ZEROS[:gap])
         position += gap
-        parts.append(
+        directory.append(
             _ENTRY.pack(
                 column,
                 codec,
@@ -232,13 +233,14 @@ def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
                 null_count,
             )
         )
-        body.extend(data)
+        parts.extend(data)
         position += stored_length
         if position > MAX_FRAME_BYTES:
             raise _too_large("frame_bytes", position, MAX_FRAME_BYTES)
     # A frame ends on 8 bytes, so that frames back to back keep their columns aligned in memory.
-    body.append(_ZEROS[: -position % _PART_ALIGNMENT])
-    return bytearray().join((bytes(HEADER_SIZE), *parts, *body))
+    parts.append(_ZEROS[: -position % _PART_ALIGNMENT])
+    parts[1] = b"".join(directory)
+    return bytearray().join(parts)
 
 
 def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:

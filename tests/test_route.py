@@ -26,6 +26,11 @@ def test_hashes_are_frozen() -> None:
         assert 1 << value % 64 == tag_bit(tag), tag
 
 
+def test_the_hash_is_the_published_one() -> None:
+    """MurmurHash3 x86 32 of "hello" with seed 0 is 0x248bfa47, in every implementation."""
+    assert logical_of_key(b"hello") == 0xFA47
+
+
 def test_even_routes_are_frozen() -> None:
     for partitions, bounds in GOLDEN["even_bounds"].items():
         assert tuple(bounds) == Route.even(int(partitions)).bounds
