@@ -53,5 +53,5 @@ def test_the_evidence_against_pysyncobjs_raft_still_holds() -> None:
     command = [sys.executable, str(ROOT / "benches" / "evidence_pysyncobj.py")]
     run = subprocess.run(command, capture_output=True, text=True)
 
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert 0 == run.returncode, run.stdout + run.stderr
     assert run.stdout in (ROOT / "docs" / "decisions" / "0003-own-raft-core.md").read_text()

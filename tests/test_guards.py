@@ -37,7 +37,7 @@ from tests.conftest import cluster_net, real_disk
 async def test_a_task_and_a_process_that_end(tmp_path):
     await asyncio.create_task(asyncio.sleep(0))
     process = await asyncio.create_subprocess_exec("true")
-    assert await process.wait() == 0
+    assert 0 == await process.wait()
     (tmp_path / "x").write_text("x")
 """
 
@@ -78,7 +78,7 @@ def test_a_tidy_run_passes(tmp_path: Path) -> None:
     """The guards let an ordinary test be."""
     status, output = run_pytest(tmp_path, TIDY)
 
-    assert status == 0, output
+    assert 0 == status, output
     assert "1 passed" in output
 
 
@@ -136,7 +136,7 @@ def test_tmpfs_is_told_from_a_disk() -> None:
         "4 1 0:7 / /mnt/data rw - btrfs /dev/sdc rw\n"
     )
 
-    assert guards.filesystem_of(Path("/mnt"), mounts=lambda: table) == "tmpfs"
-    assert guards.filesystem_of(Path("/mnt/data/x"), mounts=lambda: table) == "btrfs"
-    assert guards.filesystem_of(Path("/mnt/database"), mounts=lambda: table) == "tmpfs"
-    assert guards.filesystem_of(Path("/var"), mounts=lambda: table) == "ext4"
+    assert "tmpfs" == guards.filesystem_of(Path("/mnt"), mounts=lambda: table)
+    assert "btrfs" == guards.filesystem_of(Path("/mnt/data/x"), mounts=lambda: table)
+    assert "tmpfs" == guards.filesystem_of(Path("/mnt/database"), mounts=lambda: table)
+    assert "ext4" == guards.filesystem_of(Path("/var"), mounts=lambda: table)

@@ -47,7 +47,7 @@ class Installed:
         empty.mkdir(exist_ok=True)
         command = [str(self.home / "bin" / program), *arguments]
         answer = subprocess.run(command, cwd=empty, env={"PATH": "/nowhere"}, capture_output=True, text=True)
-        assert answer.returncode == 0, answer.stderr
+        assert 0 == answer.returncode, answer.stderr
         return answer.stdout
 
 
