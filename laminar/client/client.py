@@ -102,9 +102,7 @@ class Client:
         )
         # After a retry, 200 may be the answer to our own creation, whose first answer was lost.
         if answer.status == 200 and not exist_ok and session.retries == retries_before:
-            raise AlreadyExists(
-                f"topic {name!r} exists", code="exists", status=200, field="name", value=name
-            )
+            raise AlreadyExists(f"topic {name!r} exists", code="exists", status=200, field="name", value=name)
         return self.topic(name)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
@@ -119,9 +117,7 @@ class Client:
                 f"/v1/topics?limit=1000&prefix={quote(prefix, safe='')}"
                 + (f"&after={quote(after, safe='')}" if after else "")
             )
-            names += [
-                str(each["topic"] if isinstance(each, dict) else each) for each in answer["topics"]
-            ]
+            names += [str(each["topic"] if isinstance(each, dict) else each) for each in answer["topics"]]
             after = answer.get("next") or ""
             if not after:
                 return sorted(names)
@@ -170,5 +166,3 @@ def connect(
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)
     return Client(resolve(url, token), timeout=timeout)
-
-

@@ -5,7 +5,7 @@ Reads, never writes: the context file belongs to ``laminar context``. Its form i
     current = "dev"
     [contexts.dev]
     urls = ["http://127.0.0.1:7070"]
-    token = "..."                        # optional
+    token = "..."  # optional
 """
 
 from __future__ import annotations

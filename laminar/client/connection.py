@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -158,8 +158,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- asyncio's side ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asserted: uvloop's transports are not of this class.
+        self._transport = cast(asyncio.Transport, transport)
         # In-flight bytes are bounded by the windows above us, so nothing waits for the
         # transport's water marks.
         sock = transport.get_extra_info("socket")

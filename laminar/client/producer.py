@@ -99,6 +99,18 @@ def produce_error(outbox: Outbox, topic: str) -> ProduceError | None:
     )
 
 
+def outbox_statistics(outbox: Outbox | None) -> dict[str, int]:
+    """What a producer's `statistics` answers; {} before it began."""
+    if outbox is None:
+        return {}
+    return {
+        "buffered_bytes": outbox.buffered_bytes,
+        "batches": outbox.taken,
+        "resent": outbox.resent,
+        "failed": len(outbox.failures),
+    }
+
+
 class Producer(Generic[T_in]):
     """A stream of records into a topic, in order per partition and never doubled.
 
@@ -173,15 +185,11 @@ class Producer(Generic[T_in]):
             pending = outbox.put(raw, key, lane)
         else:
             lane = lane_for(outbox, key, partition)
-            pending = outbox.put_with(
-                raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms
-            )
+            pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
         sender.wake()
         return Delivery(pending, len(pending.values) - 1)
 
-    async def send_all(
-        self, records: Iterable[tuple[Key, T_in]] | AsyncIterable[tuple[Key, T_in]]
-    ) -> int:
+    async def send_all(self, records: Iterable[tuple[Key, T_in]] | AsyncIterable[tuple[Key, T_in]]) -> int:
         """Send every (key, value), waiting for room as needed; returns how many."""
         count = 0
         assert self._outbox is not None, "send_all outside of the producer's block"
@@ -220,15 +228,7 @@ class Producer(Generic[T_in]):
 
     def statistics(self) -> dict[str, int]:
         """Bytes waiting; batches taken and taken again since the producer began."""
-        outbox = self._outbox
-        if outbox is None:
-            return {}
-        return {
-            "buffered_bytes": outbox.buffered_bytes,
-            "batches": outbox.taken,
-            "resent": outbox.resent,
-            "failed": len(outbox.failures),
-        }
+        return outbox_statistics(self._outbox)
 
     async def _progressed(self) -> None:
         if self._progress is None or self._progress.done():

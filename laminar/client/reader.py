@@ -196,6 +196,18 @@ class Reader(Generic[T]):
             self.positions[batch.partition] = batch.next_offset
         return batch
 
+    async def take_ready(self) -> list[ReadBatch[T]]:
+        """All batches that are here, at least one; [] at the end. They do not count as handed out."""
+        first = await self._take()
+        if first is None:
+            return []
+        taken = [first]
+        while self._ready:
+            batch = await self._take()
+            assert batch is not None, "a batch that was ready is gone"
+            taken.append(batch)
+        return taken
+
     async def commit(self) -> None:
         """Commit the cursor at the records handed out so far."""
         if self._cursor is None:

@@ -178,9 +178,7 @@ class Session:
             if verdict.step is Step.FAIL:
                 if answer is not None:
                     raise from_problem(answer.status, problem, asked=f"{method} {target}")
-                raise OutcomeUnknown(
-                    f"{method} {target}: {last}", code="outcome_unknown", outcome="unknown"
-                )
+                raise OutcomeUnknown(f"{method} {target}: {last}", code="outcome_unknown", outcome="unknown")
             url = await self._pause(verdict, backoff, deadline)
             redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
 
@@ -367,4 +365,3 @@ class Session:
         for task in list(self._refreshing.values()):
             task.cancel()
         await self.pool.close()
-

@@ -71,9 +71,7 @@ class Topic(Generic[T]):
         outbox = sender.outbox
         raw: Any = value if self.codec is None else self.codec.encode(value)
         lane = lane_for(outbox, as_key(key), partition)
-        pending = outbox.put_with(
-            raw, as_key(key), lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms
-        )
+        pending = outbox.put_with(raw, as_key(key), lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
         delivery = Delivery(pending, len(pending.values) - 1)
         sender.wake()
         if timeout is None:
@@ -244,5 +242,3 @@ class Topic(Generic[T]):
         )
         self._session.forget_topic(self.name)
         self._appender = None
-
-

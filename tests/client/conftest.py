@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -78,7 +79,8 @@ class FakeCluster:
         self._count = nodes
         self._servers: list[asyncio.Server] = []
         self._writers: dict[int, set[asyncio.StreamWriter]] = {node: set() for node in range(nodes)}
-        self._loop = asyncio.new_event_loop()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def start(self) -> None:
@@ -116,9 +118,7 @@ class FakeCluster:
 
     async def _listen(self) -> None:
         for node in range(self._count):
-            server = await asyncio.start_server(
-                lambda reader, writer, node=node: self._serve(node, reader, writer), "127.0.0.1", 0
-            )
+            server = await asyncio.start_server(partial(self._serve, node), "127.0.0.1", 0)
             self._servers.append(server)
             self.urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
@@ -128,10 +128,16 @@ class FakeCluster:
         for writers in self._writers.values():
             for writer in list(writers):
                 writer.transport.abort()
-        await asyncio.sleep(0)
+        for task in self._serving:
+            task.cancel()  # a long poll would wait for its time
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.sleep(0.01)  # the transports' own last callbacks
 
     async def _serve(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers[node].add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -153,11 +159,14 @@ class FakeCluster:
                 await writer.drain()
                 if extra.get("Connection") == "close":
                     writer.close()
+                    await writer.wait_closed()
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            writer.transport.abort()
             self._writers[node].discard(writer)
+            self._serving.discard(task)
 
     async def _answer(
         self, node: int, method: str, target: str, headers: dict[str, str], body: bytes

@@ -110,7 +110,7 @@ async def test_a_time_out_says_what_it_waited_for(cluster: Any) -> None:
     """Without a leader the deadline ends an append, and the message names the partition."""
     cluster.leaderless = True
     async with aio.connect(cluster.urls, timeout=0.3) as client:
-        with pytest.raises(TimeoutError, match="t/2: no receipt within 0.3 s") as caught:
+        with pytest.raises(TimeoutError, match=r"t/2: no receipt within 0\.3 s") as caught:
             await client.topic("t").append(b"x", partition=2)
 
     assert isinstance(caught.value, laminar.TimedOut)
@@ -258,11 +258,10 @@ async def test_topics_are_created_described_and_deleted(cluster: Any) -> None:
 
 async def test_a_record_over_the_limit_is_refused_before_it_is_sent(cluster: Any) -> None:
     """`too_large` at once, naming the limit; what was sent before is not touched."""
-    async with aio.connect(cluster.urls) as client:
-        async with client.topic("t").producer() as producer:
-            producer.send(b"small", partition=0)
-            with pytest.raises(laminar.Error, match="over the limit of 1048576"):
-                producer.send(bytes(2 << 20), partition=0)
+    async with aio.connect(cluster.urls) as client, client.topic("t").producer() as producer:
+        producer.send(b"small", partition=0)
+        with pytest.raises(laminar.Error, match="over the limit of 1048576"):
+            producer.send(bytes(2 << 20), partition=0)
 
     assert [b"small"] == cluster.values("t", 0)
 

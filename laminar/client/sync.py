@@ -1,0 +1,465 @@
+"""The client without a loop: what `laminar.connect` returns.
+
+Thin wrappers around the async face, run by a `Portal`; `tests/client/test_sync.py` holds each
+class to the methods and parameters of its twin. Two things are more than a wrapper, because a
+thread hop per record would cost more than the record: `Producer.send` fills the outbox in the
+caller's thread, under a lock, and `Reader` crosses over once for all batches that are ready.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+from laminar.client import client as aio_client
+from laminar.client import producer as aio_producer
+from laminar.client import reader as aio_reader
+from laminar.client import topic as aio_topic
+from laminar.client.codecs import Codec
+from laminar.client.decisions_window import Outbox, Pending
+from laminar.client.errors import ConfigError, Error
+from laminar.client.portal import Portal
+from laminar.client.producer import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_BUFFER_BYTES,
+    Key,
+    lane_for,
+    produce_error,
+)
+from laminar.client.reader import FETCH_BYTES, READ_AHEAD_BYTES, Start
+from laminar.client.records import PartitionInfo, ReadBatch, Receipt, Record, TopicInfo
+from laminar.client.sender import Sender
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+T = TypeVar("T")
+T_in = TypeVar("T_in", contravariant=True)
+
+
+class Delivery:
+    """One record on its way. May be ignored: the producer's end reports what failed."""
+
+    __slots__ = ("_pending", "_position")
+
+    def __init__(self, pending: Pending, position: int) -> None:
+        self._pending = pending
+        self._position = position
+
+    def done(self) -> bool:
+        return self._pending.settled
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Wait for the receipt, or raise why there is none; TimeoutError after `timeout` seconds."""
+        pending = self._pending
+        if not pending.settled:
+            settled = threading.Event()
+            pending.when_settled(settled.set)
+            if not settled.wait(timeout):
+                raise TimeoutError(f"no receipt of a record for partition {pending.partition} yet")
+        return pending.receipt(self._position)
+
+
+class Producer(Generic[T_in]):
+    """A stream of records into a topic, in order per partition and never doubled.
+
+    Leaving its block waits for every receipt, or raises `ProduceError`. `send` may be called from
+    several threads; each thread's records keep their order.
+    """
+
+    def __init__(
+        self, portal: Portal, topic: aio_topic.Topic[T_in], *, buffer_bytes: int, **options: Any
+    ) -> None:
+        self._portal = portal
+        self._topic = topic
+        self._options = options
+        self._buffer_bytes = buffer_bytes
+        self._encode = None if topic.codec is None else topic.codec.encode
+        self._lock = threading.RLock()
+        self._progress = threading.Condition(self._lock)
+        self._sender: Sender | None = None
+        self._outbox: Outbox | None = None
+
+    def __enter__(self) -> Self:
+        sender = self._portal.run(
+            self._topic.open_sender(stop_on_failure=True, guard=self._lock, **self._options)
+        )
+        sender.on_progress = self._on_progress
+        self._outbox = sender.outbox
+        self._sender = sender
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._portal.run(self._close())
+
+    async def _close(self) -> None:
+        assert self._sender is not None
+        self._sender.close(Error("the producer's block ended before the record was sent", code="closed"))
+
+    def send(
+        self,
+        value: T_in,
+        key: Key = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Put a record on its way; waits only for room. Raises what stopped its partition."""
+        outbox = self._outbox
+        sender = self._sender
+        if outbox is None or sender is None or sender.closed:
+            raise ConfigError("send outside of `with topic.producer()`", code="not_open")
+        raw: Any = value if self._encode is None else self._encode(value)
+        if isinstance(key, str):
+            key = key.encode()
+        with self._lock:
+            if outbox.buffered_bytes >= self._buffer_bytes:
+                self._progress.wait_for(lambda: outbox.buffered_bytes < self._buffer_bytes or sender.closed)
+            if partition is None and tag is None and headers is None and timestamp_ms is None:
+                lane = outbox.sticky if key is None else outbox.lane_of(key)
+                pending = outbox.put(raw, key, lane)
+            else:
+                lane = lane_for(outbox, key, partition)
+                pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+            position = len(pending.values) - 1
+        sender.wake_from_thread()
+        return Delivery(pending, position)
+
+    def send_all(self, records: Iterable[tuple[Key, T_in]]) -> int:
+        """Send every (key, value); returns how many."""
+        count = 0
+        for key, value in records:
+            self.send(value, key)
+            count += 1
+        return count
+
+    def has_room(self) -> bool:
+        """Whether `send` would not wait."""
+        return self._outbox is not None and self._outbox.buffered_bytes < self._buffer_bytes
+
+    def room(self) -> None:
+        """Wait until the buffer has room for more; `send` does so by itself."""
+        with self._lock:
+            self._progress.wait_for(self.has_room)
+
+    def wait(self) -> None:
+        """Wait for the receipts of all that was sent so far; `ProduceError` if some will not come."""
+        outbox = self._outbox
+        assert outbox is not None, "wait outside of the producer's block"
+        with self._lock:
+            self._progress.wait_for(lambda: outbox.buffered_bytes == 0)
+            failure = produce_error(outbox, self._topic.name)
+        if failure is not None:
+            raise failure
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes waiting; batches taken and taken again since the producer began."""
+        return aio_producer.outbox_statistics(self._outbox)
+
+    def _on_progress(self) -> None:
+        with self._lock:
+            self._progress.notify_all()
+
+
+class Reader(Generic[T]):
+    """Records of a topic: ``for record in reader``, or ``batches()``, or ``to_arrow()``."""
+
+    def __init__(self, portal: Portal, reader: aio_reader.Reader[T]) -> None:
+        self._portal = portal
+        self._reader = reader
+
+    def __enter__(self) -> Self:
+        self._portal.run(self._reader.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.run(self._reader.__aexit__(kind, error, trace))
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """By partition, the offset behind the last record handed out."""
+        return self._reader.positions
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """By partition, where a reader that does not follow ends; filled when it begins."""
+        return self._reader.ends
+
+    def __iter__(self) -> Iterator[Record[T]]:
+        positions = self._reader.positions
+        for batch in self._take_batches():
+            partition = batch.partition
+            for record in batch.records():
+                positions[partition] = record.offset + 1
+                yield record
+
+    def batches(self) -> Iterator[ReadBatch[T]]:
+        """The records batch-wise, without an object per record."""
+        for batch in self._take_batches():
+            self._reader.positions[batch.partition] = batch.next_offset
+            yield batch
+
+    def next_batch(self) -> ReadBatch[T] | None:
+        """The next batch, None at the end. Its records count as handed out."""
+        return self._portal.run(self._reader.next_batch())
+
+    def _take_batches(self) -> Iterator[ReadBatch[T]]:
+        try:
+            while batches := self._portal.run(self._reader.take_ready()):
+                yield from batches
+        finally:
+            if not self._portal.loop.is_closed():
+                self._portal.run(self._reader.close())
+
+    def commit(self) -> None:
+        """Commit the cursor at the records handed out so far."""
+        self._portal.run(self._reader.commit())
+
+    def commit_at(self, positions: Mapping[int, int]) -> None:
+        """Commit the cursor at `positions`: by partition, the next offset wanted."""
+        self._portal.run(self._reader.commit_at(positions))
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        return self._portal.run(self._reader.to_arrow())
+
+    def to_polars(self) -> polars.DataFrame:
+        return self._portal.run(self._reader.to_polars())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        return self._portal.run(self._reader.to_pandas())
+
+    def close(self) -> None:
+        """Stop fetching. Idempotent."""
+        self._portal.run(self._reader.close())
+
+
+class Topic(Generic[T]):
+    """A topic by name; made by ``client.topic(name)`` without I/O. ``T`` is what its values are."""
+
+    def __init__(self, portal: Portal, topic: aio_topic.Topic[T]) -> None:
+        self._portal = portal
+        self._topic = topic
+        self.name = topic.name
+        self.codec = topic.codec
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}>"
+
+    def append(
+        self,
+        value: T,
+        key: Key = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Append one record; durable as the topic promises when this returns, and never doubled."""
+        return self._portal.run(
+            self._topic.append(
+                value,
+                key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+                timeout=timeout,
+            )
+        )
+
+    def producer(
+        self,
+        *,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        window: int = 4,
+        timeout: float | None = None,
+    ) -> Producer[T]:
+        """A stream of records: batches of up to `batch_bytes`, up to `window` of a partition in flight."""
+        return Producer(
+            self._portal,
+            self._topic,
+            buffer_bytes=buffer_bytes,
+            batch_bytes=batch_bytes,
+            window=window,
+            timeout=timeout,
+        )
+
+    def read(
+        self,
+        start: Start = "earliest",
+        *,
+        follow: bool = False,
+        cursor: str | None = None,
+        partitions: Iterable[int] | None = None,
+        from_leader: bool = False,
+        timeout: float | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+    ) -> Reader[T]:
+        """Records from `start`, or from where `cursor` was committed, to the end as it is now.
+
+        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With
+        `follow` it goes on for ever.
+        """
+        reader = self._topic.read(
+            start,
+            follow=follow,
+            cursor=cursor,
+            partitions=partitions,
+            from_leader=from_leader,
+            timeout=timeout,
+            fetch_bytes=fetch_bytes,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+        return Reader(self._portal, reader)
+
+    def cursors(self) -> list[str]:
+        """The names of all cursors."""
+        return self._portal.run(self._topic.cursors())
+
+    def cursor(self, name: str) -> dict[int, int]:
+        """A cursor's committed positions by partition; {} if there is none."""
+        return self._portal.run(self._topic.cursor(name))
+
+    def set_cursor(self, name: str, positions: Mapping[int, int]) -> None:
+        """Move a cursor; `PreconditionFailed` if it was moved meanwhile."""
+        self._portal.run(self._topic.set_cursor(name, positions))
+
+    def delete_cursor(self, name: str) -> None:
+        self._portal.run(self._topic.delete_cursor(name))
+
+    def describe(self) -> TopicInfo:
+        return self._portal.run(self._topic.describe())
+
+    def partitions(self) -> list[PartitionInfo]:
+        return self._portal.run(self._topic.partitions())
+
+    def offsets(self, at: str = "latest") -> dict[int, int]:
+        """The offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
+        return self._portal.run(self._topic.offsets(at))
+
+    def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the topic and all its records, as it is now; NotFound if it is gone."""
+        self._portal.run(self._topic.delete(timeout=timeout))
+
+
+class Client:
+    """A cluster. Use it as ``with laminar.connect(...) as client``, or call `close`."""
+
+    def __init__(self, client: aio_client.Client) -> None:
+        self._client = client
+        self._started: Portal | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Portal:
+        # Opened by the first use, so that a notebook needs no `with`.
+        if self._started is None:
+            self._started = Portal()
+            self._started.run(self._client.__aenter__())
+        return self._started
+
+    def close(self) -> None:
+        """End every connection and the thread behind them. Idempotent."""
+        if self._started is not None and not self._started.loop.is_closed():
+            self._started.run(self._client.close())
+            self._started.close()
+
+    @overload
+    def topic(self, name: str) -> Topic[bytes]: ...
+    @overload
+    def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
+    def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
+        """A topic by name, without asking whether it is there."""
+        portal = self._open()
+        if codec is not None:
+            return Topic(portal, self._client.topic(name, codec))
+        return Topic(portal, self._client.topic(name))
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replicas: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> Topic[bytes]:
+        """Make a topic; what is None is the server's default.
+
+        `AlreadyExists` if it is there with other figures, or at all without `exist_ok`.
+        """
+        self._open().run(
+            self._client.create_topic(
+                name,
+                partitions=partitions,
+                replicas=replicas,
+                settings=settings,
+                exist_ok=exist_ok,
+                timeout=timeout,
+            )
+        )
+        return self.topic(name)
+
+    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        self._open().run(self._client.delete_topic(name, timeout=timeout))
+
+    def topics(self, prefix: str = "") -> list[str]:
+        """The names of all topics that begin with `prefix`, sorted."""
+        return self._open().run(self._client.topics(prefix))
+
+    def cluster(self) -> dict[str, Any]:
+        """``GET /v1/cluster``: nodes, shards and their URLs."""
+        return self._open().run(self._client.cluster())
+
+    def request_json(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """Any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        return self._open().run(self._client.request_json(method, path, body, timeout=timeout))
+
+    def statistics(self) -> dict[str, Any]:
+        """Retries, redirects, connections and reads by node since the client was opened."""
+        self._open()
+        return self._client.statistics()
+
+
+def connect(
+    url: str | Sequence[str] | None = None,
+    *,
+    token: str | None = None,
+    timeout: float = aio_client.DEFAULT_TIMEOUT_S,
+) -> Client:
+    """A client for the cluster at `url`: a URL, a list of them, or None.
+
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. Nothing
+    is opened before the first use. `timeout` in seconds is each call's deadline over all retries.
+    """
+    return Client(aio_client.connect(url, token=token, timeout=timeout))

@@ -1,0 +1,157 @@
+"""The sync face: the same promises from a thread without a loop, and the same shape."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+import pytest
+
+import laminar
+from laminar.client import client as aio_client
+from laminar.client import producer as aio_producer
+from laminar.client import reader as aio_reader
+from laminar.client import sync
+from laminar.client import topic as aio_topic
+
+TWINS = [
+    (aio_client.Client, sync.Client),
+    (aio_topic.Topic, sync.Topic),
+    (aio_producer.Producer, sync.Producer),
+    (aio_reader.Reader, sync.Reader),
+]
+# What only one face needs: the other's machinery.
+ONLY_ASYNC = {"session", "open_sender", "take_ready"}
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {
+        name: member
+        for name, member in vars(kind).items()
+        if not name.startswith("_") and inspect.isfunction(member)
+    }
+
+
+@pytest.mark.parametrize(("async_kind", "sync_kind"), TWINS, ids=lambda kind: kind.__name__)
+def test_both_faces_have_the_same_shape(async_kind: type, sync_kind: type) -> None:
+    """Every public method of one is in the other, with the same parameters and defaults."""
+    theirs = {name: each for name, each in public(async_kind).items() if name not in ONLY_ASYNC}
+    ours = public(sync_kind)
+
+    assert theirs.keys() == ours.keys()
+    for name, method in theirs.items():
+        expected = [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+        found = [(p.name, p.kind, p.default) for p in inspect.signature(ours[name]).parameters.values()]
+        assert expected == found, name
+
+
+def test_the_first_lines_of_the_manual(cluster: Any) -> None:
+    """create, append, produce, read, as INTERFACES.md shows them."""
+    with laminar.connect(cluster.urls[0]) as client:
+        hello = client.create_topic("hello", partitions=4, exist_ok=True)
+        receipt = hello.append(b"hi", key="SFO")
+        with hello.producer() as producer:
+            for number in range(5_000):
+                producer.send(b"%d" % number, key=b"%d" % (number % 11))
+        read: dict[bytes | None, list[bytes]] = {}
+        for record in hello.read(start="earliest"):
+            read.setdefault(record.key, []).append(record.value)
+
+    assert (0, 3) == (receipt.offset, receipt.replicas)
+    assert [b"hi"] == read.pop(b"SFO")
+    assert {b"%d" % k: [b"%d" % n for n in range(k, 5_000, 11)] for k in range(11)} == read
+
+
+async def test_it_works_under_a_running_loop(cluster: Any) -> None:
+    """As in a notebook: the caller's loop is not used and not in the way."""
+    client = laminar.connect(cluster.urls)
+    client.topic("t").append(b"x", partition=0)
+    client.close()
+    client.close()
+
+    assert [b"x"] == cluster.values("t", 0)
+
+
+def test_send_waits_for_room(cluster: Any) -> None:
+    """A buffer smaller than the stream holds back the sender, and everything arrives."""
+    with laminar.connect(cluster.urls) as client:
+        with client.topic("t").producer(buffer_bytes=4_000, batch_bytes=1_000) as producer:
+            for number in range(2_000):
+                producer.send(b"%05d" % number, partition=2)
+                assert producer.statistics()["buffered_bytes"] <= 5_000
+
+    assert [b"%05d" % n for n in range(2_000)] == cluster.values("t", 2)
+
+
+def test_a_delivery_can_be_waited_for(cluster: Any) -> None:
+    """result() blocks until the receipt is there."""
+    with laminar.connect(cluster.urls) as client, client.topic("t").producer() as producer:
+        deliveries = [producer.send(b"x", partition=0) for _ in range(3)]
+
+        assert [0, 1, 2] == [delivery.result(5).offset for delivery in deliveries]
+
+
+def test_threads_share_a_producer(cluster: Any) -> None:
+    """Four threads, one producer: nothing is lost, and each thread's records keep their order."""
+    with laminar.connect(cluster.urls) as client:
+        with client.topic("t").producer(batch_bytes=2_000) as producer:
+
+            def run(name: int) -> None:
+                for number in range(500):
+                    producer.send(b"%d %d" % (name, number), partition=0)
+
+            threads = [threading.Thread(target=run, args=(name,)) for name in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    values = [tuple(map(int, value.split())) for value in cluster.values("t", 0)]
+    assert 2_000 == len(values)
+    for name in range(4):
+        assert list(range(500)) == [number for who, number in values if who == name]
+
+
+def test_a_failure_leaves_the_block_as_an_error(cluster: Any) -> None:
+    """ProduceError in the sync face too, and the error of the block itself is not hidden."""
+    cluster.append_faults.append("reject")
+    with laminar.connect(cluster.urls) as client:
+        with pytest.raises(laminar.ProduceError) as caught, client.topic("t").producer() as producer:
+            producer.send(b"x", partition=0)
+        with pytest.raises(ZeroDivisionError), client.topic("t").producer():
+            raise ZeroDivisionError
+
+    assert [b"x"] == [each.value for each in caught.value.undelivered]
+
+
+def test_a_cursor_covers_what_the_loop_has_seen(cluster: Any) -> None:
+    """Though batches cross over ahead of the loop, a commit stops at the record in hand."""
+    with laminar.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        with topic.producer() as producer:
+            for number in range(10):
+                producer.send(b"%d" % number, partition=0)
+        with topic.read(cursor="c", partitions=[0]) as records:
+            for record in records:
+                if record.raw == b"6":
+                    break
+
+        assert {0: 7} == topic.cursor("c")
+        assert [b"7", b"8", b"9"] == [r.raw for r in topic.read(cursor="c", partitions=[0])]
+
+
+def test_tables(cluster: Any) -> None:
+    """to_arrow has a row per record, with its partition."""
+    pytest.importorskip("pyarrow")
+    with laminar.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        with topic.producer() as producer:
+            for number in range(100):
+                producer.send(b"%d" % number, key=b"k%d" % number)
+        table = topic.read().to_arrow()
+        empty = topic.read("latest").to_arrow()
+
+    assert {b"%d" % n for n in range(100)} == {value.as_py() for value in table["value"]}
+    assert {0, 1, 2, 3} == {value.as_py() for value in table["partition"]}
+    assert (0, table.schema) == (empty.num_rows, empty.schema)
