@@ -60,18 +60,22 @@ def record_batch(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.
 def _variable(batch: Batch, column: Column, kind: pyarrow.DataType) -> pyarrow.Array:
     import pyarrow
 
-    cells = batch.cells(column)
-    if cells is None:
+    entry, plain = batch.entry(column), batch.plain(column)
+    if entry is None or plain is None:
         return pyarrow.nulls(len(batch), kind)
-    entry = batch.entry(column)
-    assert entry is not None
     offsets = _buffer(batch, entry.offsets_position, 4 * (len(batch) + 1))
-    data = pyarrow.py_buffer(cells[1])
-    if column is Column.TAG:
-        batch.check_text()
-    return pyarrow.Array.from_buffers(
-        kind, len(batch), [_validity(batch, entry), offsets, data], null_count=entry.null_count
+    array = pyarrow.Array.from_buffers(
+        kind,
+        len(batch),
+        [_validity(batch, entry), offsets, pyarrow.py_buffer(plain)],
+        null_count=entry.null_count,
     )
+    try:
+        # Arrow believes offsets, and text to be UTF-8; here they are looked at, faster than we could.
+        array.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        raise batch.bad(error) from error
+    return array
 
 
 def _timestamps(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
@@ -83,14 +87,16 @@ def _timestamps(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
     entry = batch.entry(Column.TIMESTAMP)
     if entry is None:
         return pyarrow.repeat(appended.cast(kind), len(batch))
-    batch.check_times()
     times = pyarrow.Array.from_buffers(
         milliseconds,
         len(batch),
         [_validity(batch, entry), _buffer(batch, entry.position, 8 * len(batch))],
         null_count=entry.null_count,
     )
-    return pyarrow.compute.fill_null(times, appended).cast(kind)
+    try:
+        return pyarrow.compute.fill_null(times, appended).cast(kind)
+    except pyarrow.ArrowInvalid as error:
+        raise batch.bad(error) from error
 
 
 def _validity(batch: Batch, entry: Entry) -> pyarrow.Buffer | None:

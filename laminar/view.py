@@ -127,23 +127,32 @@ class Batch:
                 try:
                     self._entries = read_directory(self.frame, self.header)
                 except BatchError as error:
-                    raise self._bad(error) from error
+                    raise self.bad(error) from error
         return self._entries
 
-    def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
-        """Offsets and bytes of a variable column, unfolded once; None if there is no such column."""
-        name = column.name
+    def plain(self, column: Column) -> memoryview | None:
+        """The bytes of a variable column, unfolded once; None if there is no such column."""
+        name = "plain " + column.name
         if name not in self._cache:
             entry = self.entry(column)
             try:
-                self._cache[name] = entry and (
-                    read_ends(self.frame, entry, self.header.count),
-                    unfold(self.frame, entry),
-                )
+                self._cache[name] = None if entry is None else unfold(self.frame, entry)
             except BatchError as error:
-                raise self._bad(error) from error
-        found: tuple[tuple[int, ...], memoryview] | None = self._cache[name]
-        return found
+                raise self.bad(error) from error
+        plain: memoryview | None = self._cache[name]
+        return plain
+
+    def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
+        """Offsets, checked, and bytes of a variable column; None if there is no such column."""
+        entry, plain = self.entry(column), self.plain(column)
+        if entry is None or plain is None:
+            return None
+        if column.name not in self._cache:
+            try:
+                self._cache[column.name] = read_ends(self.frame, entry, len(self))
+            except BatchError as error:
+                raise self.bad(error) from error
+        return self._cache[column.name], plain
 
     @property
     def values(self) -> list[bytes]:
@@ -197,20 +206,16 @@ class Batch:
             try:
                 self._cache["tags"] = raw and [None if tag is None else tag.decode() for tag in raw]
             except UnicodeDecodeError as error:
-                raise self._bad(error) from error
+                raise self.bad(error) from error
         tags: list[str | None] | None = self._cache["tags"]
         return tags
 
-    def check_times(self) -> None:
-        """Raise `BatchError` if a time has no microseconds in 64 bits: before Arrow is to hold them."""
-        self._times(Column.TIMESTAMP)
-
     def check_text(self) -> None:
-        """Raise `BatchError` if a tag is not UTF-8: before the bytes go where text is believed (Arrow)."""
-        cells = self.cells(Column.TAG)
+        """Raise `BatchError` if a tag is not UTF-8: before its bytes go where text is believed."""
+        plain = self.plain(Column.TAG)
         # All ASCII is the common case, and one pass in C; else each tag is decoded, as a cut may lie
         # inside of a character.
-        if cells is not None and not bytes(cells[1]).isascii():
+        if plain is not None and not bytes(plain).isascii():
             _ = self.tags
 
     def tagged(self, tag: str) -> list[int]:
@@ -235,7 +240,7 @@ class Batch:
                     {} if cell is None else _HEADERS_DECODER.decode(cell) for cell in raw
                 ]
             except msgspec.MsgspecError as error:
-                raise self._bad(error) from error
+                raise self.bad(error) from error
         headers: list[Mapping[str, bytes]] | None = self._cache["headers"]
         return headers
 
@@ -301,7 +306,7 @@ class Batch:
         try:
             return self._with_nulls(entry, list(read_times(self.frame, entry, len(self))))
         except BatchError as error:
-            raise self._bad(error) from error
+            raise self.bad(error) from error
 
     def _with_nulls(self, entry: Entry, cells: list[_T]) -> list[Any]:
         present = presence(self.frame, entry, self.header.count)
@@ -309,8 +314,8 @@ class Batch:
             return cells
         return [cell if bit == "1" else None for cell, bit in zip(cells, present, strict=True)]
 
-    def _bad(self, error: Exception) -> BatchError:
-        """The same error, naming the records that cannot be read."""
+    def bad(self, error: Exception) -> BatchError:
+        """The same error, about a body that is not what it says, naming the records it hides."""
         first, behind = self.header.base_offset, self.header.next_offset
         known = error if isinstance(error, BatchError) else None
         return BatchError(
