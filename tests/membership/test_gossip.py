@@ -106,7 +106,7 @@ async def test_three_nodes_find_each_other_and_notice_death_return_and_farewell(
 
 
 async def test_datagrams_without_our_signature_are_dropped_and_counted() -> None:
-    """Noise, a wrong key, a changed bit, swim-protocol's pickles, and anything too long: none is looked at."""
+    """Noise, a wrong key, a changed bit, swim-protocol's pickles, and what is too long: none is read."""
     async with running() as cluster:
         gossip = cluster.add("a")
         body = encode(Datagram(Ping(Source("evil", b"")), 1))

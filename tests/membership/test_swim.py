@@ -138,10 +138,16 @@ def test_a_long_partition_heals_through_the_seeds() -> None:
 
 
 def test_a_stalled_loop_does_not_accuse_others() -> None:
-    """Lifeguard: woken late, a member extends every deadline and doubts itself; answers were in the socket."""
+    """Lifeguard: woken late, a member extends every deadline and doubts itself."""
     world = World(6)
     world.cluster(5)
+    swim = world.members["n2"]
+
+    def probing() -> bool:
+        return swim._probe is not None and not swim._probe.answered
+
     for _ in range(10):
+        world.run_until(probing, limit_ms=2_000)
         world.declared.clear()
         world.stall("n2", 2_500)
         world.run(10_000)
@@ -309,6 +315,43 @@ def test_asking_for_more_helpers_than_there_are_ends(others: int) -> None:
         assert names <= world.members.keys() - {"n0", "n1"}
 
 
+def test_the_target_of_a_probe_is_not_asked_to_probe_itself() -> None:
+    """swim-protocol: find(exclude=) returns the excluded, in a third of draws among three."""
+    world = World(27)
+    world.cluster(3)
+    world.kill("n1")
+    asked: list[str] = []
+    swim = world.members["n0"]
+    collect = world._collect
+
+    def watch(name: str) -> None:
+        asked.extend(to for to, datagram in swim._outbox if isinstance(datagram.packet, PingReq))
+        collect(name)
+
+    world._collect = watch  # type: ignore[method-assign]
+
+    world.run(3_000)
+
+    assert {address("n2")} == set(asked)
+
+
+def test_a_doubted_member_is_told_by_whoever_meets_it() -> None:
+    """In the ping that is sent to it and in the answer to its own: only it can refute."""
+    world = World(28)
+    world.cluster(2)
+    swim, clock = world.members["n0"], world.members["n1"].own.clock
+    swim.receive(Datagram(claim("n1", clock, Status.SUSPECT)), sender=address("n2"), now_ms=world.now_ms)
+    swim._rumours.discard("n1")
+
+    swim._ping(swim.peers["n1"])
+    ping = Datagram(Ping(world.members["n1"].source), 1)
+    swim.receive(ping, sender=address("n1"), now_ms=world.now_ms)
+
+    told = [[(u.name, u.status) for u in datagram.updates] for _, datagram in swim.take_outbox()]
+    assert 2 == len(told)
+    assert all(("n1", Status.SUSPECT) in updates for updates in told)
+
+
 def test_an_answer_to_a_former_life_is_passed_over() -> None:
     """swim-protocol: a GossipAck of a former life ends the packet handler with an assertion."""
     world = World(23)
@@ -337,7 +380,9 @@ def test_dead_members_are_forgotten_and_nobody_brings_them_back() -> None:
     world.run(world.settings.remember_ms + 15_000)
     assert all("n5" not in swim.peers for swim in world.members.values())
 
-    world.deliver("n0", "n1", Datagram(claim("n5", 10**9, Status.OFFLINE)))
+    for metadata in (None, {LEFT: b""}, claim("n5", 1).metadata):
+        news = replace(claim("n5", 10**9, Status.OFFLINE), metadata=metadata)
+        world.deliver("n0", "n1", Datagram(news))
     world.run(30_000)
 
     assert all("n5" not in swim.peers for swim in world.members.values())
