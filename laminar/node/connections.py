@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from laminar.node.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator
-from laminar.node.line import Address, Line, TcpAddress
+from laminar.node.line import Address, Line, TcpAddress, UnixAddress
 from laminar.node.link import SHARED_BUFFER_BYTES, FrameKind, Link
 
 log = logging.getLogger("laminar.transport")
@@ -211,7 +211,7 @@ class Connections:
                 if isinstance(address, TcpAddress):
                     await self._loop.create_connection(lambda: link, address.host, address.port)
                 else:
-                    await self._loop.create_unix_connection(lambda: link, "\0" + address.name)
+                    await self._connect_unix(link, address)
                 await opened
         except TimeoutError:
             # Silence is no news: the process may be starting, or busy. The election timeout is there for it.
@@ -220,6 +220,17 @@ class Connections:
             self._fail_to_connect(link, f"{address}: {error}")
             if isinstance(error, ConnectionError):
                 self._owner.peer_lost(address)
+
+    async def _connect_unix(self, link: Link, address: UnixAddress) -> None:
+        # uvloop takes a path as a C string, which an abstract name's first byte would end: our own socket.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await self._loop.sock_connect(sock, "\0" + address.name)
+            await self._loop.create_unix_connection(lambda: link, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     def _fail_to_connect(self, link: Link, reason: str) -> None:
         self._counters["connects_failed"] += 1

@@ -89,8 +89,14 @@ class NonBlockingHandler(logging.Handler):
         """`write` returns how many bytes it took, or raises `BlockingIOError`."""
         super().__init__()
         self._write = write
+        self.on_close: Callable[[], None] = lambda: None
         self._rest = b""
         self.dropped = 0
+
+    def close(self) -> None:
+        """No more records."""
+        self.on_close()
+        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.dropped:
@@ -115,31 +121,52 @@ class NonBlockingHandler(logging.Handler):
         return True
 
 
-def nonblocking_writer(fd: int = _STANDARD_ERROR) -> Callable[[bytes], int]:
-    """A write to `fd` that never waits, and leaves the descriptor as others who share it know it."""
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISSOCK(mode):
-        # journald's: a socket can't be opened again, but a single send may say that it won't wait.
-        connection = socket.socket(fileno=os.dup(fd))
-        return lambda data: connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    try:
-        # O_NONBLOCK belongs to the open file, which we share with our parent and its terminal: so open it
-        # once more.
-        own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        own = fd  # not allowed to (a file of another user): it may block, as it would for any program
-    return lambda data: os.write(own, data)
+class NonBlockingWriter:
+    """Writes to `fd` that never wait, and that leave the descriptor as others who share it know it."""
+
+    def __init__(self, fd: int = _STANDARD_ERROR) -> None:
+        self._socket: socket.socket | None = None
+        self._fd = -1
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            # journald's: a socket can't be opened again, but a single send may say that it won't wait.
+            self._socket = socket.socket(fileno=os.dup(fd))
+            return
+        try:
+            # O_NONBLOCK belongs to the open file, which we share with our parent and its terminal: so open it
+            # once more.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(f"/proc/self/fd/{fd}", flags)
+        except OSError:
+            self._fd = os.dup(fd)  # a file of another user: it may block, as it would for any program
+
+    def __call__(self, data: bytes) -> int:
+        """How many bytes went; `BlockingIOError` when none can."""
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return os.write(self._fd, data)
+
+    def close(self) -> None:
+        """Let go of our own descriptor."""
+        if self._socket is not None:
+            self._socket.close()
+        elif self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def set_up_logging(*, process: str, level: str, style: str = "auto") -> NonBlockingHandler:
     """Send the root logger's records of `level` and above to standard error. `style`: text, json or auto."""
     if style == "auto":
         style = "text" if sys.stderr is not None and sys.stderr.isatty() else "json"
-    handler = NonBlockingHandler(nonblocking_writer())
+    writer = NonBlockingWriter()
+    handler = NonBlockingHandler(writer)
+    handler.on_close = writer.close
     handler.setFormatter(TextFormatter(process) if style == "text" else JsonFormatter(process))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
+        if isinstance(old, NonBlockingHandler):
+            old.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
     return handler

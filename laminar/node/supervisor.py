@@ -84,7 +84,7 @@ def default_entry_points() -> EntryPoints:
     importlib.import_module("uvloop")
     controller = importlib.import_module("laminar.node.controller")
     shard = importlib.import_module("laminar.node.shard")
-    recovery = importlib.import_module("laminar.log.recovery")
+    recovery = importlib.import_module("laminar.log.node_recovery")
     router = importlib.import_module("router")
 
     def recover(directory: str, shards: int) -> object:

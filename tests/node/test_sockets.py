@@ -119,26 +119,27 @@ def test_pitfall_51_steering_stays_right_when_an_accepting_child_dies_and_anothe
     for _ in range(5):
         pid = os.fork()
         if pid == 0:  # a shard: has its part only, accepts one connection, and waits to be killed
-            node.close_all_but(node.for_child(0))
-            select.select([node.shared[0]], [], [])
-            node.shared[0].accept()
-            signal.pause()
-        served = {0: 0, 1: 0, 2: 0}
+            try:
+                node.close_all_but(node.for_child(0))
+                select.select([node.shared[0]], [], [])
+                node.shared[0].accept()
+                signal.pause()
+            finally:
+                os._exit(1)
         clients = [connect("127.0.0.1", node.ports.shared) for _ in range(20)]
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        for _ in range(20):
-            client = connect("127.0.0.1", node.ports.shared)
-            expected = (client.getsockname()[1] >> 1) % 3
-            clients.append(client)
-            served[expected] += 1
+        clients += [connect("127.0.0.1", node.ports.shared) for _ in range(20)]
+        waiting = 0
         for number, listener in enumerate(node.shared):
             while select.select([listener], [], [], 0)[0]:
                 connection, address = listener.accept()
                 assert (address[1] >> 1) % 3 == number
                 connection.close()
+                waiting += 1
         for client in clients:
             client.close()
+        assert waiting in (39, 40)  # all but the one that the child took, if it came to that
 
 
 def test_fixed_ports_follow_the_published_plan() -> None:
