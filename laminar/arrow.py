@@ -21,7 +21,10 @@ _VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """The schema of every batch, or of the `columns` named, in that order; all fields are nullable."""
+    """The schema of every batch, or of the `columns` named, in that order; all fields are nullable.
+
+    The columns are those of `arrow_ipc.FIELDS`; ``headers``, a map, only if named.
+    """
     import pyarrow
 
     types = {
@@ -30,11 +33,12 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
         "key": pyarrow.binary(),
         "value": pyarrow.binary(),
         "tag": pyarrow.utf8(),
+        "headers": pyarrow.map_(pyarrow.utf8(), pyarrow.binary()),
     }
     chosen = COLUMNS if columns is None else columns
     unknown = [name for name in chosen if name not in types]
     if unknown:
-        raise ValueError(f"no Arrow column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+        raise ValueError(f"no Arrow column {unknown[0]!r}; there are {', '.join(types)}")
     return pyarrow.schema([(name, types[name]) for name in chosen])
 
 
@@ -52,6 +56,9 @@ def record_batch(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.
             )
         elif field.name == "timestamp":
             arrays.append(_timestamps(batch, field.type))
+        elif field.name == "headers":
+            cells = batch.headers or [{}] * len(batch)
+            arrays.append(pyarrow.array([list(one.items()) if one else None for one in cells], field.type))
         else:
             arrays.append(_variable(batch, _VARIABLE[field.name], field.type))
     return pyarrow.RecordBatch.from_arrays(arrays, schema=wanted)

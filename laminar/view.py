@@ -279,8 +279,8 @@ class Batch:
         """The batch as Arrow, over the frame's own memory wherever a column is not compressed.
 
         Columns, or those of them that `columns` names, in that order: ``offset`` int64, ``timestamp``
-        timestamp[us, UTC], ``key`` binary, ``value`` binary, ``tag`` utf8. All batches have the same
-        schema; a column that this one lacks is all null.
+        timestamp[us, UTC], ``key`` binary, ``value`` binary, ``tag`` utf8; and ``headers``, a map of utf8 to
+        binary, only if named. All batches have the same schema; what this one lacks is null.
         """
         from laminar.arrow import record_batch  # pyarrow is an extra
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laminar.arrow_ipc import (
-    COLUMNS,
     END,
+    FIELDS,
     Field,
     Type,
     batch_parts,
@@ -41,6 +41,7 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
         "keys": st.none() | st.binary(max_size=12),
         "timestamps": st.none() | st.integers(-MAX_TIME_MS, MAX_TIME_MS),
         "tags": st.none() | st.text(max_size=5),
+        "headers": st.none() | st.dictionaries(st.text(max_size=4), st.binary(max_size=8), max_size=3),
     }
     for name, cells in columns.items():
         if draw(st.booleans()):
@@ -73,6 +74,7 @@ def expected_columns(arguments: dict[str, Any]) -> dict[str, list[Any]]:
         "key": arguments.get("keys") or nothing,
         "value": arguments["values"],
         "tag": arguments.get("tags") or nothing,
+        "headers": [list(one.items()) if one else None for one in arguments.get("headers") or nothing],
     }
 
 
@@ -103,19 +105,20 @@ def arrow_stream(*tables: pyarrow.Table | pyarrow.RecordBatch, **options: Any) -
 @given(records())
 def test_a_batch_becomes_a_record_batch(arguments: dict[str, Any]) -> None:
     """`to_arrow` gives each record's cells, null where it has none."""
-    assert expected_columns(arguments) == columns_of(stamped(arguments).to_arrow())
+    assert expected_columns(arguments) == columns_of(stamped(arguments).to_arrow(list(FIELDS)))
 
 
 @given(st.lists(records(), max_size=4))
 def test_pyarrow_reads_what_we_write(many: list[dict[str, Any]]) -> None:
     """The stream of a server without pyarrow and `to_arrow` of a client with it are the same table."""
     batches = [stamped(arguments) for arguments in many]
-    table = opened(write_stream(batches))
+    for names in (None, list(FIELDS)):
+        table = opened(write_stream(batches, names))
 
-    schema = Batch(build([b"a"])).to_arrow().schema
-    assert schema == table.schema
-    assert pyarrow.Table.from_batches([batch.to_arrow() for batch in batches], schema) == table
-    table.validate(full=True)
+        schema = Batch(build([b"a"])).to_arrow(names).schema
+        assert schema == table.schema
+        assert pyarrow.Table.from_batches([batch.to_arrow(names) for batch in batches], schema) == table
+        table.validate(full=True)
 
 
 @given(records(), st.data())
@@ -123,7 +126,7 @@ def test_rows_can_be_picked(arguments: dict[str, Any], data: st.DataObject) -> N
     """A fetch that begins inside of a batch, or that filters, sends those records and no others."""
     batch = stamped(arguments)
     rows = data.draw(st.lists(st.integers(0, len(batch) - 1), unique=True).map(sorted))
-    names = data.draw(st.permutations(COLUMNS).map(lambda order: order[: len(rows) % 5 + 1]))
+    names = data.draw(st.permutations(list(FIELDS)).map(lambda order: order[: len(rows) % 6 + 1]))
     wanted = fields(names)
     table = opened([schema_message(wanted), *batch_parts(batch, wanted, rows), END])
 
@@ -154,6 +157,24 @@ def test_a_frame_that_lies_askew_in_memory_is_read() -> None:
         assert columns_of(batch.to_arrow())["key"] == [None, b"k"]
 
 
+@given(records())
+@settings(max_examples=30)
+def test_what_went_out_comes_in(arguments: dict[str, Any]) -> None:
+    """Our own stream, without the column of offsets, is an append of the same records."""
+    batch = stamped(arguments)
+    names = ["value", "key", "tag", "timestamp", "headers"]
+    (rows,) = read_stream(b"".join(write_stream([batch], names)))
+
+    again = Batch(
+        build(rows.values, keys=rows.keys, tags=rows.tags, timestamps=rows.timestamps, headers=rows.headers)
+    )
+    assert batch.values == again.values
+    assert batch.keys == again.keys
+    assert batch.tags == again.tags
+    assert batch.timestamps == again.timestamps
+    assert batch.headers == again.headers
+
+
 def test_unknown_columns_are_refused_by_name() -> None:
     batch = stamped({"values": [b"a"]})
     for ask in (lambda: batch.to_arrow(["colour"]), lambda: write_stream([batch], ["colour"])):
@@ -167,11 +188,11 @@ def test_messages_are_those_of_the_format() -> None:
     mark, length = struct.unpack_from("<II", message)
     assert (mark, length + 8) == (0xFFFFFFFF, len(message))
     assert len(message) % 8 == 0
-    batch = record_batch_message(2, [0], [(0, 0), (0, 16)], 16)
+    batch = record_batch_message(2, [(2, 0)], [(0, 0), (0, 16)], 16)
     table = opened([message, batch, struct.pack("<qq", 5, -6), END])
     assert table.to_pydict() == {"offset": [5, -6]}
     with pytest.raises(AssertionError, match="body of 17"):
-        record_batch_message(2, [0], [(0, 0), (0, 17)], 17)
+        record_batch_message(2, [(2, 0)], [(0, 0), (0, 17)], 17)
 
 
 @given(records(), st.sampled_from([pyarrow.binary(), pyarrow.utf8()]), st.booleans())
