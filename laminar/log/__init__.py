@@ -17,6 +17,7 @@ from laminar.log.errors import (
 )
 from laminar.log.log import Log
 from laminar.log.manifest import Manifest, ReplicaEntry
+from laminar.log.node_recovery import Map, controller_home, logs_directory, recover_node, shard_home
 from laminar.log.rows import Row
 from laminar.log.settings import StorageSettings
 from laminar.log.state import HardState, LogStart
@@ -34,6 +35,7 @@ __all__ = [
     "Log",
     "LogStart",
     "Manifest",
+    "Map",
     "RealDisk",
     "ReplicaEntry",
     "Row",
@@ -41,4 +43,8 @@ __all__ = [
     "StorageClosed",
     "StorageError",
     "StorageSettings",
+    "controller_home",
+    "logs_directory",
+    "recover_node",
+    "shard_home",
 ]

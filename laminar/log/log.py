@@ -193,9 +193,10 @@ class Log:
                     or crc32c(memoryview(frame)[:HEADER_CRC_POSITION]) != header_crc
                 ):
                     raise BrokenChain(
-                        f"a frame (index {index}, term {term}, previous term {prev_term}, offset "
-                        f"{base_offset}, time {time_ms}, {len(frame)} of {size} bytes) does not follow "
-                        f"{last_index}, {last_term}, {next_offset}, {last_time} in {self.name}, or its header is damaged"
+                        f"a frame of {self.name} with index {index}, term {term}, previous term {prev_term}, "
+                        f"offset {base_offset}, time {time_ms} and {len(frame)} of {size} bytes does not "
+                        f"follow index {last_index}, term {last_term}, offset {next_offset}, "
+                        f"time {last_time}; or its header is damaged"
                     )
                 if segment is None or flags & _OPENS_SEGMENT:
                     segment = self._open_segment(index)

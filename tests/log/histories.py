@@ -1,0 +1,207 @@
+"""What the storage tests share: frames as a leader stamps them, and a model of what a storage must hold.
+
+The model is plain Python: after each recorded change a picture of all logs and hard states. Whatever a
+crash leaves must be one of these pictures, not older than the last acknowledged one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from laminar.batch import Kind, build, build_control, stamp
+from laminar.log import Log, Storage, StorageSettings
+from laminar.log.disk import Disk
+from laminar.log.errors import StorageError
+from laminar.log.worker import InlineWorker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HOME = "data/shards/1-0"
+LOGS = "data/logs"
+SMALL = StorageSettings(
+    segment_size_bytes=2048,
+    first_journal_file_bytes=32 * 1024,
+    journal_file_bytes=64 * 1024,
+    checkpoint_bytes=1 << 30,
+    max_frame_bytes=64 * 1024,
+    recent_bytes=1 << 20,
+    idle_marker_ms=1,
+)
+
+
+class InlineExecutor(Executor):
+    """Runs a read at once, so that a test repeats exactly."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except StorageError as error:
+            future.set_exception(error)
+        return future
+
+
+def frame_for(
+    log: Log, values: list[bytes], *, term: int | None = None, opens: bool | None = None, time_ms: int = 0
+) -> bytes:
+    """A batch stamped to follow the log's last entry, as its leader would."""
+    frame = build(values) if values else build_control(Kind.NOOP, b"")
+    stamp(
+        frame,
+        index=log.last_index + 1,
+        term=term if term is not None else max(log.last_term, 1),
+        prev_term=log.last_term,
+        base_offset=log.next_offset,
+        append_time_ms=max(time_ms, log.last_append_time_ms),
+        committed_index=0,
+        opens_segment=log.segment_full if opens is None else opens,
+    )
+    return bytes(frame)
+
+
+def open_inline(disk: Disk, *, settings: StorageSettings = SMALL, home: str = HOME, seed: int = 1) -> Storage:
+    """A storage that does everything on one thread."""
+    return Storage.open(
+        disk,
+        home,
+        LOGS,
+        settings=settings,
+        rng=random.Random(seed),
+        workers=InlineWorker,
+        readers=InlineExecutor(),
+    )
+
+
+def contents(log: Log) -> list[bytes]:
+    """All frames of a log; those in files by the door of any reader."""
+    frames: list[bytes] = []
+    while log.first_index + len(frames) <= log.last_index:
+        found = log.read_nowait(log.first_index + len(frames), log.last_index, max_bytes=1 << 20)
+        if found is None:
+            segment = log._segment_of(log.first_index + len(frames))
+            segment.file.data()
+            continue
+        frames += [bytes(frame) for frame in found]
+    return frames
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Logs by id: the start's index, then the frames. Hard states by replica id: (term, vote)."""
+
+    logs: dict[int, tuple[int, tuple[bytes, ...]]]
+    hard_states: dict[int, tuple[int, int]]
+
+
+def picture_of(storage: Storage) -> Picture:
+    return Picture(
+        {log_id: (log.start.index, tuple(contents(log))) for log_id, log in storage.logs.items()},
+        {replica: (state.term, state.vote) for replica, state in storage.hard_states.items()},
+    )
+
+
+@dataclass
+class History:
+    """A storage under test, and the pictures after each of its changes."""
+
+    storage: Storage
+    pictures: list[Picture] = field(default_factory=list)
+    acknowledged: int = 0
+
+    def __post_init__(self) -> None:
+        self._logs: dict[int, tuple[int, list[bytes]]] = {
+            log_id: (log.start.index, contents(log)) for log_id, log in self.storage.logs.items()
+        }
+        self._hard_states = {
+            replica: (state.term, state.vote) for replica, state in self.storage.hard_states.items()
+        }
+        self._note()
+        self.acknowledged = 0
+
+    def _note(self) -> None:
+        logs = {log_id: (start, tuple(frames)) for log_id, (start, frames) in self._logs.items()}
+        self.pictures.append(Picture(logs, dict(self._hard_states)))
+
+    def create(self, log_id: int) -> Log:
+        log = self.storage.create_log(f"log-{log_id}", log_id)
+        self._logs[log_id] = (0, [])
+        self._note()
+        return log
+
+    def append(self, log_id: int, frame: bytes) -> None:
+        self.storage.logs[log_id].append([frame])
+        self._logs[log_id][1].append(frame)
+        self._note()
+
+    def write(self, log_id: int, *values: bytes, term: int | None = None, opens: bool | None = None) -> None:
+        self.append(log_id, frame_for(self.storage.logs[log_id], list(values), term=term, opens=opens))
+
+    def truncate(self, log_id: int, index: int) -> None:
+        self.storage.logs[log_id].truncate(index)
+        start, frames = self._logs[log_id]
+        del frames[index - start - 1 :]
+        self._note()
+
+    def set_start(self, log_id: int, index: int) -> None:
+        log = self.storage.logs[log_id]
+        row = log.row(index)
+        log.set_start(index=index, term=row.term, offset=row.next_offset)
+        start, frames = self._logs[log_id]
+        self._logs[log_id] = (index, frames[index - start :])
+        self._note()
+
+    def delete(self, log_id: int) -> None:
+        self.storage.delete_log(log_id).add_done_callback(lambda future: future.exception())
+        del self._logs[log_id]
+        self._note()
+
+    def vote(self, replica_id: int, term: int, vote: int) -> None:
+        self.storage.record_hard_state(replica_id, term=term, vote=vote)
+        self._hard_states[replica_id] = (term, vote)
+        self._note()
+
+    async def sync(self) -> None:
+        recorded = len(self.pictures) - 1
+        await self.storage.sync()
+        self.acknowledged = recorded
+
+    def check(self, recovered: Storage) -> None:
+        """What came back is a picture not older than the last acknowledged one; no log is marked."""
+        found = picture_of(recovered)
+        later = self.pictures[self.acknowledged :]
+        assert any(found.logs == picture.logs for picture in later), self._difference(found)
+        for replica in set(found.hard_states) | set(self.pictures[self.acknowledged].hard_states):
+            wanted = [picture.hard_states.get(replica) for picture in later]
+            assert found.hard_states.get(replica) in wanted, f"replica {replica}: {found.hard_states} {wanted}"
+        assert not recovered.lost_hard_states
+        assert not [log for log in recovered.logs.values() if log.recovering]
+        assert all(log.durable_index == log.last_index for log in recovered.logs.values())
+
+    def _difference(self, found: Picture) -> str:
+        wanted = self.pictures[self.acknowledged].logs
+        return (
+            f"recovered {({key: (start, len(frames)) for key, (start, frames) in found.logs.items()})}, "
+            f"acknowledged {({key: (start, len(frames)) for key, (start, frames) in wanted.items()})}"
+        )
+
+
+async def settle(storage: Storage) -> None:
+    """Let the idle marker be written."""
+    for _ in range(200):
+        if not storage._in_flight and storage._idle_timer is None:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("no idle marker came")
+
+
+def run(main: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
+    async def wrapped() -> T:
+        return await main
+
+    return asyncio.run(wrapped())
