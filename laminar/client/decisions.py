@@ -44,7 +44,13 @@ class Verdict:
 
 
 DONE = Verdict(step=Step.DONE)
-_OWN_PACE = frozenset({"no_leader", "not_leader", "behind"})
+_OWN_PACE = frozenset({"no_leader", "not_leader", "not_a_replica", "behind"})
+# Codes that tell us that the leader is not (or no longer) where we thought.
+_MAP_STALE = frozenset({"no_leader", "not_leader", "not_a_replica", "draining"})
+# Codes of one node's own trouble, which another may not have.
+_AVOID = frozenset({"draining", "not_ready", "damaged"})
+# Codes that say that a producer's batch does not follow the last one the server has.
+OUT_OF_SEQUENCE = frozenset({"out_of_sequence", "sequence_gap", "unknown_producer"})
 # How many redirects in a row are followed before one counts as a failed attempt: leader -> new
 # leader is one; two nodes that name each other would otherwise spin.
 REDIRECTS_AT_ONCE = 3
@@ -76,12 +82,11 @@ def judge_answer(
         if maybe_applied and not repeatable:
             return Verdict(step=Step.FAIL, maybe_applied=True)
         wait_ms = 0 if code in _OWN_PACE else (retry_after_ms or 0)
-        leaderless = code in ("no_leader", "not_leader")
         return Verdict(
             step=Step.RETRY,
             wait_ms=wait_ms,
-            stale=leaderless or code == "draining" or maybe_applied,
-            avoid=code == "draining" or maybe_applied,
+            stale=code in _MAP_STALE or maybe_applied,
+            avoid=code in _AVOID or maybe_applied,
             maybe_applied=maybe_applied,
         )
     if status == 504 or code == "outcome_unknown":

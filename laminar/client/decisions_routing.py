@@ -18,7 +18,7 @@ class Replica:
 
     node: str
     url: str
-    in_sync: bool = True
+    reachable: bool = True
 
 
 @dataclass(slots=True)
@@ -29,15 +29,19 @@ class Place:
     leader: str | None = None
 
 
+MAP_AGE_MS = 10_000
+
+
 @dataclass(slots=True)
 class TopicMap:
     """The places of all partitions of a topic, as last heard."""
 
     places: list[Place] = field(default_factory=list)
     stale: bool = False
+    heard_at_ms: int = 0
 
     @classmethod
-    def from_answer(cls, answer: Mapping[str, Any]) -> TopicMap:
+    def from_answer(cls, answer: Mapping[str, Any], *, now_ms: int) -> TopicMap:
         """Read ``GET /v1/topics/{t}/partitions``.
 
         The leader's URL is that of its own replica (the owning shard) where the answer has it:
@@ -46,7 +50,7 @@ class TopicMap:
         places: list[Place] = []
         for row in sorted(answer["partitions"], key=lambda row: int(row["partition"])):
             replicas = tuple(
-                Replica(str(each["node"]), each["url"].rstrip("/"), bool(each.get("in_sync", True)))
+                Replica(str(each["node"]), each["url"].rstrip("/"), bool(each.get("reachable", True)))
                 for each in row.get("replicas", ())
                 if each.get("url")
             )
@@ -54,7 +58,11 @@ class TopicMap:
             own = [replica.url for replica in replicas if replica.node == leader.get("node")]
             url = own[0] if own else leader.get("url")
             places.append(Place(replicas, url.rstrip("/") if url else None))
-        return cls(places)
+        return cls(places, heard_at_ms=now_ms)
+
+    def aged(self, *, now_ms: int) -> bool:
+        """Whether it is time to ask again in the background: a replica may have come back."""
+        return now_ms - self.heard_at_ms >= MAP_AGE_MS
 
     def leader(self, partition: int) -> str | None:
         return self.places[partition].leader if partition < len(self.places) else None
@@ -145,11 +153,15 @@ class Balancer:
 
 
 def readers(replicas: Sequence[Replica], leader: str | None, *, from_leader: bool) -> list[str]:
-    """The URLs that may answer a read: the leader alone, or every replica, in-sync ones if any."""
+    """The URLs that may answer a read: the leader alone, or every replica that was reachable, if any.
+
+    Whether a replica is in sync is not asked: under load hardly one is at the instant of asking, and
+    ``min_offset`` keeps one that is behind from answering.
+    """
     if from_leader:
         return [leader] if leader else []
-    in_sync = [replica.url for replica in replicas if replica.in_sync]
-    found = in_sync or [replica.url for replica in replicas]
+    reachable = [replica.url for replica in replicas if replica.reachable]
+    found = reachable or [replica.url for replica in replicas]
     if not found and leader:
         return [leader]
     return found

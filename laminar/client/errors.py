@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from laminar.http.errors import CODES
+
 
 class Error(Exception):
     """The root. ``str()`` says what happened and, where known, what to do about it.
@@ -130,19 +132,7 @@ class ProduceError(Error):
         self.undelivered = list(undelivered)
 
 
-_BY_CODE: dict[str, type[Error]] = {
-    "exists_differently": AlreadyExists,
-    "fenced": Fenced,
-    "precondition_failed": PreconditionFailed,
-    "offset_expired": OffsetExpired,
-    "quota": Overloaded,
-    "overloaded": Overloaded,
-    "disk_full": Overloaded,
-    "no_leader": Unavailable,
-    "behind": Unavailable,
-    "draining": Unavailable,
-    "outcome_unknown": OutcomeUnknown,
-}
+# For answers whose code is not in the table: a newer server's, or a proxy's.
 _BY_STATUS: dict[int, type[Error]] = {
     401: AuthError,
     403: AuthError,
@@ -155,8 +145,23 @@ _BY_STATUS: dict[int, type[Error]] = {
     504: OutcomeUnknown,
     507: Overloaded,
 }
-_RETRIABLE = frozenset({429, 502, 503, 507})
-_KNOWN = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})
+_FAMILIES: dict[str, type[Error]] = {
+    kind.__name__: kind
+    for kind in (
+        Error,
+        ConfigError,
+        AuthError,
+        NotFound,
+        AlreadyExists,
+        OffsetExpired,
+        Fenced,
+        Overloaded,
+        Unavailable,
+        OutcomeUnknown,
+        PreconditionFailed,
+    )
+}
+_MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})
 
 
 def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Error:
@@ -165,7 +170,10 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
     `asked` is what the message names when the server said nothing better, e.g. ``PUT /v1/topics/a``.
     """
     code = str(problem.get("code") or f"http_{status}")
-    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, Error)
+    known = CODES.get(code)
+    kind = _FAMILIES[known.family] if known is not None else _BY_STATUS.get(status, Error)
+    if status == 412:
+        kind = PreconditionFailed
     detail = problem.get("detail") or problem.get("title") or f"{asked} was answered with {status}"
     retry_after_ms = problem.get("retry_after_ms")
     outcome = problem.get("outcome")
@@ -177,8 +185,8 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
         value=problem.get("value"),
         limit=problem.get("limit"),
         hint=problem.get("hint"),
-        retriable=status in _RETRIABLE,
+        retriable=known.retriable if known is not None else status in (429, 502, 503, 507),
         outcome=str(outcome) if outcome else ("unknown" if status == 504 else None),
         retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,
-        fields={name: value for name, value in problem.items() if name not in _KNOWN},
+        fields={name: value for name, value in problem.items() if name not in _MEMBERS},
     )

@@ -86,10 +86,11 @@ class CursorState:
             return
         import msgspec
 
-        expected = {str(key): self.committed[key] for key in changed if key in self.committed}
-        body: dict[str, Any] = {"positions": {str(key): value for key, value in changed.items()}}
-        if expected:
-            body["expected"] = expected
+        # A partition that is not in `expected` is expected to have no position yet.
+        body = {
+            "positions": {str(key): value for key, value in changed.items()},
+            "expected": {str(key): self.committed[key] for key in changed if key in self.committed},
+        }
         try:
             await self._session.call(
                 "PUT",
@@ -320,12 +321,7 @@ class Reader(Generic[T]):
         return found | dict(zip(missing, offsets, strict=True))
 
     async def _offset_at(self, partition: int, at: str) -> int:
-        answer = await self._session.call(
-            "GET",
-            f"{topic_path(self._topic)}/partitions/{partition}/offsets?at={at}",
-            timeout_s=self._timeout_s,
-        )
-        return int(answer.json()["offset"])
+        return await self._session.offset_at(self._topic, partition, at, timeout_s=self._timeout_s)
 
     def _ended(self, partition: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(partition) is task:

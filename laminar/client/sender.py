@@ -18,7 +18,7 @@ import msgspec
 
 from laminar.batch import BatchError, build
 from laminar.client.connection import Answer, ConnectionFailed
-from laminar.client.decisions import Backoff, Step, judge_loss
+from laminar.client.decisions import OUT_OF_SEQUENCE, Backoff, Step, judge_loss
 from laminar.client.decisions_window import Lane, Outbox, Pending, padded
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.session import (
@@ -274,7 +274,7 @@ class Sender:
         elif verdict.step is Step.RETRY:
             until_ms = now_ms() + max(verdict.wait_ms, self._next_backoff_ms(partition))
             self.outbox.retry(lane, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
-        elif problem.get("code") != "sequence_gap" or not self.outbox.renumber(lane, pending):
+        elif problem.get("code") not in OUT_OF_SEQUENCE or not self.outbox.renumber(lane, pending):
             error = from_problem(answer.status, problem, asked=f"appending to {self.topic}/{partition}")
             self.outbox.failed(lane, pending, error, maybe_applied=error.outcome == "unknown")
 

@@ -122,8 +122,11 @@ class Session:
         repeatable: bool = True,
         timeout_s: float | None = None,
         accept: Sequence[int] = (),
+        first: str | None = None,
     ) -> Answer:
         """A request any node can answer, repeated until one did; statuses in `accept` are returned too.
+
+        `first` is the node to begin with, if it matters.
 
         Raises the `Error` the answer stands for, `TimedOut` or `OutcomeUnknown` at the deadline.
         """
@@ -136,7 +139,7 @@ class Session:
         changes = method not in ("GET", "HEAD")
         maybe_applied = False
         redirects = 0
-        url: str | None = None
+        url = first
         last = "nothing was tried"
         while True:
             if url is None:
@@ -208,12 +211,23 @@ class Session:
         """The places of `topic`'s partitions; asked for again when it proved stale."""
         known = self._maps.get(topic)
         if known is not None and not known.stale:
+            if known.aged(now_ms=now_ms()):
+                self._refreshed(topic, timeout_s)
             return known
+        return await asyncio.shield(self._refreshed(topic, timeout_s))
+
+    def _refreshed(self, topic: str, timeout_s: float | None) -> asyncio.Task[TopicMap]:
+        """The one refresh of `topic`'s map that is under way; begun if there is none."""
         refreshing = self._refreshing.get(topic)
         if refreshing is None:
             refreshing = self._refreshing[topic] = self.loop.create_task(self._refresh(topic, timeout_s))
-            refreshing.add_done_callback(lambda _: self._refreshing.pop(topic, None))
-        return await asyncio.shield(refreshing)
+            refreshing.add_done_callback(lambda done: self._refresh_ended(topic, done))
+        return refreshing
+
+    def _refresh_ended(self, topic: str, done: asyncio.Task[TopicMap]) -> None:
+        self._refreshing.pop(topic, None)
+        if not done.cancelled():
+            done.exception()  # who waits for it gets it; in the background the old map serves on
 
     def topic_map_nowait(self, topic: str) -> TopicMap | None:
         """The map as it is, stale or not."""
@@ -221,7 +235,7 @@ class Session:
 
     async def _refresh(self, topic: str, timeout_s: float | None) -> TopicMap:
         answer = await self.get_json(f"{topic_path(topic)}/partitions", timeout_s=timeout_s)
-        fresh = TopicMap.from_answer(answer)
+        fresh = TopicMap.from_answer(answer, now_ms=now_ms())
         self._maps[topic] = fresh
         for place in fresh.places:
             self.learn_nodes([replica.url for replica in place.replicas])
@@ -321,6 +335,17 @@ class Session:
                 continue
             url = await self._pause(verdict, backoff, deadline)
             redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+
+    async def offset_at(self, topic: str, partition: int, at: str, *, timeout_s: float | None = None) -> int:
+        """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it."""
+        places = await self.topic_map(topic, timeout_s=timeout_s)
+        answer = await self.call(
+            "GET",
+            f"{topic_path(topic)}/partitions/{partition}/offsets?at={at}",
+            timeout_s=timeout_s,
+            first=places.leader(partition),
+        )
+        return int(answer.json()["offset"])
 
     # -- appends -------------------------------------------------------------------------------
 

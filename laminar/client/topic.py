@@ -225,13 +225,11 @@ class Topic(Generic[T]):
 
         place = start_parameter(at, now_ms=time.time_ns() // 1_000_000)
         places = await self._session.topic_map(self.name)
-        answers = await asyncio.gather(
-            *(
-                self._session.get_json(f"{topic_path(self.name)}/partitions/{each}/offsets?at={place}")
-                for each in range(len(places.places))
-            )
+        partitions = range(len(places.places))
+        found = await asyncio.gather(
+            *(self._session.offset_at(self.name, partition, place) for partition in partitions)
         )
-        return {partition: int(answer["offset"]) for partition, answer in enumerate(answers)}
+        return dict(zip(partitions, found, strict=True))
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the topic and all its records, as it is now; NotFound if it is gone."""

@@ -307,7 +307,8 @@ class FakeCluster:
         if method == "PUT":
             asked = json.loads(body)
             expected = asked.get("expected")
-            if expected is not None and any(known.get(each) != value for each, value in expected.items()):
+            moved = [each for each in asked["positions"] if known.get(each) != (expected or {}).get(each)]
+            if expected is not None and moved:
                 return _problem(412, "precondition_failed")
             self.cursors[key] = {**known, **asked["positions"]}
             return _json(200, {"positions": self.cursors[key]})
