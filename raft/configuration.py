@@ -106,6 +106,10 @@ class History:
             while len(self._stack) > 1 and self._stack[1][0] <= index:
                 del self._stack[0]
 
+    def may_count(self, replica_id: int) -> bool:
+        """Whether `replica_id` is a voter now, or was one in a configuration that may yet come back."""
+        return any(replica_id in configuration.voters for _, configuration in self._stack)
+
     def _push(self, index: int, configuration: Configuration) -> None:
         assert index > self._stack[-1][0], f"configuration at {index} after one at {self._stack[-1][0]}"
         self._stack.append((index, configuration))

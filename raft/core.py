@@ -177,7 +177,7 @@ class Core(Elector):
             self._drop("identity", message)
             return
         if message.incarnation != self._incarnations.get(message.sender, 0):
-            if message.incarnation < self._incarnations[message.sender]:
+            if message.incarnation < self._incarnations.get(message.sender, 0):
                 self._drop("old_incarnation", message)
                 return
             self._incarnations[message.sender] = message.incarnation
@@ -204,7 +204,7 @@ class Core(Elector):
         elif isinstance(message, Vote):
             self._answer_vote(message, now_ms=now_ms)
         elif isinstance(message, PreVoteAnswer):
-            if self.role is Role.PRE_CANDIDATE:
+            if self.role is Role.PRE_CANDIDATE and (not message.granted or message.term == self.term + 1):
                 self._count(message, now_ms=now_ms)
         elif isinstance(message, VoteAnswer):
             if self.role is Role.CANDIDATE:
@@ -300,7 +300,7 @@ class Core(Elector):
             if leadership.finished:
                 leadership.resign()
                 self._note("removed from the group", term=self.term)
-                # Any instant will do: a removed replica waits for no deadline.
+                # Any instant will do: once its removal is committed, a replica has no deadline.
                 self._become_follower(self.term, 0, now_ms=self._timer.heard_at_ms)
         log = self._log
         truncate_from, entries = log.take()

@@ -82,7 +82,10 @@ class Elector:
     # Standing
 
     def _may_stand(self) -> bool:
-        return self.replica_id in self._log.configurations.current.voters
+        # A voter whose removal is not known to be committed stands too, without counting itself: its log may
+        # be the only one that the others' votes can go to (thesis 4.2.2).
+        configurations = self._log.configurations
+        return self.replica_id in configurations.current.voters or configurations.may_count(self.replica_id)
 
     def _stand(self, *, now_ms: int) -> None:
         """Ask first whether a vote could be won: a replica that can't win raises nobody's term."""

@@ -79,7 +79,8 @@ class Leadership:
         self._round = 0
         self._tick_round = 0
         self._committed_at_tick = log.committed_index
-        self._heartbeat_deadline_ms = now_ms
+        # The no-op announces us; the first heartbeat has time.
+        self._heartbeat_deadline_ms = now_ms + settings.heartbeat_ms
         self._quorum_deadline_ms = now_ms + settings.election_timeout_ms
         self.transfer_target = 0
         self._transfer_deadline_ms = 0

@@ -1,14 +1,14 @@
-"""A small world of cores in memory: disks that lose what was not synced, and a network under the test's control.
+"""A small world of cores in memory: disks that lose what was not synced, a network under control.
 
-`Replica` is a driver in miniature. It obeys the contract of `Ready` to the letter, so a core that asks for the
-wrong order shows it here; the disk syncs only when the test (or `settle`) says so.
+`Replica` is a driver in miniature. It obeys the contract of `Ready` to the letter, so a core that asks for
+the wrong order shows it here; the disk syncs only when the test (or `settle`) says so.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from raft import AnyMessage, Append, Configuration, Core, Entry, HardState, Place, Ready, Role, Settings
 
@@ -96,7 +96,6 @@ class Replica:
         self.hard_state = hard_state or HardState(term=self.log.last_term)
         self.durable_log = MemoryLog(entries)
         self.durable_hard_state = self.hard_state
-        self.known_commit = 0
         self.alive = True
         # The Readies not yet synced: (what to tell the core, what may be sent then).
         self.unsynced: list[tuple[Ready, tuple[int, int] | None]] = []
@@ -116,6 +115,7 @@ class Replica:
         )
         self.hard_state = self.durable_hard_state
         self.unsynced = []
+        self.flushed: list[tuple[Ready, tuple[int, int] | None]] = []
         self.core = Core(
             cluster=CLUSTER,
             group=self.group,
@@ -159,8 +159,8 @@ class Replica:
         self.reads_failed.extend(ready.reads_failed)
         return ready
 
-    def sync(self, count: int | None = None) -> None:
-        """The disk has made the first `count` unsynced Readies durable, or all of them; in order."""
+    def flush(self, count: int | None = None) -> None:
+        """Make the first `count` unsynced Readies durable, or all of them; in order. The core is not told yet."""
         done, self.unsynced = self.unsynced[:count], self.unsynced[len(self.unsynced[:count]) :]
         for ready, _ in done:
             if ready.truncate_from is not None:
@@ -168,12 +168,23 @@ class Replica:
             self.durable_log.entries.extend(ready.entries)
             if ready.hard_state is not None:
                 self.durable_hard_state = ready.hard_state
+        self.flushed += done
+
+    def complete(self) -> None:
+        """What was flushed is known to be durable: send what waited for that, and tell the core."""
+        done, self.flushed = self.flushed, []
+        for ready, _ in done:
             for message in ready.messages_after_sync:
                 self.post(message, ())
         for _, written in done:
             if written is not None:
                 self.core.persisted(index=written[0], term=written[1])
                 self.perform()
+
+    def sync(self, count: int | None = None) -> None:
+        """The disk has made the first `count` unsynced Readies durable, or all of them; in order."""
+        self.flush(count)
+        self.complete()
 
     def receive(self, packet: Packet, *, now_ms: int) -> Ready:
         message, entries = packet
@@ -216,8 +227,8 @@ class Network:
         learners: int = 0,
         seed: int = 0,
         settings: Settings = SETTINGS,
-        logs: dict[int, Sequence[Entry]] | None = None,
-        hard_states: dict[int, HardState] | None = None,
+        logs: Mapping[int, Sequence[Entry]] | None = None,
+        hard_states: Mapping[int, HardState] | None = None,
     ) -> None:
         self.now_ms = 0
         self.settings = settings
@@ -281,7 +292,7 @@ class Network:
             if self.packets:
                 self.deliver_one()
                 continue
-            waiting = [r for r in self.replicas.values() if r.alive and r.unsynced and sync]
+            waiting = [r for r in self.replicas.values() if r.alive and (r.unsynced or r.flushed) and sync]
             if not waiting:
                 return
             for replica in waiting:

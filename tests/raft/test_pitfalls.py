@@ -1,0 +1,504 @@
+"""The pitfalls of RELIABILITY.md that lie in the protocol core, by number.
+
+Configuration changes (6, 7, 8, 15, 17) have their own file.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from raft import AnyMessage, Entry, HardState, Role
+from raft.messages import (
+    Append,
+    AppendAnswer,
+    Heartbeat,
+    HeartbeatAnswer,
+    PreVote,
+    PreVoteAnswer,
+    Vote,
+    VoteAnswer,
+)
+from raft.progress import Flow
+from raft.values import Settings
+from tests.raft.harness import CLUSTER, GROUP, Network, entries_of, sent
+
+
+def head(
+    sender: int, receiver: int, term: int, incarnation: int = 0
+) -> tuple[bytes, bytes, int, int, int, int]:
+    return CLUSTER, GROUP, sender, receiver, incarnation, term
+
+
+def test_pitfall_01_a_vote_leaves_only_behind_its_sync_and_outlives_a_crash() -> None:
+    """Term and vote are durable before the answer leaves; a restarted voter does not vote again."""
+    network = Network()
+    voter = network[1]
+
+    ready = voter.receive((Vote(*head(2, 1, 1), 0, 0), ()), now_ms=0)
+    assert ready.hard_state == HardState(1, 2)
+    assert sent(ready, VoteAnswer) == list(ready.messages_after_sync)
+    assert not network.packets
+
+    # Lost before the sync: nobody heard of that vote, so another may be given.
+    network.restart(1)
+    ready = voter.receive((Vote(*head(3, 1, 1), 0, 0), ()), now_ms=0)
+    voter.sync()
+    assert network.packets.pop()[0] == VoteAnswer(*head(1, 3, 1), granted=True)
+
+    # Kept by the sync: the vote stands.
+    network.restart(1)
+    ready = voter.receive((Vote(*head(2, 1, 1), 0, 0), ()), now_ms=0)
+    assert [m.granted for m in ready.messages_after_sync if isinstance(m, VoteAnswer)] == [False]
+
+
+def test_pitfall_01_a_candidate_asks_only_when_its_own_vote_is_durable() -> None:
+    """Its own vote counts as soon as others answer, so the request waits for the sync that covers it."""
+    candidate = Network()[1]
+    candidate.core.campaign(now_ms=0)
+    candidate.perform()
+
+    ready = candidate.receive((PreVoteAnswer(*head(2, 1, 1), granted=True), ()), now_ms=0)
+
+    assert ready.hard_state == HardState(1, 1)
+    assert sent(ready, Vote) == list(ready.messages_after_sync)
+    assert [m.receiver for m in ready.messages_after_sync] == [2, 3]
+
+
+def test_pitfall_02_a_leader_sends_before_its_sync_and_counts_itself_after_it() -> None:
+    """The leader's disk works in parallel, but its own copy counts only when it is durable."""
+    network = Network()
+    leader = network.elect(1)
+    ready = leader.propose(b"a", now_ms=0)
+    assert [send.last_index for send in ready.appends] == [2, 2]
+
+    # One follower holds it; our own disk has not answered: one durable copy of three.
+    leader.receive((AppendAnswer(*head(2, 1, 1), 2), ()), now_ms=0)
+    assert leader.core.committed_index == 1
+    leader.sync()
+    assert leader.core.committed_index == 2
+
+
+def test_pitfall_02_followers_alone_can_commit_before_the_leaders_own_disk() -> None:
+    """A majority is a majority, also without the leader."""
+    network = Network()
+    leader = network.elect(1)
+    leader.propose(b"a", now_ms=0)
+
+    for follower in (2, 3):
+        leader.receive((AppendAnswer(*head(follower, 1, 1), 2), ()), now_ms=0)
+
+    assert leader.core.committed_index == 2
+
+
+def test_pitfall_02_a_follower_acknowledges_only_what_is_durable() -> None:
+    """The answer to an append waits for a sync, also the answer to a duplicate not yet synced itself."""
+    follower = Network()[2]
+    packet = (Append(*head(1, 2, 1), 0, 0, 0, 1), tuple(entries_of(1)))
+
+    for expected in (1, 0):
+        ready = follower.receive(packet, now_ms=0)
+        assert len(ready.entries) == expected
+        assert not ready.messages
+        assert [m.match_index for m in ready.messages_after_sync if isinstance(m, AppendAnswer)] == [1]
+
+
+def test_pitfall_02_a_lone_voter_sends_nothing_before_its_disk_confirmed_its_term() -> None:
+    """Else it could crash, lead the same term again, and give a learner another entry for the same place."""
+    network = Network(1, learners=1)
+    leader = network[1]
+    leader.core.campaign(now_ms=0)
+    ready = leader.perform()
+    assert leader.core.role is Role.LEADER
+    leader.core.expire(now_ms=300)
+    for told in (ready, leader.perform()):
+        assert not told.messages and not told.appends
+
+    network.restart(1)
+    assert leader.core.term == 0
+    leader.core.campaign(now_ms=300)
+    leader.perform()
+    network.settle()
+    assert network[2].log.entries == leader.log.entries
+    assert leader.core.committed_index == 1
+
+
+def test_pitfall_03_an_old_completion_never_confirms_an_overwrite() -> None:
+    """Written, cut, replaced by another leader's entry: the first sync's completion says nothing about it."""
+    network = Network()
+    replica = network[1]
+    replica.receive((Append(*head(2, 1, 1), 0, 0, 0, 2), tuple(entries_of(1, 1))), now_ms=0)
+    overwrite = (Append(*head(3, 1, 2), 0, 0, 0, 2), tuple(entries_of(2, 2)))
+    ready = replica.receive(overwrite, now_ms=0)
+    assert ready.truncate_from == 1
+
+    # The replica becomes leader of term 3 while both of its disk's answers are under way.
+    replica.core.campaign(now_ms=0)
+    replica.perform()
+    replica.receive((PreVoteAnswer(*head(2, 1, 3), granted=True), ()), now_ms=0)
+    replica.receive((VoteAnswer(*head(2, 1, 3), granted=True), ()), now_ms=0)
+    assert replica.core.is_leader
+    replica.core.persisted(index=2, term=1)
+    assert replica.core.progress[1].match_index == 0
+    assert replica.core.dropped == {"old_completion": 1}
+
+    replica.core.persisted(index=2, term=2)
+    assert replica.core.progress[1].match_index == 2
+
+
+def test_pitfall_04_acknowledgements_of_an_earlier_term_count_for_nothing() -> None:
+    """Copies are counted only by answers of this term, and only entries of this term are counted."""
+    network = Network(logs={1: entries_of(1, 1)}, hard_states={1: HardState(1)})
+    leader = network[1]
+    network.drop = lambda message: isinstance(message, Append)
+    network.elect(1)
+    for follower in (2, 3):
+        leader.receive((AppendAnswer(*head(follower, 1, 1), 3), ()), now_ms=0)
+    assert leader.core.committed_index == 0
+
+    # In this term, but only for the entries of the earlier one (a follower that catches up).
+    for follower in (2, 3):
+        leader.receive((AppendAnswer(*head(follower, 1, 2), 2), ()), now_ms=0)
+    assert leader.core.committed_index == 0
+
+    leader.receive((AppendAnswer(*head(2, 1, 2), 3), ()), now_ms=0)
+    assert leader.core.committed_index == 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_pitfall_05_an_old_append_never_shortens_a_log_that_matches(count: int) -> None:
+    """A duplicated or reordered append that fits changes nothing, and is acknowledged as far as we know."""
+    follower = Network()[2]
+    log = tuple(entries_of(1, 1, 1))
+    follower.receive((Append(*head(1, 2, 1), 0, 0, 0, 3), log), now_ms=0)
+
+    ready = follower.receive((Append(*head(1, 2, 1), 0, 0, 0, count), log[:count]), now_ms=0)
+
+    assert ready.truncate_from is None and not ready.entries
+    assert follower.core.last_index == 3
+    assert [m.match_index for m in ready.messages_after_sync if isinstance(m, AppendAnswer)] == [3]
+
+
+def test_pitfall_05_a_conflict_cuts_exactly_what_conflicts() -> None:
+    """Entries before the first one of another term stay."""
+    follower = Network(logs={2: entries_of(1, 1, 2, 2)}, hard_states={2: HardState(2)})[2]
+
+    ready = follower.receive(
+        (Append(*head(1, 2, 3), 1, 1, 0, 2), (entries_of(1, 1)[1], Entry(3, 3, b"new", 1))), now_ms=0
+    )
+
+    assert (ready.truncate_from, [e.data for e in ready.entries]) == (3, [b"new"])
+    assert follower.terms == [1, 1, 3]
+
+
+def test_pitfall_10_a_replica_that_was_cut_off_disturbs_nobody() -> None:
+    """Pre-vote: it raises no term while it is away; when it returns, the leader leads on."""
+    network = Network()
+    leader = network.elect(1)
+    network.isolate(3)
+    network.pass_time(60_000)
+    assert network[3].core.term == 1
+
+    network.heal()
+    network.pass_time(10_000)
+    assert (network.leaders(), leader.core.term) == ([1], 1)
+
+
+def test_pitfall_10_check_quorum_a_leader_cut_off_steps_down() -> None:
+    """A leader that hears no majority for an election timeout leads no more, and its readers are told."""
+    network = Network()
+    leader = network.elect(1)
+    network.isolate(1)
+    leader.core.read_index(7, now_ms=0)
+    leader.perform()
+    network.pass_time(2 * 1500)
+
+    assert leader.core.role is not Role.LEADER
+    assert leader.reads_failed == [7]
+
+
+def test_pitfall_10_votes_are_ignored_while_a_leader_is_heard() -> None:
+    """Also a real vote of a later term, from a replica that knows no pre-vote or was removed."""
+    network = Network()
+    leader = network.elect(1)
+    for replica in (leader, network[2]):
+        ready = replica.receive((Vote(*head(3, replica.replica_id, 9), 99, 9), ()), now_ms=100)
+        assert not ready.messages_after_sync
+        assert replica.core.term == 1
+        assert replica.core.dropped["leader_is_heard"] == 1
+
+
+def test_pitfall_11_a_pre_vote_changes_nothing_at_anyone() -> None:
+    """Neither term, vote, leader nor timer; a grant can be given to many."""
+    replica = Network(hard_states={1: HardState(4, 2)})[1]
+    deadline_ms = replica.core.deadline_ms()
+
+    for candidate in (2, 3):
+        ready = replica.receive((PreVote(*head(candidate, 1, 5), 0, 0), ()), now_ms=700)
+        assert ready.messages == [PreVoteAnswer(*head(1, candidate, 5), granted=True)]
+        assert ready.hard_state is None
+    assert replica.core.deadline_ms() == deadline_ms
+
+
+def test_pitfall_11_a_replica_with_a_later_term_comes_back_into_the_group() -> None:
+    """It answers the leader with its own term; the leader steps down, and one election heals all."""
+    network = Network(hard_states={3: HardState(9, 3)})
+    network.isolate(3)
+    network.elect(1)
+    network.heal()
+    network.pass_time(10_000)
+
+    terms = {replica.core.term for replica in network.replicas.values()}
+    assert len(network.leaders()) == 1
+    assert terms == {network.leader().core.term}
+    assert terms.pop() > 9
+
+
+def test_pitfall_11_a_replica_with_an_earlier_term_can_win_when_its_log_is_good() -> None:
+    """Refused with the later term it takes that over, and asks again."""
+    network = Network(
+        logs={1: entries_of(1)}, hard_states={1: HardState(1), 2: HardState(5), 3: HardState(5)}
+    )
+    network[1].core.campaign(now_ms=0)
+    network[1].perform()
+    network.settle()
+    assert network[1].core.term == 5
+
+    network.elect(1)
+    assert network[1].core.term == 6
+
+
+@pytest.mark.parametrize("with_candidate", [False, True])
+def test_pitfall_12_a_leader_with_one_way_cut_is_replaced(with_candidate: bool) -> None:
+    """It sends to all but hears nobody: its heartbeats would keep the others quiet for ever."""
+    network = Network(5 if with_candidate else 3)
+    leader = network.elect(1)
+    for other in network.replicas:
+        network.cut.add((other, 1))
+    network.pass_time(12_000)
+
+    assert leader.core.role is not Role.LEADER
+    assert network.leader().replica_id != 1
+    network.leader().propose(b"a", now_ms=network.now_ms)
+    network.settle()
+    assert network.leader().data == [b"a"]
+
+
+def test_pitfall_12_a_cut_between_two_of_three_does_not_cost_the_leader() -> None:
+    """Leader and one follower don't see each other; the third sees both: the leader keeps its majority."""
+    network = Network()
+    network.elect(1)
+    network.cut = {(1, 3), (3, 1)}
+    network.pass_time(60_000)
+
+    assert network.leaders() == [1]
+    assert network[1].core.term == 1
+
+
+def test_pitfall_12_the_only_replica_that_sees_a_majority_leads() -> None:
+    """Five replicas, all links down but those of 3: nobody else can lead, so 3 does, and goes on to."""
+    network = Network(5)
+    network.elect(1)
+    network.cut = {(a, b) for a in network.replicas for b in network.replicas if 3 not in (a, b)}
+    network.pass_time(20_000)
+    assert network.leaders() == [3]
+
+    term = network[3].core.term
+    network.pass_time(30_000)
+    assert (network.leaders(), network[3].core.term) == ([3], term)
+
+
+def test_pitfall_21_one_probe_then_a_pipeline_within_its_window() -> None:
+    """Unknown: one append. Known: as many as the window of bytes holds; acknowledgements open it again."""
+    settings = Settings(max_append_bytes=20, max_inflight_bytes=60)
+    network = Network(settings=settings)
+    network.drop = lambda message: isinstance(message, Append)
+    leader = network.elect(1)
+    item = b"0123456789"
+    ready = leader.propose(*[item] * 20, now_ms=0)
+    assert not ready.appends
+    assert leader.core.progress[2].flow is Flow.PROBE
+
+    ready = leader.receive((AppendAnswer(*head(2, 1, 1), 1), ()), now_ms=0)
+    assert [(s.first_index, s.last_index) for s in ready.appends] == [(2, 3), (4, 5), (6, 7)]
+    ready = leader.receive((AppendAnswer(*head(2, 1, 1), 5), ()), now_ms=0)
+    assert [(s.first_index, s.last_index) for s in ready.appends] == [(8, 9), (10, 11)]
+
+
+def test_pitfall_21_one_entry_larger_than_an_append_still_goes() -> None:
+    """Limits cut between entries, never an entry."""
+    network = Network(settings=Settings(max_append_bytes=4, max_inflight_bytes=4))
+    leader = network.elect(1)
+    leader.propose(b"0123456789", b"0123456789", now_ms=0)
+    network.settle()
+
+    assert network[2].core.committed_index == 3
+
+
+def test_pitfall_21_lost_appends_are_found_by_heartbeats() -> None:
+    """A full pipeline was lost, nothing more is proposed: heartbeats find out, and everything arrives."""
+    network = Network()
+    leader = network.elect(1)
+    network.drop = lambda message: isinstance(message, Append)
+    leader.propose(b"a", b"b", now_ms=0)
+    network.settle()
+    network.heal()
+    network.pass_time(3 * 200)
+
+    assert network[2].data == network[3].data == [b"a", b"b"]
+    assert leader.core.committed_index == 3
+
+
+def test_pitfall_21_lost_answers_are_not_answered_with_the_data_again() -> None:
+    """If the entries came and only the answers were lost, an empty append finds that out."""
+    network = Network()
+    leader = network.elect(1)
+    network.drop = lambda message: isinstance(message, AppendAnswer)
+    leader.propose(b"a", now_ms=0)
+    network.settle()
+    network.heal()
+    before = len(leader.readies)
+    network.pass_time(3 * 200)
+
+    resent = [send for ready in leader.readies[before:] for send in ready.appends]
+    assert resent and all(send.first_index > send.last_index for send in resent)
+    assert leader.core.committed_index == 2
+
+
+def test_pitfall_21_commit_progress_is_told_at_once() -> None:
+    """When nothing else goes to a follower, a notice that wants no answer tells it the commit index."""
+    network = Network()
+    leader = network.elect(1)
+    leader.propose(b"a", now_ms=0)
+    leader.sync()
+
+    ready = leader.receive((AppendAnswer(*head(2, 1, 1), 2), ()), now_ms=0)
+
+    assert ready.committed_index == 2
+    notices = [m for m in ready.messages if isinstance(m, Heartbeat)]
+    assert [(m.receiver, m.commit, m.round) for m in notices] == [(2, 2, 0), (3, 2, 0)]
+    assert not network[2].receive((notices[0], ()), now_ms=0).messages
+
+
+def test_pitfall_25_a_duplicated_answer_is_one_answer() -> None:
+    """Votes are collected by replica id: one voter's grant, however often it comes, is one of five."""
+    candidate = Network(5)[1]
+    candidate.core.campaign(now_ms=0)
+    candidate.perform()
+    roles = []
+    for kind in (PreVoteAnswer, VoteAnswer):
+        for voter in (2, 2, 2, 2, 3):
+            candidate.receive((kind(*head(voter, 1, 1), granted=True), ()), now_ms=0)
+            roles.append(candidate.core.role)
+
+    pre, full = Role.PRE_CANDIDATE, Role.CANDIDATE
+    assert roles == [pre, pre, pre, pre, full, full, full, full, full, Role.LEADER]
+
+
+def test_pitfall_25_answers_of_an_earlier_ballot_or_of_strangers_elect_nobody() -> None:
+    """A grant for another term, or from a replica that is no voter, is no grant."""
+    candidate = Network(hard_states={1: HardState(4)})[1]
+    candidate.core.campaign(now_ms=0)
+    candidate.perform()
+
+    for stray in (PreVoteAnswer(*head(2, 1, 4), granted=True), PreVoteAnswer(*head(7, 1, 5), granted=True)):
+        candidate.receive((stray, ()), now_ms=0)
+        assert candidate.core.role is Role.PRE_CANDIDATE
+    candidate.receive((PreVoteAnswer(*head(2, 1, 5), granted=True), ()), now_ms=0)
+    for late in (VoteAnswer(*head(2, 1, 4), granted=True), VoteAnswer(*head(7, 1, 5), granted=True)):
+        candidate.receive((late, ()), now_ms=0)
+        assert candidate.core.role is Role.CANDIDATE
+
+
+def test_pitfall_25_back_tracking_skips_whole_terms() -> None:
+    """A follower 500 entries deep in a foreign term is found after two refusals, not 500."""
+    foreign = entries_of(*[1] * 10, *[2] * 500)
+    own = entries_of(*[1] * 10, *[3] * 500)
+    network = Network(logs={1: own, 2: foreign, 3: own}, hard_states=dict.fromkeys((1, 2, 3), HardState(3)))
+    network.elect(1)
+
+    refusals = [m for r in network[2].readies for m in sent(r, AppendAnswer) if getattr(m, "rejected", False)]
+    assert len(refusals) <= 2
+    assert network[2].log.entries == network[1].log.entries
+
+
+def test_pitfall_25_a_lone_voter_leads_again_after_a_restart() -> None:
+    """What it had committed it commits again by its new no-op."""
+    network = Network(1)
+    network.elect(1).propose(b"a", now_ms=0)
+    network.settle()
+    network.restart(1)
+    network.pass_time(4_000)
+
+    assert network[1].core.is_leader
+    assert network[1].core.committed_index == 3
+    assert network[1].data == [b"a"]
+
+
+def test_pitfall_53_a_follower_never_commits_an_old_tail() -> None:
+    """Its log is as long as the leader's commit index, but its tail is another's."""
+    network = Network(logs={2: entries_of(1, 1, 1)}, hard_states={2: HardState(1)})
+    follower = network[2]
+
+    ready = follower.receive((Heartbeat(*head(3, 2, 2), 3, 1), ()), now_ms=0)
+    assert ready.committed_index is None
+    assert isinstance(ready.messages[0], HeartbeatAnswer)
+
+    # Matched up to 1 only: that much is committed, and no more.
+    ready = follower.receive((Append(*head(3, 2, 2), 1, 1, 3, 0), ()), now_ms=0)
+    assert ready.committed_index == 1
+
+
+def test_pitfall_53_what_was_matched_is_forgotten_with_the_term_and_by_a_restart() -> None:
+    """A new leader, or a new life, starts from nothing."""
+    network = Network()
+    follower = network[2]
+    log = tuple(entries_of(1, 1))
+    follower.receive((Append(*head(1, 2, 1), 0, 0, 0, 2), log), now_ms=0)
+    follower.sync()
+
+    ready = follower.receive((Heartbeat(*head(3, 2, 2), 2, 1), ()), now_ms=0)
+    assert ready.committed_index is None
+    follower.sync()
+    network.restart(2)
+    ready = follower.receive((Heartbeat(*head(3, 2, 2), 2, 1), ()), now_ms=0)
+    assert ready.committed_index is None
+
+
+STRAYS: list[tuple[str, AnyMessage]] = [
+    ("identity", Append(b"other cluster...", GROUP, 1, 2, 0, 1, 0, 0, 0, 0)),
+    ("identity", Append(CLUSTER, b"deleted group...", 1, 2, 0, 1, 0, 0, 0, 0)),
+    ("identity", Append(CLUSTER, GROUP, 1, 3, 0, 1, 0, 0, 0, 0)),
+    ("identity", Append(CLUSTER, GROUP, 2, 2, 0, 1, 0, 0, 0, 0)),
+    ("malformed", Append(CLUSTER, GROUP, 1, 2, 0, 1, 0, 0, 0, 5)),
+    ("second_leader", Append(CLUSTER, GROUP, 3, 2, 0, 1, 0, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("reason", "stray"), STRAYS)
+def test_what_is_not_meant_for_us_is_dropped_and_counted(reason: str, stray: AnyMessage) -> None:
+    """CONSENSUS.md 2: other cluster, group, replica; and what no leader of ours would say."""
+    follower = Network()[2]
+    follower.receive((Heartbeat(*head(1, 2, 1), 0, 1), ()), now_ms=0)
+
+    ready = follower.receive((stray, ()), now_ms=0)
+
+    assert not ready.messages and not ready.messages_after_sync
+    assert follower.core.dropped == {reason: 1}
+
+
+def test_pitfall_34_a_new_incarnation_resets_the_match_and_ends_the_old_one() -> None:
+    """What it acknowledged it may have lost; late acknowledgements of its former life are dropped."""
+    network = Network()
+    leader = network.elect(1)
+    leader.propose(b"a", now_ms=0)
+    network.settle()
+    assert leader.core.progress[2].match_index == 2
+
+    ready = leader.receive((HeartbeatAnswer(*head(2, 1, 1, incarnation=1), 0), ()), now_ms=0)
+    assert leader.core.progress[2].match_index == 0
+    probes = [m for m in sent(ready, Append) if isinstance(m, Append)]
+    assert [(m.receiver_incarnation, m.goal) for m in probes] == [(1, 2)]
+    leader.receive((AppendAnswer(*head(2, 1, 1, incarnation=0), 2), ()), now_ms=0)
+
+    assert leader.core.progress[2].match_index == 0
+    assert leader.core.dropped == {"old_incarnation": 1}
