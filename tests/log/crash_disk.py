@@ -111,7 +111,12 @@ class MemoryFile:
     def sync(self) -> None:
         self._check()
         self._disk.step("sync", self.path)
-        self._disk.fail("sync", self.path)
+        try:
+            self._disk.fail("sync", self.path)
+        except DiskError:
+            # As Linux does: the pages are marked clean, so a later sync succeeds and writes nothing.
+            self.inode.versions.clear()
+            raise
         self.inode.sync()
 
     def start_writeback(self, size: int, position: int) -> None:

@@ -178,7 +178,9 @@ class History:
         assert any(found.logs == picture.logs for picture in later), self._difference(found)
         for replica in set(found.hard_states) | set(self.pictures[self.acknowledged].hard_states):
             wanted = [picture.hard_states.get(replica) for picture in later]
-            assert found.hard_states.get(replica) in wanted, f"replica {replica}: {found.hard_states} {wanted}"
+            assert found.hard_states.get(replica) in wanted, (
+                f"replica {replica}: {found.hard_states} {wanted}"
+            )
         assert not recovered.lost_hard_states
         assert not [log for log in recovered.logs.values() if log.recovering]
         assert all(log.durable_index == log.last_index for log in recovered.logs.values())
@@ -186,8 +188,8 @@ class History:
     def _difference(self, found: Picture) -> str:
         wanted = self.pictures[self.acknowledged].logs
         return (
-            f"recovered {({key: (start, len(frames)) for key, (start, frames) in found.logs.items()})}, "
-            f"acknowledged {({key: (start, len(frames)) for key, (start, frames) in wanted.items()})}"
+            f"recovered { ({key: (start, len(frames)) for key, (start, frames) in found.logs.items()}) }, "
+            f"acknowledged { ({key: (start, len(frames)) for key, (start, frames) in wanted.items()}) }"
         )
 
 

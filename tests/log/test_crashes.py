@@ -126,7 +126,7 @@ def test_a_crash_at_any_step_loses_nothing_acknowledged(script: Script, how: str
 
 
 def test_pitfall_30_conflict_truncation_with_a_crash_at_every_step() -> None:
-    """No old entry returns behind an acknowledged new one, also when a first recovery read the page cache only."""
+    """No old entry returns behind an acknowledged new one, also after a recovery from the page cache."""
     rng = random.Random(30)
     for step in range(1, _steps(_conflicts) + 1):
         disk = CrashDisk()
