@@ -1,36 +1,17 @@
-"""What the supervisor asks of the machine: small calls that Python does not wrap, each with its reason.
+"""What the supervisor asks of the machine it starts on: its service manager, its packages, its CPUs.
 
-None of them knows of Laminar's children; none is needed on the data path.
+Nothing here is needed on the data path.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OURS = ("raft", "membership", "router", "ebpf")
-
-
-def threads() -> int:
-    """Threads of this process, those of C libraries too: a fork copies only the one that calls it."""
-    # The folder has an entry for each, and every folder in it is a link to its parent.
-    return os.stat("/proc/self/task").st_nlink - 2
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, which forked it, ends however it may."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
-    # It may have ended before the call: then nothing will ever be sent.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:

@@ -8,14 +8,11 @@ the node ends. What the children do is theirs: they are functions `run(boot) -> 
 
 from __future__ import annotations
 
-import faulthandler
 import gc
-import importlib
 import logging
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.log.disk import RealDisk
-from laminar.log.errors import StorageError
+from laminar.log import RealDisk, StorageError
 from laminar.node import host
 from laminar.node.boot import (
     CONTROLLER,
@@ -36,6 +32,8 @@ from laminar.node.boot import (
     node_roles,
     role_name,
 )
+from laminar.node.entry_points import EntryPoints, default_entry_points
+from laminar.node.forking import fork
 from laminar.node.identity import DataFolder, Identity, IdentityError, open_data_folder
 from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
@@ -45,23 +43,10 @@ from laminar.node.sockets import NodeSockets, open_kept_sockets, open_sockets, p
 log = logging.getLogger("laminar.supervisor")
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-_EXIT_BUG = 70
 _GRACE_MS = 2_000
 """Children drain for `drain_ms` and then end; what has not ended this much later is killed."""
-_PASSED_ON = (signal.SIGHUP, signal.SIGUSR1)
-_HANDLED = (signal.SIGTERM, signal.SIGINT, *_PASSED_ON)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryPoints:
-    """What the children run. Tests put their own here."""
-
-    controller: Callable[[Boot], int]
-    shard: Callable[[Boot], int]
-    recover: Callable[[str, int], object]
-    """`recover(data directory, shards)`: bring every journal into order, before anybody else reads the
-    folder.
-    """
+PASSED_ON_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PASSED_ON_SIGNALS)
 
 
 @dataclass(slots=True)
@@ -75,27 +60,6 @@ class _Child:
     restarts: int = 0
     start_at_ms: int | None = None
     """When a dead child is to be started again."""
-
-
-def default_entry_points() -> EntryPoints:
-    """The real controller, shard and recovery. Imported here, in the zygote, and only by a process that
-    serves.
-    """
-    importlib.import_module("uvloop")
-    controller = importlib.import_module("laminar.node.controller")
-    shard = importlib.import_module("laminar.node.shard")
-    recovery = importlib.import_module("laminar.log.node_recovery")
-    router = importlib.import_module("router")
-
-    def recover(directory: str, shards: int) -> object:
-        return recovery.recover_node(
-            RealDisk(),
-            directory,
-            shards=shards,
-            shard_of=lambda entry, shards: router.owner_shard(entry.partition_hash, shards),
-        )
-
-    return EntryPoints(controller=controller.run, shard=shard.run, recover=recover)
 
 
 def serve(settings: Settings, *, entry_points: EntryPoints | None = None) -> int:
@@ -125,7 +89,7 @@ def serve(settings: Settings, *, entry_points: EntryPoints | None = None) -> int
         folder.close()
         return EXIT_FAILED
     set_up_logging(process=folder.identity.node, level=settings.log_level, style=settings.log_format)
-    supervisor = Supervisor(settings, shards, folder, sockets, entry_points or default_entry_points())
+    supervisor = Supervisor(settings, shards, folder, sockets, entry_points or default_entry_points(settings))
     return supervisor.run()
 
 
@@ -315,52 +279,24 @@ class Supervisor:
         self._set_state(child, ChildState.STARTING)
 
     def _fork(self, name: str, work: Callable[[], int]) -> int:
-        """Fork a child that runs `work` and exits with its result; its pid."""
-        assert host.threads() == 1, f"{host.threads()} threads before a fork"
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Signals wait until the child has its own handlers: ours would swallow an order to stop.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        pid = os.fork()
-        if pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            return pid
-        code = _EXIT_BUG
-        try:
-            host.die_with_parent(parent)
-            self._become_child(name)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            code = work()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        except BaseException:
-            log.critical("%s ends", name, exc_info=True)
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        """Fork a child that gives up everything that is the supervisor's, and then runs `work`; its pid."""
 
-    def _become_child(self, name: str) -> None:
-        """In the child: give up everything that is the supervisor's."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ctrl-C reaches the whole foreground group; the supervisor answers for all.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        self._selector.close()
-        for fd in (*self._signal_pipe, self._lifeline_end):
-            os.close(fd)
-        for child in self._children.values():
-            for fd in (child.pidfd, child.ready_fd):
-                if fd >= 0:
-                    os.close(fd)
-        set_up_logging(
-            process=f"{self._folder.identity.node} {name}",
-            level=self._settings.log_level,
-            style=self._settings.log_format,
-        )
+        def child() -> int:
+            self._selector.close()
+            for fd in (*self._signal_pipe, self._lifeline_end):
+                os.close(fd)
+            for sibling in self._children.values():
+                for fd in (sibling.pidfd, sibling.ready_fd):
+                    if fd >= 0:
+                        os.close(fd)
+            set_up_logging(
+                process=f"{self._folder.identity.node} {name}",
+                level=self._settings.log_level,
+                style=self._settings.log_format,
+            )
+            return work()
+
+        return fork(name, child, handled_signals=HANDLED_SIGNALS)
 
     def _take_ready(self, child: _Child) -> None:
         said = os.read(child.ready_fd, 1)
@@ -456,7 +392,7 @@ class Supervisor:
 
     @contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._note_signal) for number in _HANDLED}
+        before = {number: signal.signal(number, self._note_signal) for number in HANDLED_SIGNALS}
         wakeup = signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
         try:
             yield
@@ -477,7 +413,7 @@ class Supervisor:
         os.read(self._signal_pipe[0], 4096)
         while self._signals:
             number = self._signals.pop(0)
-            if number in _PASSED_ON:
+            if number in PASSED_ON_SIGNALS:
                 self._tell_all(number)
             else:
                 self._stop(number)

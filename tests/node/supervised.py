@@ -19,9 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from laminar.node.boot import Boot, role_name
-from laminar.node.host import threads
+from laminar.node.entry_points import EntryPoints
+from laminar.node.forking import threads
 from laminar.node.settings import Settings
-from laminar.node.supervisor import EntryPoints, serve
+from laminar.node.supervisor import serve
 
 
 class Stopped(Exception):

@@ -1,0 +1,44 @@
+"""What the children of a supervisor run: the real controller, shard and recovery, or those of a test.
+
+Apart from the supervisor, which needs to know no more of them than that they are functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from laminar.log import RealDisk, ReplicaEntry, StorageSettings, recover_node
+from laminar.node.boot import Boot
+from laminar.node.settings import Settings
+from router import owner_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPoints:
+    """What the children run. Tests put their own here."""
+
+    controller: Callable[[Boot], int]
+    shard: Callable[[Boot], int]
+    recover: Callable[[str, int], None]
+    """`recover(data directory, shards)`: bring every journal into order, before anybody else reads the
+    folder.
+    """
+
+
+def default_entry_points(settings: Settings) -> EntryPoints:
+    """The real controller, shard and recovery, with all they need loaded: the children find it in memory."""
+    # Here and not at the top: whoever only asks for a `Supervisor` with children of his own pays nothing.
+    from laminar.node import controller, shard
+
+    sizes = StorageSettings(
+        segment_size_bytes=settings.segment_size_bytes, journal_file_bytes=settings.journal_file_bytes
+    )
+
+    def owner(entry: ReplicaEntry, shards: int) -> int:
+        return owner_shard(entry.partition_hash, shards)
+
+    def recover(directory: str, shards: int) -> None:
+        recover_node(RealDisk(), directory, shards=shards, shard_of=owner, settings=sizes)
+
+    return EntryPoints(controller=controller.run, shard=shard.run, recover=recover)

@@ -1,0 +1,75 @@
+"""One careful fork: a child that dies with its parent, answers its own signals, and never returns.
+
+It knows nothing of what the child does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+log = logging.getLogger("laminar.supervisor")
+
+EXIT_BUG = 70
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def fork(name: str, work: Callable[[], int], *, handled_signals: Sequence[signal.Signals]) -> int:
+    """Fork a child that runs `work` and exits with its result (70 after an exception); the child's pid.
+
+    `handled_signals` are those that this process has handlers for; the child begins without them.
+    """
+    assert threads() == 1, f"{threads()} threads before a fork"
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Signals wait until the child has its own handlers: ours would swallow an order to stop.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
+    code = EXIT_BUG
+    try:
+        die_with_parent(parent)
+        _begin_with_own_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        code = work()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        log.critical("%s ends", name, exc_info=True)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _begin_with_own_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C reaches the whole foreground group; the supervisor answers for all.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def threads() -> int:
+    """Threads of this process, those of C libraries too: a fork copies only the one that calls it."""
+    # The folder has an entry for each, and every folder in it is a link to its parent.
+    return os.stat("/proc/self/task").st_nlink - 2
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which forked it, ends however it may."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+    # It may have ended before the call: then nothing will ever be sent.
+    if os.getppid() != parent:
+        os._exit(1)
