@@ -140,6 +140,7 @@ class Lane:
 
     __slots__ = (
         "closed",
+        "doubtful",
         "epoch",
         "error",
         "flying",
@@ -157,6 +158,7 @@ class Lane:
         self.open: Pending | None = None
         self.closed: deque[Pending] = deque()
         self.flying: deque[Pending] = deque()
+        self.doubtful: list[Pending] = []  # given up by `_renumber`, for the outbox to settle
         self.under_way = 0
         self.next_sequence = 0
         self.epoch = 0
@@ -221,13 +223,7 @@ class Lane:
             for pending in list(queue):
                 if pending.maybe_applied:
                     queue.remove(pending)
-                    pending.settle(
-                        OutcomeUnknown(
-                            f"partition {self.partition}: the receipt was lost, and an earlier batch failed",
-                            code="outcome_unknown",
-                            outcome="unknown",
-                        )
-                    )
+                    self.doubtful.append(pending)
                 else:
                     pending.sequence = -1
 
@@ -389,19 +385,22 @@ class Outbox:
         )
 
     def take(self, lane: Lane, *, now_ms: int) -> Pending | None:
-        """The next batch of `lane` to send now. One past its deadline is failed instead."""
-        while True:
-            pending = lane.take(now_ms=now_ms, window=self._window, partial_window=self._partial_window)
-            if pending is None:
-                if lane.idle():
-                    self.active.pop(lane.partition, None)
-                return None
-            if lane is self.sticky:
-                # Spread by batch: what comes next without a key goes to the next partition.
-                self.sticky = self.lanes[(lane.partition + 1) % len(self.lanes)]
-            self.taken += 1
-            self.resent += pending.attempts > 1
-            return pending
+        """The next batch of `lane` to send now, or None."""
+        pending = lane.take(now_ms=now_ms, window=self._window, partial_window=self._partial_window)
+        doubtful, lane.doubtful = lane.doubtful, []
+        for each in doubtful:
+            message = f"partition {lane.partition}: the receipt was lost, and an earlier batch failed"
+            self._settle(each, OutcomeUnknown(message, code="outcome_unknown", outcome="unknown"))
+        if pending is None:
+            if lane.idle():
+                self.active.pop(lane.partition, None)
+            return None
+        if lane is self.sticky:
+            # Spread by batch: what comes next without a key goes to the next partition.
+            self.sticky = self.lanes[(lane.partition + 1) % len(self.lanes)]
+        self.taken += 1
+        self.resent += pending.attempts > 1
+        return pending
 
     def acknowledged(
         self, lane: Lane, pending: Pending, *, base_offset: int, replicas: int, synced: bool
@@ -447,22 +446,22 @@ class Outbox:
 
     def give_up(self, lane: Lane, pending: Pending, error: Error) -> None:
         """Fail a batch that is not under way, and what cannot follow it (rule 3)."""
-        lane.drop(pending)
-        self._settle(pending, error)
         if not self._stop_on_failure:
+            lane.drop(pending)
+            self._settle(pending, error)
             if pending.sequence >= 0:
                 lane.renumber = True
                 lane.hold(until_ms=0)
             return
         lane.error = error
-        rest = lane.waiting()
+        failed = lane.waiting()  # `pending` among them, in order of sending
         lane.closed.clear()
         lane.flying.clear()
         lane.open = None
-        for other in rest:
-            # One under way may yet be applied, if the failed one was.
-            other.maybe_applied |= other.under_way and pending.maybe_applied
-            self._settle(other, error)
+        for each in failed:
+            # One under way may yet be applied.
+            each.maybe_applied |= each.under_way
+            self._settle(each, error)
         self.active.pop(lane.partition, None)
 
     def _settle(self, pending: Pending, error: Error | None) -> None:

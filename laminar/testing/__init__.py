@@ -1,0 +1,22 @@
+"""Real servers for tests, and checkers of what they did.
+
+``with laminar.testing.node() as client`` is a real server on a real disk at a free address,
+gone afterwards. The pytest fixture ``laminar_client`` gives the same; it is there as soon as
+the distribution is installed. `laminar.testing.checkers` holds the checks of histories.
+"""
+
+from __future__ import annotations
+
+from laminar.testing.checkers import Read, Sent, Violation, check_history, check_replicas
+from laminar.testing.nodes import ServerFailed, aio_node, node
+
+__all__ = [
+    "Read",
+    "Sent",
+    "ServerFailed",
+    "Violation",
+    "aio_node",
+    "check_history",
+    "check_replicas",
+    "node",
+]

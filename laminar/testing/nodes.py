@@ -1,0 +1,143 @@
+"""A real server for a test: its own process, data folder and loopback address.
+
+The server is started as any user would start it, so nothing of it is imported here. It dies
+with the block, also when the block or the start fails, and with our process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from laminar.client import client as aio_client
+    from laminar.client import sync
+
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 10.0
+
+
+class ServerFailed(Exception):
+    """The server did not start, or ended by itself; the message has the end of its log."""
+
+
+def free_host() -> str:
+    """A loopback address of this test's own: with it every port is free, and nothing else listens."""
+    return f"127.77.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
+
+
+@contextlib.contextmanager
+def serve(
+    *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
+) -> Iterator[str]:
+    """A node in a process of its own; yields its URL once it is ready to serve.
+
+    `settings` are further settings of the node by their names. Raises ServerFailed.
+    """
+    with tempfile.TemporaryDirectory(prefix="laminar-node-") as folder:
+        data = Path(folder) / "data"
+        environment = dict(os.environ)
+        for name in ("LAMINAR_URL", "LAMINAR_TOKEN"):
+            environment.pop(name, None)
+        given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards, **(settings or {})}
+        environment |= {f"LAMINAR_{name.upper()}": str(value) for name, value in given.items()}
+        command = [sys.executable, "-m", "laminar.cli", "serve", "--data", str(data)]
+        with open(Path(folder) / "log", "w+b") as log:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                yield _wait_until_ready(process, data / "node.json", log, timeout)
+            finally:
+                _stop(process)
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], node_file: Path, log: IO[bytes], timeout: float
+) -> str:
+    deadline = time.monotonic() + timeout
+    url: str | None = None
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with {process.returncode}:\n{_tail(log)}")
+        if url is None:
+            url = _url_of(node_file)
+        if url is not None and _is_ready(url):
+            return url
+        time.sleep(0.01)
+    raise ServerFailed(f"the server was not ready within {timeout:g} s:\n{_tail(log)}")
+
+
+def _url_of(node_file: Path) -> str | None:
+    try:
+        return str(json.loads(node_file.read_bytes())["url"])
+    except FileNotFoundError:
+        return None
+
+
+def _is_ready(url: str) -> bool:
+    # Imported here: pytest loads this module in every session of whoever installed us.
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=1.0) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read()[-4_000:].decode("utf-8", "replace")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server: asked first, then not. Its children end with it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def node(
+    *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
+) -> Iterator[sync.Client]:
+    """A server and a client of it: ``with laminar.testing.node() as client``."""
+    from laminar.client.sync import connect
+
+    with serve(shards=shards, settings=settings, timeout=timeout) as url, connect(url) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def aio_node(
+    *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
+) -> AsyncIterator[aio_client.Client]:
+    """`node` for a program with an event loop. Starting and stopping run in a thread."""
+    import asyncio
+
+    from laminar.client.client import connect
+
+    stack = contextlib.ExitStack()
+    server = serve(shards=shards, settings=settings, timeout=timeout)
+    url = await asyncio.to_thread(stack.enter_context, server)
+    try:
+        async with connect(url) as client:
+            yield client
+    finally:
+        await asyncio.to_thread(stack.close)

@@ -1,0 +1,219 @@
+"""The producer's window against a model of a partition that fails in every way it may."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laminar.client.decisions_window import Outbox, Pending
+from laminar.client.errors import Error
+
+
+def outbox(**more: int | bool) -> Outbox:
+    values = {"partitions": 1, "batch_bytes": 60, "window": 4, **more}
+    return Outbox(partition_of_key=lambda key: key[0] % int(values["partitions"]), **values)  # type: ignore[arg-type]
+
+
+class Partition:
+    """A log with the server's producer table: takes the next sequence of an epoch, knows the old ones."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.epoch = 0
+        self.next_sequence = 0
+        self.known: dict[int, int] = {}
+
+    def append(self, pending: Pending) -> int | str:
+        if pending.epoch > self.epoch:
+            self.epoch, self.next_sequence, self.known = pending.epoch, 0, {}
+        if pending.epoch < self.epoch:
+            return "fenced"
+        if pending.sequence < self.next_sequence:
+            return self.known[pending.sequence]
+        if pending.sequence > self.next_sequence:
+            return "gap"
+        self.known[pending.sequence] = len(self.records)
+        self.next_sequence += 1
+        self.records += pending.values
+        return self.known[pending.sequence]
+
+
+# What may happen to a request: `late` is applied and answered with a loss, `early` lost before.
+FATES = ["good"] * 4 + ["late", "early", "busy", "reject"]
+ACTIONS = ["put"] * 5 + ["take"] * 3 + ["answer"] * 2
+
+
+def steps_of(seed: int) -> list[tuple[str, str]]:
+    """A run drawn from a seed: long ones shrink badly, but short ones never fill a window."""
+    rng = random.Random(seed)
+    return [(rng.choice(ACTIONS), rng.choice(FATES)) for _ in range(rng.randrange(200))]
+
+
+def run(box: Outbox, partition: Partition, steps: list[tuple[str, str]], values: list[bytes]) -> None:
+    """Put, take and answer as `steps` say, then without faults until nothing is left."""
+    lane = box.lanes[0]
+    flying: deque[Pending] = deque()
+    left = deque(values)
+    now = 0
+
+    def answer(pending: Pending, fate: str) -> None:
+        if fate == "reject" and not pending.settled:
+            box.failed(lane, pending, Error("rejected"), maybe_applied=False)
+        elif fate == "busy":
+            box.retry(lane, pending, until_ms=now + 3, maybe_applied=False)
+        elif fate == "early":
+            box.retry(lane, pending, until_ms=now, maybe_applied=True)
+        else:
+            result = partition.append(pending)
+            if fate == "late":
+                box.retry(lane, pending, until_ms=now, maybe_applied=True)
+            elif isinstance(result, int):
+                box.acknowledged(lane, pending, base_offset=result, replicas=3, synced=True)
+            elif not (result == "gap" and box.renumber(lane, pending)):
+                box.failed(lane, pending, Error(result), maybe_applied=False)
+
+    for action, fate in [*steps, *[("put", "good")] * len(left)]:
+        now += 1
+        if action == "put" and left and lane.error is None:
+            box.put(left.popleft(), None, lane)
+        elif action == "take":
+            taken = box.take(lane, now_ms=now)
+            if taken is not None:
+                flying.append(taken)
+        elif action == "answer" and flying:
+            # Answers come in the order of the requests, as on one connection.
+            pending = flying.popleft()
+            known = pending.sequence < partition.next_sequence and pending.epoch == partition.epoch
+            # A server does not reject what it has taken already.
+            answer(pending, "good" if fate == "reject" and known else fate)
+    for _ in range(10_000):
+        now += 1
+        taken = box.take(lane, now_ms=now)
+        if taken is not None:
+            flying.append(taken)
+        elif flying:
+            answer(flying.popleft(), "good")
+        elif lane.idle():
+            return
+    raise AssertionError("the lane did not come to an end")
+
+
+SEEDS = st.integers(0, 2**32)
+VALUES = [b"value %06d" % number for number in range(40)]
+
+
+@settings(max_examples=300)
+@given(SEEDS)
+def test_a_stream_is_a_prefix_of_what_was_sent(seed: int) -> None:
+    """Whatever fails: the log is the stream's begin, once and in order; every receipt is right, and
+    a producer that failed reports exactly what has none.
+    """
+    box, partition = outbox(), Partition()
+    run(box, partition, steps_of(seed), VALUES)
+
+    assert VALUES[: len(partition.records)] == partition.records
+    assert 0 == box.buffered_bytes
+    reported = [record.value for pending in box.failures for record in pending.undelivered()]
+    if not reported:
+        assert VALUES == partition.records
+    else:
+        sent_without_receipt = [value for value in VALUES if value in reported]
+        assert sent_without_receipt == reported, "reported in order of sending"
+
+
+@settings(max_examples=300)
+@given(SEEDS)
+def test_appends_that_go_on_are_never_doubled(seed: int) -> None:
+    """Without stop_on_failure: every record without error is there once, a rejected one is not, and
+    one of unknown outcome at most once. What is there is in order.
+    """
+    box, partition = outbox(stop_on_failure=False), Partition()
+    run(box, partition, steps_of(seed), VALUES)
+
+    rejected = {r.value for p in box.failures for r in p.undelivered() if r.outcome == "not_applied"}
+    unknown = {r.value for p in box.failures for r in p.undelivered() if r.outcome == "unknown"}
+    assert len(set(partition.records)) == len(partition.records)
+    assert sorted(partition.records) == partition.records
+    assert not rejected & set(partition.records)
+    assert set(VALUES) - rejected - unknown <= set(partition.records)
+    assert 0 == box.buffered_bytes
+
+
+def test_a_partial_batch_waits_for_the_one_in_flight() -> None:
+    """What comes meanwhile is joined; a full batch goes out beside it, up to the window."""
+    box = outbox(window=3)
+    lane = box.lanes[0]
+    box.put(b"a", None, lane)
+    first = box.take(lane, now_ms=0)
+    box.put(b"b", None, lane)
+
+    assert first is not None and [b"a"] == first.values
+    assert None is box.take(lane, now_ms=0)
+    for _ in range(30):
+        box.put(b"x" * 20, None, lane)
+    assert all(box.take(lane, now_ms=0) is not None for _ in range(2))
+    assert None is box.take(lane, now_ms=0), "the window is full"
+
+
+def test_after_a_failure_nothing_is_sent_until_all_have_ended() -> None:
+    """Then the failed and those behind it go out again, in order, with their first sequences."""
+    box = outbox()
+    lane = box.lanes[0]
+    for _ in range(12):
+        box.put(b"x" * 20, None, lane)
+    taken = [box.take(lane, now_ms=0) for _ in range(3)]
+    first, second, third = (each for each in taken if each is not None)
+    box.retry(lane, first, until_ms=10, maybe_applied=True)
+
+    assert None is box.take(lane, now_ms=50), "two are under way"
+    assert box.renumber(lane, second), "a gap behind a failed batch is no failure"
+    box.retry(lane, third, until_ms=0, maybe_applied=True)
+    assert 10 == box.next_resume_ms()
+    assert None is box.take(lane, now_ms=9)
+    again = [box.take(lane, now_ms=10) for _ in range(3)]
+    assert [first, second, third] == again
+    assert [0, 1, 2] == [each.sequence for each in (first, second, third)]
+
+
+def test_a_forgotten_producer_begins_the_next_epoch() -> None:
+    """A server that dropped an idle producer refuses its next sequence; nothing is lost or failed."""
+    box = outbox()
+    lane = box.lanes[0]
+    box.put(b"a", None, lane)
+    first = box.take(lane, now_ms=0)
+    assert first is not None
+    box.acknowledged(lane, first, base_offset=0, replicas=3, synced=True)
+    box.put(b"b", None, lane)
+    pending = box.take(lane, now_ms=0)
+    assert pending is not None and pending.sequence == 1
+
+    assert box.renumber(lane, pending)
+    again = box.take(lane, now_ms=1)
+    assert again is pending
+    assert (0, 1) == (again.sequence, again.epoch)
+
+
+def test_records_without_a_key_are_spread_by_batch() -> None:
+    """A full batch moves on to the next partition; so does one that was taken."""
+    box = outbox(partitions=3)
+    lane = box.sticky
+    first = [box.put(b"x" * 20, None, box.sticky).partition for _ in range(4)]
+    box.put(b"x", None, box.sticky)
+    box.take(box.sticky, now_ms=0)
+
+    assert len(set(first)) == 2 and first == sorted(first)
+    assert 0 == box.sticky.partition
+    assert lane is box.lanes[0]
+
+
+def test_a_record_too_large_changes_nothing() -> None:
+    box = outbox(max_record_bytes=100)
+    with pytest.raises(Error, match="over the limit"):
+        box.put(b"x" * 101, None, box.lanes[0])
+
+    assert (0, True) == (box.buffered_bytes, box.lanes[0].idle())
+    assert {} == box.active
