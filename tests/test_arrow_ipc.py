@@ -23,7 +23,7 @@ from laminar.arrow_ipc import (
     schema_message,
     write_stream,
 )
-from laminar.batch import MAX_TIME_MS, Batch, BatchError, Codec, build, stamp
+from laminar.batch import MAX_TIME_MS, Batch, BatchError, Codec, Column, build, stamp
 
 BASE = 1000
 APPENDED_MS = 1_700_000_000_000
@@ -155,6 +155,7 @@ def test_a_frame_that_lies_askew_in_memory_is_read() -> None:
         batch = Batch(memoryview(bytes(shift) + frame)[shift:])
         assert columns_of(batch.to_arrow())["value"] == [b"one", b"two"]
         assert columns_of(batch.to_arrow())["key"] == [None, b"k"]
+        assert batch.to_arrow(["value"]).column(0).buffers()[1].address % 8 == 0
 
 
 @given(records())
@@ -354,6 +355,54 @@ def test_a_stream_is_whole_or_refused() -> None:
         with pytest.raises(BatchError, match="behind the end"):
             list(read_stream(stream + behind))
     assert list(read_stream(bytearray(stream))) == list(read_stream(memoryview(stream))) == whole
+
+
+_TWO = struct.pack("<3i4x", 0, 1, 2) + b"ab".ljust(8, b"\0")  # two cells: offsets at 0, bytes at 16
+_GOOD = [(0, 0), (0, 12), (16, 2)]
+
+
+@pytest.mark.parametrize(
+    ("length", "nodes", "buffers", "body", "words"),
+    [
+        (3, [(2, 0)], _GOOD, _TWO, "2 cells in a batch of 3"),
+        (3, [(3, 0)], _GOOD, _TWO, "12 bytes for 3 cells"),
+        (2, [(2, 0), (2, 0)], _GOOD, _TWO, "more than the schema's"),
+        (2, [(2, 0)], [*_GOOD, (0, 0)], _TWO, "more than the schema's"),
+        (2, [(2, 0)], _GOOD[:2], _TWO, "fewer than the schema's"),
+        (2, [], _GOOD, _TWO, "fewer than the schema's"),
+        (2, [(-1, 0)], _GOOD, _TWO, "length is wrong: -1"),
+        (2, [(2, 1)], _GOOD, _TWO, "0 bytes for 2 cells"),
+        (2, [(2, 0)], [(0, 0), (0, 12), (16, 9)], _TWO, "9 bytes at 16 of a body of 24"),
+        (2, [(2, 0)], [(0, 0), (-8, 12), (16, 2)], _TWO, "12 bytes at -8"),
+        (2, [(2, 0)], [(0, 0), (0, 12), (16, 1)], _TWO, "to 2 in 1 bytes"),
+        (2, [(2, 0)], _GOOD, struct.pack("<3i4x", 0, 2, 1) + bytes(8), "not in order"),
+        (2, [(2, 0)], _GOOD, struct.pack("<3i4x", -2, -1, 0) + bytes(8), "not in order"),
+    ],
+)
+def test_a_record_batch_that_lies_is_refused(
+    length: int, nodes: list[tuple[int, int]], buffers: list[tuple[int, int]], body: bytes, words: str
+) -> None:
+    schema = schema_message([Field("value", Type.BINARY)])
+    honest: list[Any] = [schema, record_batch_message(2, [(2, 0)], _GOOD, len(_TWO)), _TWO, END]
+    assert [rows.values for rows in read_stream(b"".join(honest))] == [[b"a", b"b"]]
+
+    lying: list[Any] = [schema, record_batch_message(length, nodes, buffers, len(body)), body, END]
+    with pytest.raises(BatchError, match=words) as caught:
+        list(read_stream(b"".join(lying)))
+    assert caught.value.code == "malformed"
+
+
+def test_text_that_goes_out_is_utf8() -> None:
+    """Arrow believes text: a tag that is none stops the batch on our side, not in a reader's table."""
+    frame = bytearray(build([b"a", b"b"], tags=["ü", None]))
+    entry = Batch(frame).entry(Column.TAG)
+    assert entry is not None
+    frame[entry.position] = 0xFF
+    batch = Batch(frame, verified=True)
+
+    for go in (lambda: write_stream([batch]), lambda: batch.to_arrow()):
+        with pytest.raises(BatchError, match="records 0 to 1 cannot be read"):
+            go()
 
 
 @given(st.data())

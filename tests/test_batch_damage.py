@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 from typing import Any
 
 import pytest
@@ -20,10 +21,16 @@ from laminar.batch import (
     build,
     build_control,
     check_directory,
+    merge,
     stamp,
     verify,
 )
 from laminar.frame import seal
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 LIMITS: dict[str, Any] = {"max_records": 100, "max_record_bytes": 1000, "max_plain_bytes": 10_000}
 FIELDS = {
@@ -272,7 +279,7 @@ def test_a_bomb_is_seen_by_its_word_and_held_to_it() -> None:
     assert caught.value.code == "malformed"
 
 
-@pytest.mark.parametrize("stored", ["random", "cut", "doubled"])
+@pytest.mark.parametrize("stored", ["random", "cut", "doubled", "unfinished"])
 def test_stored_bytes_are_one_whole_zstd_frame(stored: str) -> None:
     honest = build([b"x" * 1000], codec=Codec.ZSTD)
     (length,) = struct.unpack_from("<I", honest, HEADER_SIZE + 8 + 20)
@@ -281,6 +288,8 @@ def test_stored_bytes_are_one_whole_zstd_frame(stored: str) -> None:
         "random": random.Random(1).randbytes(length),
         "cut": body[:-1],
         "doubled": body + body,
+        # All its bytes come out, but not its end: the checksum that zstd itself may carry is cut off.
+        "unfinished": zstd.compress(b"x" * 1000, options={zstd.CompressionParameter.checksum_flag: 1})[:-4],
     }[stored]
     frame = bytearray(honest[:200]) + changed + bytes(-len(changed) % 8)
     struct.pack_into("<I", frame, HEADER_SIZE + 8 + 20, len(changed))
@@ -289,6 +298,49 @@ def test_stored_bytes_are_one_whole_zstd_frame(stored: str) -> None:
     with pytest.raises(BatchError) as caught:
         _ = Batch(frame).values
     assert caught.value.code == "malformed"
+
+
+def test_a_validity_bitmap_says_what_the_directory_says() -> None:
+    """As many zeros as missing cells, and none behind the last record."""
+    frame = build([b"a", b"b"], keys=[b"k", None])
+    key = Batch(frame).entry(Column.KEY)
+    assert key is not None
+    for bits in (0b11, 0b00, 0b101, 0b100):
+        frame[key.validity_position] = bits
+        with pytest.raises(BatchError, match="validity"):
+            check_directory(resealed(frame), **LIMITS)
+    frame[key.validity_position] = 0b10
+    check_directory(resealed(frame), **LIMITS)
+
+
+def test_a_reserved_number_is_not_read_over() -> None:
+    frame = full_frame()
+    frame[HEADER_SIZE + 2] = 1
+    with pytest.raises(BatchError, match="reserved") as caught:
+        check_directory(resealed(frame), **LIMITS)
+    assert caught.value.code == "unsupported"
+
+
+def test_a_frame_that_lost_its_end_is_malformed_also_unverified() -> None:
+    """Who skips the checksums still reads nothing outside of the frame."""
+    frame = full_frame()
+    for size in range(HEADER_SIZE, len(frame)):
+        with pytest.raises(BatchError) as caught:
+            _ = Batch(frame[:size], verified=True).values
+        assert caught.value.field == "length"
+        with pytest.raises(BatchError):
+            check_directory(frame[:size], **LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("position", "value"), [(164, 1), (156, 4), (160, 4), (192, 1), (196, 4), (152, 201)]
+)
+def test_a_merge_believes_a_single_value_no_more_than_others(position: int, value: int) -> None:
+    """The short way for one plain value checks what the long way checks."""
+    frame = build([b"hello"])
+    frame[position] = value
+    with pytest.raises(BatchError):
+        merge([resealed(frame), build([b"b"])])
 
 
 def test_a_codec_that_is_not_known_is_unsupported() -> None:
