@@ -345,7 +345,14 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if target.path is not None:
-                    _, connection = await self._loop.create_unix_connection(factory, target.path)
+                    # Connected by hand: uvloop knows no abstract names.
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                    try:
+                        await self._loop.sock_connect(sock, target.path)
+                    except BaseException:
+                        sock.close()
+                        raise
+                    _, connection = await self._loop.create_unix_connection(factory, sock=sock)
                 else:
                     _, connection = await self._loop.create_connection(
                         factory, target.host, target.port, ssl=True if target.tls else None
