@@ -1,0 +1,187 @@
+"""The application that a shard's HTTP server serves: from a route's operation to its handler.
+
+Handlers of the hot path (append to a partition led here) return a future and make no task;
+all others are coroutines. What is checked on the head, before a body is read, is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from laminar.http.errors import Problem
+from laminar.http.head import RequestHead
+from laminar.http.messages import Request, Response
+from laminar.http.records import Limits
+from laminar.http.routes import match
+from laminar.node.api.append import AppendRoutes
+from laminar.node.api.cluster import ClusterRoutes
+from laminar.node.api.cursors import CursorRoutes
+from laminar.node.api.exchange import (
+    FORWARDED,
+    Exchange,
+    answering,
+    decode_passed,
+    encode_response,
+)
+from laminar.node.api.fetch import LOCAL, FetchRoutes
+from laminar.node.api.locate import Locator
+from laminar.node.api.metrics import MetricsRoute
+from laminar.node.api.topics import TopicRoutes
+from laminar.node.transport import Peer
+
+if TYPE_CHECKING:
+    from laminar.node.process import Method
+    from laminar.node.shard import Shard
+
+COMMIT_WAIT_S = 10.0
+SWEEP_S = 0.5
+
+Handler = Callable[..., Response | Awaitable[Response]]
+
+
+class Api:
+    """See the module's head. `methods` are what other shards may call over the node transport."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._exchange = Exchange(shard.transport)
+        self._locator = Locator(shard, self._exchange)
+        settings = shard.boot.settings
+        self.limits = Limits(max_body_bytes=settings.max_append_bytes)
+        topics = TopicRoutes(shard, self._exchange)
+        cluster = ClusterRoutes(shard)
+        cursors = CursorRoutes(shard, self._exchange, self._locator, topics)
+        fetch = FetchRoutes(shard, self._exchange, self._locator, topics)
+        metrics = MetricsRoute(shard)
+        self._append = AppendRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
+        self._topics = topics
+        self._handlers: dict[str, Handler] = {
+            "list_topics": topics.topics,
+            "create_topic": topics.create,
+            "describe_topic": topics.topic,
+            "update_topic": topics.update,
+            "delete_topic": topics.delete,
+            "list_partitions": topics.partitions,
+            "describe_partition": topics.partition,
+            "list_routes": topics.routes,
+            "describe_route": topics.route,
+            "append_to_topic": self._append.topic,
+            "append_to_partition": self._append.partition,
+            "fetch": fetch.records,
+            "fetch_one": fetch.record,
+            "offsets": fetch.offsets,
+            "digest": fetch.digest,
+            "list_cursors": cursors.cursors,
+            "describe_cursor": cursors.cursor,
+            "set_cursor": cursors.set,
+            "delete_cursor": cursors.delete,
+            "cluster": cluster.cluster,
+            "list_nodes": cluster.nodes,
+            "describe_node": cluster.node,
+            "livez": cluster.livez,
+            "readyz": cluster.readyz,
+            "version": cluster.version,
+            "limits": self._limits,
+            "metrics": metrics.metrics,
+            "openapi": cluster.openapi,
+            "docs": cluster.docs,
+        }
+        self.methods: dict[str, Method] = {
+            "http": answering(self._on_http),
+            "leader": answering(self._locator.on_leader),
+            "describe": answering(topics.on_describe),
+            "cursor": answering(cursors.on_cursor),
+            "stats": metrics.on_stats,
+        }
+        shard.spawn(self._sweep())
+
+    # -- the application -------------------------------------------------------------------
+
+    def head(self, request: Request) -> Response | None:
+        """Before the body: does the route exist, is the body small enough, would another be better asked?"""
+        operation, params = self._match(request.head)
+        if request.method == "POST" or request.method == "PUT":
+            length = request.content_length
+            if length is not None and length > self.limits.max_body_bytes:
+                raise Problem(
+                    "too_large",
+                    "the body is larger than one request may be",
+                    field="content-length",
+                    value=length,
+                    limit=self.limits.max_body_bytes,
+                )
+        if "laminar-redirect" in request.headers:
+            return self._redirect(request, operation, params)
+        return None
+
+    def handle(self, request: Request) -> Response | Awaitable[Response]:
+        """Do what the route says."""
+        operation, params = self._match(request.head)
+        return self._handlers[operation](request, **params)
+
+    def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
+        if head.memo is None:
+            found = match(head.method, head.path)
+            head.memo = (found.operation, found.params)
+        result: tuple[str, dict[str, str]] = head.memo
+        return result
+
+    def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
+        """307 to the owner's shard, for clients that ask for it; None when we serve it ourselves."""
+        appends = operation == "append_to_partition"
+        if not appends and operation not in ("fetch", "fetch_one", "offsets"):
+            return None
+        record = self._topics.partition_record(params["topic"], params["partition"])
+        topic, number = record.topic, record.number
+        partition = self._shard.partitions.get((topic, number))
+        needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
+        if partition is not None and (partition.replica.core.is_leader or not needs_leader):
+            return None
+        if LOCAL in request.headers or FORWARDED in request.headers:
+            return None
+        if needs_leader:
+            where = self._locator.known_leader(topic, number)
+        else:
+            where = next(iter(self._locator.replicas(topic, number)), None)
+        if where is None or where.url == self._shard.view.shard_url(
+            self._shard.boot.node, self._shard.number
+        ):
+            return None
+        return Response(307, [("Location", where.url + request.target), ("Laminar-Leader", where.url)])
+
+    def _limits(self, request: Request) -> Response:
+        """GET /v1/limits."""
+        return Response.json(self.limits.document())
+
+    # -- for other shards ------------------------------------------------------------------
+
+    async def _on_http(self, peer: Peer, payload: bytes) -> Any:
+        passed = decode_passed(payload)
+        head = RequestHead(passed.method, passed.target, passed.headers)
+        request = Request(head, passed.body, _Forwarder(peer))
+        answer = self.handle(request)
+        return encode_response(answer if isinstance(answer, Response) else await answer)
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """Answer appends that wait too long for a majority, all in one pass and without a timer each."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for partition in self._shard.partitions.values():
+                partition.give_up(older_than_s=COMMIT_WAIT_S)
+
+
+class _Forwarder:
+    """The connection of a request that another shard passed on."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.context: Any = None
+        self._peer = peer
+
+    @property
+    def peer(self) -> str:
+        """Which process passed it on."""
+        return f"{self._peer.node}/{self._peer.role}"

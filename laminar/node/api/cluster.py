@@ -1,0 +1,124 @@
+"""Routes about the node and the cluster: who is there, is it well, what are the limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laminar import __version__
+from laminar.http.errors import Problem
+from laminar.http.messages import Request, Response
+from laminar.http.openapi import docs_page, openapi_document
+from laminar.node.boot import ChildState, role_name
+from laminar.node.view import host_in_url
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+LONGEST_WAIT_MS = 30_000
+
+
+class ClusterRoutes:
+    """Handlers of cluster, node, health and document routes."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def cluster(self, request: Request) -> Response:
+        """GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
+        view = self._shard.view
+        after = integer(request, "after", 0, maximum=2**53)
+        wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
+        if "after" in request.query and view.version <= after:
+            await self._shard.view_change(wait_ms / 1000)
+            if view.version <= after:
+                return Response(304)
+        cluster_id = view.cluster_id
+        return Response.json(
+            {
+                "cluster_id": cluster_id.hex() if cluster_id is not None else None,
+                "version": view.version,
+                "catalog_leader": view.message.catalog_leader if view.message is not None else "",
+                "nodes": [self._node(name) for name in sorted(view.nodes())],
+            }
+        )
+
+    def _node(self, name: str) -> dict[str, Any]:
+        view = self._shard.view
+        record = view.nodes()[name]
+        host = host_in_url(record.host)
+        return {
+            "node": name,
+            "url": f"http://{host}:{record.http_port}",
+            "peer": f"{host}:{record.peer_ports[0]}",
+            "shards": [
+                {"shard": shard, "url": f"http://{host}:{port}"}
+                for shard, port in enumerate(record.shard_http_ports)
+            ],
+            "weight": record.weight,
+            "status": view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
+            "alive": view.alive(name),
+        }
+
+    async def nodes(self, request: Request) -> Response:
+        """GET /v1/nodes."""
+        return Response.json({"nodes": [self._node(name) for name in sorted(self._shard.view.nodes())]})
+
+    async def node(self, request: Request, name: str) -> Response:
+        """GET /v1/nodes/{node}."""
+        if name not in self._shard.view.nodes():
+            raise Problem("no_such_node", f"no node {name!r} in this cluster", field="node", value=name)
+        return Response.json(self._node(name))
+
+    def livez(self, request: Request) -> Response:
+        """GET /livez: this process turns its loop."""
+        return Response.json({"status": "alive", "node": self._shard.boot.node, "shard": self._shard.number})
+
+    def readyz(self, request: Request) -> Response:
+        """GET /readyz: the whole node serves; 503 with the reasons if not."""
+        reasons = []
+        if not self._shard.ready:
+            reasons.append("this shard has not heard of its cluster yet")
+        if self._shard.lost:
+            reasons.append(f"{len(self._shard.lost)} replicas are lost: their files are missing")
+        for child in self._shard.boot.board.read_all():
+            if child.state == ChildState.GIVEN_UP:
+                reasons.append(f"{role_name(child.role)} died too often and was given up")
+            elif child.state == ChildState.DEAD:
+                reasons.append(f"{role_name(child.role)} died and is being started again")
+            elif child.state == ChildState.STARTING:
+                reasons.append(f"{role_name(child.role)} is starting")
+        if not reasons:
+            return Response.json({"status": "ready", "node": self._shard.boot.node})
+        return Response.json(
+            {"status": "not_ready", "node": self._shard.boot.node, "reasons": reasons},
+            status=503,
+            headers=[("Retry-After", "1")],
+        )
+
+    def version(self, request: Request) -> Response:
+        """GET /v1/version."""
+        return Response.json({"version": __version__, "api": "v1", "format": 1})
+
+    def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return Response.json(openapi_document())
+
+    def docs(self, request: Request) -> Response:
+        """GET /docs."""
+        return Response(200, [("Content-Type", "text/html; charset=utf-8")], docs_page().encode())
+
+
+def integer(request: Request, name: str, default: int, *, maximum: int, minimum: int = 0) -> int:
+    """A whole number of the query, within limits. Raises 422 naming field, value and limit."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise Problem("invalid", f"{name} is a whole number", field=name, value=text) from None
+    if not minimum <= value <= maximum:
+        raise Problem(
+            "invalid", f"{name} lies between {minimum} and {maximum}", field=name, value=value, limit=maximum
+        )
+    return value

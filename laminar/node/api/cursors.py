@@ -1,0 +1,246 @@
+"""Routes about cursors: a named consumer's positions in a topic, and its lag.
+
+A cursor's position in a partition lives in that partition's group, so a request that names
+several partitions is carried out by several leaders; each compares and sets its own. A
+change that fails in one partition says which were set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laminar.http.errors import Problem
+from laminar.http.messages import Request, Response
+from laminar.http.times import format_time
+from laminar.node.api.exchange import Exchange
+from laminar.node.api.locate import Locator
+from laminar.node.api.topics import TopicRoutes
+from laminar.node.transport import Peer
+
+if TYPE_CHECKING:
+    from laminar.node.partition import Partition
+    from laminar.node.shard import Shard
+
+_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+ASK_TIMEOUT_S = 5.0
+ATTEMPTS = 20
+RETRY_S = 0.05
+
+
+class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One step on one partition. `operation`: get, set, delete; an empty `name` lists all."""
+
+    topic: str
+    partition: int
+    operation: str
+    name: str
+    position: int | None = None
+    check: bool = False
+    expected: int | None = None
+    owner: str = ""
+
+
+class CursorState(msgspec.Struct, frozen=True, array_like=True):
+    """A cursor in one partition, and where that partition ends (committed)."""
+
+    name: str
+    partition: int
+    position: int
+    changed_ms: int
+    owner: str
+    start_offset: int
+    end_offset: int
+
+
+class _Change(msgspec.Struct, forbid_unknown_fields=True):
+    positions: dict[str, int]
+    expected: dict[str, int | None] | None = None
+    owner: str = ""
+
+
+class CursorRoutes:
+    """Handlers of cursor routes."""
+
+    def __init__(self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes) -> None:
+        self._shard = shard
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+
+    # -- routes --------------------------------------------------------------------------
+
+    async def cursors(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}/cursors."""
+        states = await self._everywhere(topic, "")
+        names = sorted({state.name for state in states})
+        return Response.json(
+            {
+                "topic": topic,
+                "cursors": [
+                    _cursor(topic, name, [state for state in states if state.name == name]) for name in names
+                ],
+            }
+        )
+
+    async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
+        """GET /v1/topics/{topic}/cursors/{cursor}."""
+        states = await self._everywhere(topic, _checked(cursor))
+        if not states:
+            raise Problem(
+                "no_such_cursor", f"topic {topic!r} has no cursor {cursor!r}", field="cursor", value=cursor
+            )
+        return Response.json(_cursor(topic, cursor, states))
+
+    async def set(self, request: Request, topic: str, cursor: str) -> Response:
+        """PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
+        _checked(cursor)
+        try:
+            change = msgspec.json.decode(request.body, type=_Change)
+        except msgspec.ValidationError as error:
+            raise Problem("invalid", str(error), field="body") from error
+        except msgspec.DecodeError as error:
+            raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
+        expected = change.expected
+        steps = []
+        for number, position in change.positions.items():
+            record = self._topics.partition_record(topic, number)
+            if position < 0:
+                raise Problem(
+                    "invalid", "a position is an offset", field=f"positions.{number}", value=position, limit=0
+                )
+            steps.append(
+                CursorRequest(
+                    topic,
+                    record.number,
+                    "set",
+                    cursor,
+                    position=position,
+                    check=expected is not None,
+                    expected=expected.get(number) if expected is not None else None,
+                    owner=change.owner,
+                )
+            )
+        return Response.json(_cursor(topic, cursor, await self._all(steps)))
+
+    async def delete(self, request: Request, topic: str, cursor: str) -> Response:
+        """DELETE /v1/topics/{topic}/cursors/{cursor}."""
+        record = self._topics.record(topic)
+        steps = [
+            CursorRequest(topic, number, "delete", _checked(cursor)) for number in range(record.partitions)
+        ]
+        await self._all(steps)
+        return Response(204)
+
+    # -- steps ---------------------------------------------------------------------------
+
+    async def _everywhere(self, topic: str, name: str) -> list[CursorState]:
+        record = self._topics.record(topic)
+        return await self._all(
+            [CursorRequest(topic, number, "get", name) for number in range(record.partitions)]
+        )
+
+    async def _all(self, steps: list[CursorRequest]) -> list[CursorState]:
+        """Carry out all steps side by side; the first failure is raised once all have ended."""
+        results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        states = [state for result in results if not isinstance(result, BaseException) for state in result]
+        if failures:
+            first = failures[0]
+            if isinstance(first, Problem) and states and steps[0].operation != "get":
+                done = ", ".join(str(state.partition) for state in states)
+                first.detail += f" (set in partitions {done})"
+            raise first
+        return states
+
+    async def _one(self, step: CursorRequest) -> list[CursorState]:
+        """Carry out one step on the partition's leader, wherever it is. Every step may be repeated."""
+        for attempt in range(ATTEMPTS):
+            where = await self._locator.leader(step.topic, step.partition)
+            try:
+                partition = self._shard.partitions.get((step.topic, step.partition))
+                if partition is not None and partition.replica.core.is_leader:
+                    return await self._perform(partition, step)
+                answer: list[CursorState] = await self._exchange.ask(
+                    where.address, "cursor", step, kind=list[CursorState], timeout_s=ASK_TIMEOUT_S
+                )
+                return answer
+            except Problem as problem:
+                if problem.code not in ("not_leader", "no_leader") or attempt == ATTEMPTS - 1:
+                    raise
+            self._locator.forget(step.topic, step.partition)
+            await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
+        if step.operation == "get":
+            # The end that lag is counted from is confirmed: an old leader would show too little.
+            await partition.confirmed_end()
+            names = [step.name] if step.name else partition.cursors.names()
+        else:
+            names = [step.name]
+            if step.operation == "set" or partition.cursor(step.name) is not None:
+                await partition.set_cursor(
+                    step.name,
+                    step.position if step.operation == "set" else None,
+                    expected=step.expected,
+                    check=step.check,
+                    owner=step.owner,
+                    now_ms=self._shard.clock.wall_ms(),
+                )
+        found = []
+        for name in names:
+            cursor = partition.cursor(name)
+            if cursor is not None:
+                found.append(
+                    CursorState(
+                        name,
+                        partition.number,
+                        cursor.position,
+                        cursor.changed_ms,
+                        cursor.owner,
+                        partition.start_offset,
+                        partition.end_offset,
+                    )
+                )
+        return found
+
+    async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
+        """Another shard asks for a step on a partition that we lead."""
+        step = msgspec.msgpack.decode(payload, type=CursorRequest)
+        partition = self._shard.partitions.get((step.topic, step.partition))
+        if partition is None or not partition.replica.core.is_leader:
+            raise Problem(
+                "not_leader", f"{step.topic}/{step.partition} is not led here", outcome="not_applied"
+            )
+        return await self._perform(partition, step)
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise Problem(
+            "invalid",
+            "a cursor's name has 1 to 200 of A-Z a-z 0-9 . _ : @ -",
+            field="cursor",
+            value=name,
+            limit=200,
+        )
+    return name
+
+
+def _cursor(topic: str, name: str, states: list[CursorState]) -> dict[str, Any]:
+    ordered = sorted(states, key=lambda state: state.partition)
+    lags = {str(state.partition): max(0, state.end_offset - state.position) for state in ordered}
+    return {
+        "topic": topic,
+        "cursor": name,
+        "positions": {str(state.partition): state.position for state in ordered},
+        "lag": lags,
+        "total_lag": sum(lags.values()),
+        "expired": [str(state.partition) for state in ordered if state.position < state.start_offset],
+        "owner": next((state.owner for state in ordered if state.owner), ""),
+        "changed": format_time(max((state.changed_ms for state in ordered), default=0)),
+    }

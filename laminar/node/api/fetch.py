@@ -1,0 +1,328 @@
+"""Reads: batches and records of a partition, its bounds, one record, and a replica's digest.
+
+Committed data never changes, so any replica may serve it; what a replica cannot know is
+whether it has all there is. `read=leader` asks a majority for that; `min_offset` says what
+the client has seen already, and a replica that is behind waits for it or says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from laminar.batch import Batch, Kind
+from laminar.http.errors import Problem
+from laminar.http.fetched import FetchFormat, encode_fetch, fetch_format
+from laminar.http.messages import Request, Response
+from laminar.http.times import format_time, parse_time
+from laminar.node.api.cluster import integer
+from laminar.node.api.exchange import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
+from laminar.node.api.locate import Locator
+from laminar.node.api.topics import TopicRoutes
+from laminar.node.partition import Partition
+from laminar.node.wire import Buffer
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+DEFAULT_BYTES = 1024 * 1024
+MOST_BYTES = 32 * 1024 * 1024
+MOST_RECORDS = 1_000_000
+LONGEST_WAIT_MS = 30_000
+FORWARD_TIMEOUT_S = 5.0
+LOCAL = "laminar-local"
+OFFSET_LIMIT = 2**53
+
+
+class FetchRoutes:
+    """Handlers of the read routes of a partition."""
+
+    def __init__(self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes) -> None:
+        self._shard = shard
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+        self._identity = [("Laminar-Node", shard.boot.node), ("Laminar-Shard", str(shard.number))]
+
+    # -- finding a replica ----------------------------------------------------------------
+
+    async def _serve_or_pass(
+        self, request: Request, topic: str, number: str, *, leader: bool
+    ) -> Partition | Response:
+        """The partition if this shard may answer, else the answer of one that may."""
+        record = self._topics.partition_record(topic, number)
+        partition = self._shard.partitions.get((topic, record.number))
+        if partition is not None and (not leader or partition.replica.core.is_leader):
+            return partition
+        if LOCAL in request.headers or FORWARDED in request.headers:
+            code = "not_leader" if partition is not None else "not_a_replica"
+            raise Problem(code, f"{topic}/{number} cannot be answered here")
+        if leader:
+            where = await self._locator.leader(topic, record.number)
+            here = self._shard.partitions.get((topic, record.number))
+            if here is not None and here.replica.core.is_leader:
+                return here
+            candidates = [where]
+        else:
+            candidates = self._locator.replicas(topic, record.number)
+        payload = encode_passed(request)
+        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        problem = Problem("no_leader", f"no replica of {topic}/{number} answers", outcome="not_applied")
+        for where in candidates:
+            try:
+                passed: PassedResponse = await self._exchange.ask(
+                    where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARD_TIMEOUT_S + wait_s
+                )
+            except Problem as error:
+                problem = error
+                self._locator.forget(topic, record.number)
+                continue
+            return decode_response(passed)
+        raise problem
+
+    # -- records --------------------------------------------------------------------------
+
+    async def records(self, request: Request, topic: str, partition: str) -> Response:
+        """GET /v1/topics/{topic}/partitions/{partition}/records."""
+        query = request.query
+        read = query.get("read", "replica")
+        if read not in ("replica", "leader"):
+            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+        format_ = fetch_format(request)
+        max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MOST_BYTES)
+        limit = integer(request, "limit", MOST_RECORDS, minimum=1, maximum=MOST_RECORDS)
+        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
+        if isinstance(served, Response):
+            return served
+        deadline = asyncio.get_running_loop().time() + wait_s
+        await self._catch_up(request, served, read, deadline)
+        offset = await self._offset(request, served, read)
+        await self._check_bounds(served, offset, read, deadline)
+        if offset >= served.end_offset and wait_s:
+            await served.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
+        end = served.end_offset
+        to = integer(request, "to", end, maximum=OFFSET_LIMIT)
+        tag = query.get("tag")
+        frames: list[Buffer] = []
+        if offset < min(end, to):
+            frames = await served.frames(offset, max_bytes=max_bytes)
+        return self._answer(
+            request, served, format_, frames, offset=offset, to=min(to, end), limit=limit, tag=tag
+        )
+
+    async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
+        """Never older than the client has seen: wait for `min_offset`, then 503 `behind`."""
+        if read == "leader":
+            await partition.confirmed_end()
+            return
+        seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
+        if partition.end_offset >= seen:
+            return
+        remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+        if not await partition.wait_past(seen - 1, remaining):
+            leader = partition.replica.leader_node
+            raise Problem(
+                "behind",
+                f"this replica ends at {partition.end_offset}; {leader or 'another'} is ahead",
+                field="min_offset",
+                value=seen,
+                limit=partition.end_offset,
+                retry_after_ms=50,
+            )
+
+    async def _offset(self, request: Request, partition: Partition, read: str) -> int:
+        text = request.query.get("offset")
+        since = request.query.get("since")
+        if since is not None:
+            if text is not None:
+                raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
+            return await self._offset_at(partition, parse_time(since, field="since"))
+        if text is None or text == "earliest":
+            return partition.start_offset
+        if text == "latest":
+            return partition.end_offset
+        if not text.isascii() or not text.isdigit() or int(text) >= OFFSET_LIMIT:
+            raise Problem(
+                "invalid",
+                "offset is a number, `earliest` or `latest`",
+                field="offset",
+                value=text,
+                limit=OFFSET_LIMIT,
+            )
+        return int(text)
+
+    async def _check_bounds(self, partition: Partition, offset: int, read: str, deadline: float) -> None:
+        if offset < partition.start_offset:
+            raise Problem(
+                "offset_expired",
+                f"the earliest offset is {partition.start_offset}",
+                field="offset",
+                value=offset,
+                limit=partition.start_offset,
+            )
+        if offset <= partition.end_offset:
+            return
+        if not partition.replica.core.is_leader:
+            # A follower may just not have heard yet: what is behind its end may exist.
+            remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+            if await partition.wait_past(offset - 1, remaining):
+                return
+            raise Problem(
+                "behind",
+                f"this replica ends at {partition.end_offset}",
+                field="offset",
+                value=offset,
+                limit=partition.end_offset,
+                retry_after_ms=50,
+            )
+        end = await partition.confirmed_end()
+        if offset > end:
+            raise Problem(
+                "offset_beyond_end", f"the partition ends at {end}", field="offset", value=offset, limit=end
+            )
+
+    def _answer(
+        self,
+        request: Request,
+        partition: Partition,
+        format_: FetchFormat,
+        frames: list[Buffer],
+        *,
+        offset: int,
+        to: int,
+        limit: int,
+        tag: str | None,
+    ) -> Response:
+        fetched = encode_fetch(
+            format_, frames, offset=offset, to=to, limit=limit, tag=tag, wanted=request.query.get("fields")
+        )
+        headers = [
+            ("Content-Type", fetched.content_type),
+            *self._identity,
+            ("Laminar-Route", "0"),
+            ("Laminar-Start-Offset", str(partition.start_offset)),
+            ("Laminar-End-Offset", str(partition.end_offset)),
+            ("Laminar-Next-Offset", str(fetched.next_offset)),
+        ]
+        return Response(200, headers, fetched.body)
+
+    async def record(self, request: Request, topic: str, partition: str, offset: str) -> Response:
+        """GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
+        if not offset.isascii() or not offset.isdigit() or int(offset) >= OFFSET_LIMIT:
+            raise Problem(
+                "invalid", "an offset is a number", field="offset", value=offset, limit=OFFSET_LIMIT
+            )
+        served = await self._serve_or_pass(request, topic, partition, leader=False)
+        if isinstance(served, Response):
+            return served
+        wanted = int(offset)
+        if wanted >= served.end_offset and not served.replica.core.is_leader:
+            served_by_leader = await self._serve_or_pass(request, topic, partition, leader=True)
+            if isinstance(served_by_leader, Response):
+                return served_by_leader
+            served = served_by_leader
+        if wanted < served.start_offset:
+            raise Problem(
+                "offset_expired",
+                f"the earliest offset is {served.start_offset}",
+                field="offset",
+                value=wanted,
+                limit=served.start_offset,
+            )
+        if wanted >= served.end_offset:
+            raise Problem(
+                "no_such_record",
+                f"the partition ends at {served.end_offset}",
+                field="offset",
+                value=wanted,
+                limit=served.end_offset,
+            )
+        frames = await served.frames(wanted, max_bytes=1)
+        return self._one(served, Batch(frames[0]), wanted)
+
+    def _one(self, partition: Partition, batch: Batch, offset: int) -> Response:
+        record = next(record for record in batch.records() if record.offset == offset)
+        headers = [
+            ("Content-Type", "application/octet-stream"),
+            ("ETag", f'"{partition.topic}/{partition.number}/{offset}"'),
+            ("Cache-Control", "immutable"),
+            ("Laminar-Timestamp", format_time(record.timestamp)),
+            *self._identity,
+        ]
+        if record.key is not None:
+            headers.append(("Laminar-Key", _visible(record.key)))
+        if record.tag is not None:
+            headers.append(("Laminar-Tag", _visible(record.tag.encode())))
+        for name, value in (record.headers or {}).items():
+            headers.append((f"Laminar-Header-{_visible(name.encode())}", _visible(value)))
+        return Response(200, headers, bytes(record.value))
+
+    # -- bounds and digests -----------------------------------------------------------------
+
+    async def offsets(self, request: Request, topic: str, partition: str) -> Response:
+        """GET .../offsets?at=earliest|latest|TIME; confirmed by a majority unless read=replica."""
+        read = request.query.get("read", "leader")
+        if read not in ("replica", "leader"):
+            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+        served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
+        if isinstance(served, Response):
+            return served
+        if read == "leader":
+            await served.confirmed_end()
+        at = request.query.get("at", "latest")
+        timestamp_ms: int | None = None
+        if at == "earliest":
+            offset = served.start_offset
+        elif at == "latest":
+            offset = served.end_offset
+        else:
+            timestamp_ms = parse_time(at, field="at")
+            offset = await self._offset_at(served, timestamp_ms)
+        return Response.json(
+            {
+                "offset": offset,
+                "timestamp": format_time(timestamp_ms) if timestamp_ms is not None else None,
+                "start_offset": served.start_offset,
+                "end_offset": served.end_offset,
+            },
+            headers=self._identity,
+        )
+
+    async def _offset_at(self, partition: Partition, time_ms: int) -> int:
+        """First offset of the first committed batch appended at or after a time; the end if there is none."""
+        index = partition.log.index_of_time(time_ms)
+        while index <= partition.committed_index:
+            row = partition.log.row(index)
+            if row.kind == Kind.DATA:
+                return row.base_offset
+            index += 1
+        return partition.end_offset
+
+    async def digest(self, request: Request, topic: str, partition: str) -> Response:
+        """GET .../digest?to_index=N|committed: sha256 over the replica's committed log, byte for byte."""
+        served = await self._serve_or_pass(request, topic, partition, leader=False)
+        if isinstance(served, Response):
+            return served
+        text = request.query.get("to_index", "committed")
+        last = served.committed_index
+        if text != "committed":
+            last = integer(request, "to_index", last, maximum=served.committed_index)
+        return Response.json(
+            {
+                "node": self._shard.boot.node,
+                "committed_index": served.committed_index,
+                "last_index": served.log.last_index,
+                "term": served.replica.core.term,
+                "to_index": last,
+                "start_index": served.log.start.index,
+                "digest": await served.log.digest(last),
+            }
+        )
+
+
+def _visible(raw: bytes | bytearray | memoryview) -> str:
+    """Bytes as a header may carry them: printable ASCII, the rest percent-encoded."""
+    return "".join(
+        chr(byte) if 0x20 < byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in bytes(raw)
+    )

@@ -1,0 +1,451 @@
+"""Routes about topics and their partitions as resources."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laminar.http.errors import Problem
+from laminar.http.messages import Request, Response
+from laminar.http.times import format_time
+from laminar.node.api.cluster import integer
+from laminar.node.api.exchange import Exchange
+from laminar.node.catalog_service import (
+    CatalogAnswer,
+    CatalogRequest,
+    DeleteTopicRequest,
+    TopicRequest,
+    TopicSettingsRequest,
+)
+from laminar.node.transport import Peer, TransportError
+from laminar.route import Route
+from membership.records import PartitionRecord, Setting, TopicRecord
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+MAX_PARTITIONS = 4096
+MAX_REPLICAS = 7
+DEFAULT_PARTITIONS = 1
+DEFAULT_REPLICAS = 3
+DESCRIBE_TIMEOUT_S = 2.0
+
+SETTINGS: dict[str, tuple[type, str]] = {
+    "min_replicas": (int, "refuse to create the topic with fewer nodes than this"),
+    "flush": (str, "when an append is acknowledged; `commit` is the only policy yet"),
+}
+
+
+class _NewTopic(msgspec.Struct, forbid_unknown_fields=True):
+    partitions: int = DEFAULT_PARTITIONS
+    replicas: int = DEFAULT_REPLICAS
+    settings: dict[str, Setting] = {}
+
+
+class _Patch(msgspec.Struct, forbid_unknown_fields=True):
+    settings: dict[str, Setting | None] = {}
+
+
+class ReplicaState(msgspec.Struct, frozen=True):
+    """What one shard says of its replica of a partition."""
+
+    partition: int
+    node: str
+    leader: str
+    leading: bool
+    term: int
+    start_offset: int
+    end_offset: int
+    committed_index: int
+    last_index: int
+    bytes: int
+    in_sync: list[str] = []
+
+
+class TopicRoutes:
+    """Handlers of topic routes."""
+
+    def __init__(self, shard: Shard, exchange: Exchange) -> None:
+        self._shard = shard
+        self._exchange = exchange
+
+    # -- resources -----------------------------------------------------------------------
+
+    def record(self, topic: str) -> TopicRecord:
+        """The topic's record; raises 404."""
+        record = self._shard.view.topics().get(topic)
+        if record is None:
+            raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
+        return record
+
+    def partition_record(self, topic: str, number: str) -> PartitionRecord:
+        """A partition's record; raises 404."""
+        record = self.record(topic)
+        if (
+            not number.isascii()
+            or not number.isdigit()
+            or len(number) > 9
+            or int(number) >= record.partitions
+        ):
+            raise Problem(
+                "no_such_partition",
+                f"topic {topic!r} has partitions 0 to {record.partitions - 1}",
+                field="partition",
+                value=number,
+                limit=record.partitions - 1,
+            )
+        found = self._shard.view.partition(topic, int(number))
+        assert found is not None, f"{topic}/{number} is in no record of a topic of {record.partitions}"
+        return found
+
+    def _describe(self, record: TopicRecord) -> dict[str, Any]:
+        partitions = [self._shard.view.partition(record.name, number) for number in range(record.partitions)]
+        placed = [len(partition.replicas) for partition in partitions if partition is not None]
+        return {
+            "topic": record.name,
+            "partitions": record.partitions,
+            "replicas": record.replicas,
+            "replicas_placed": min(placed, default=0),
+            "settings": record.settings,
+            "route": 0,
+            "state": "live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            "created": format_time(record.created_ms),
+            "version": record.version,
+        }
+
+    def _etag(self, record: TopicRecord) -> tuple[str, str]:
+        return ("ETag", f'"{record.version}"')
+
+    async def topics(self, request: Request) -> Response:
+        """GET /v1/topics."""
+        prefix = request.query.get("prefix", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        after = request.query.get("after", "")
+        names = sorted(name for name in self._shard.view.topics() if name.startswith(prefix) and name > after)
+        page = names[:limit]
+        answer: dict[str, Any] = {"topics": [self._describe(self.record(name)) for name in page]}
+        headers = []
+        if len(names) > limit:
+            answer["next"] = page[-1]
+            headers.append(
+                ("Link", f'</v1/topics?prefix={prefix}&limit={limit}&after={page[-1]}>; rel="next"')
+            )
+        return Response.json(answer, headers=headers)
+
+    async def topic(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}."""
+        record = self.record(topic)
+        return Response.json(self._describe(record), headers=[self._etag(record)])
+
+    async def create(self, request: Request, topic: str) -> Response:
+        """PUT /v1/topics/{topic}: answered when every replica is made."""
+        if _NAME.fullmatch(topic) is None or topic in (".", ".."):
+            raise Problem(
+                "invalid",
+                "a topic's name has 1 to 200 of A-Z a-z 0-9 . _ - and is not . or ..",
+                field="topic",
+                value=topic,
+                limit=200,
+            )
+        new = _body(request, _NewTopic)
+        _within("partitions", new.partitions, MAX_PARTITIONS)
+        _within("replicas", new.replicas, MAX_REPLICAS)
+        _check_settings(new.settings)
+        answer = await self._ask(TopicRequest(topic, new.partitions, new.replicas, new.settings))
+        result = answer.result
+        assert result is not None
+        if result.outcome == "exists_differently":
+            known = result.topic
+            raise Problem(
+                "exists_differently",
+                f"topic {topic!r} exists with other settings",
+                field="topic",
+                value=topic,
+                limit=None if known is None else f"{known.partitions} partitions, {known.replicas} replicas",
+            )
+        await self._until_seen(topic)
+        record = self.record(topic)
+        described = self._describe(record)
+        if result.outcome == "created":
+            headers = [("Location", f"/v1/topics/{topic}"), self._etag(record)]
+            return Response.json(described, status=201, headers=headers)
+        return Response.json(described, headers=[self._etag(record)])
+
+    async def _until_seen(self, topic: str) -> None:
+        """The catalog has it; wait until this shard's view has it too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 5.0
+        while loop.time() < deadline:
+            if topic in self._shard.view.topics() and self._describe(self.record(topic))["state"] == "live":
+                return
+            await self._shard.view_change(0.2)
+        if topic not in self._shard.view.topics():
+            raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
+
+    async def update(self, request: Request, topic: str) -> Response:
+        """PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
+        record = self.record(topic)
+        version = self._if_match(request, record)
+        patch = _body(request, _Patch)
+        _check_settings({name: value for name, value in patch.settings.items() if value is not None})
+        answer = await self._ask(TopicSettingsRequest(topic, patch.settings, version))
+        self._changed(answer, topic)
+        await self._until_version(topic, version)
+        return await self.topic(request, topic)
+
+    async def _until_version(self, topic: str, version: int) -> None:
+        for _ in range(20):
+            known = self._shard.view.topics().get(topic)
+            if known is None or known.version != version:
+                return
+            await self._shard.view_change(0.1)
+
+    async def delete(self, request: Request, topic: str) -> Response:
+        """DELETE /v1/topics/{topic}: its data goes to each node's trash."""
+        record = self.record(topic)
+        version = self._if_match(request, record)
+        answer = await self._ask(DeleteTopicRequest(topic, version))
+        self._changed(answer, topic)
+        await self._until_version(topic, version)
+        return Response.json({"topic": topic, "state": "deleted"}, status=202)
+
+    def _if_match(self, request: Request, record: TopicRecord) -> int:
+        wanted = request.headers.get("if-match")
+        if wanted is None:
+            raise Problem("if_match_required", "send If-Match with the topic's ETag", field="if-match")
+        if wanted != f'"{record.version}"' and wanted != "*":
+            raise Problem(
+                "precondition_failed",
+                "the topic has changed since",
+                field="if-match",
+                value=wanted,
+                limit=f'"{record.version}"',
+            )
+        return record.version
+
+    def _changed(self, answer: CatalogAnswer, topic: str) -> None:
+        result = answer.result
+        assert result is not None
+        if result.outcome == "conflict":
+            raise Problem(
+                "precondition_failed", result.detail or "the topic has changed since", field="if-match"
+            )
+        if result.outcome == "absent":
+            raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
+
+    async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
+        """Ask the catalog's leader. Every request compares and sets, so a retry is safe."""
+        try:
+            answer = await self._shard.ask_catalog(request)
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
+        if answer.error == "too_few_nodes":
+            raise Problem("too_few_nodes", answer.detail, field="min_replicas")
+        if answer.error:
+            raise Problem("no_leader", answer.detail or "the catalog has no leader now", outcome="unknown")
+        result = answer.result
+        assert result is not None
+        if result.outcome in ("invalid", "failed"):
+            raise Problem("invalid", result.detail)
+        if result.outcome == "conflict" and isinstance(request, TopicRequest):
+            raise Problem(
+                "no_leader", f"the catalog changed meanwhile: {result.detail}", outcome="not_applied"
+            )
+        return answer
+
+    # -- partitions ----------------------------------------------------------------------
+
+    async def routes(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}/routes."""
+        record = self.record(topic)
+        return Response.json({"topic": topic, "routes": [_route(record)]})
+
+    async def route(self, request: Request, topic: str, version: str) -> Response:
+        """GET /v1/topics/{topic}/routes/{version}: immutable."""
+        record = self.record(topic)
+        if version != "0":
+            raise Problem(
+                "not_found", f"topic {topic!r} has route version 0 only", field="version", value=version
+            )
+        return Response.json(_route(record), headers=[("Cache-Control", "immutable")])
+
+    async def partitions(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}/partitions."""
+        record = self.record(topic)
+        states = await self.states(topic)
+        listed = [self._partition(topic, number, states) for number in range(record.partitions)]
+        return Response.json({"topic": topic, "route": 0, "partitions": listed})
+
+    async def partition(self, request: Request, topic: str, partition: str) -> Response:
+        """GET /v1/topics/{topic}/partitions/{partition}."""
+        record = self.partition_record(topic, partition)
+        return Response.json(self._partition(topic, record.number, await self.states(topic)))
+
+    def _partition(
+        self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
+    ) -> dict[str, Any]:
+        view = self._shard.view
+        record = view.partition(topic, number)
+        assert record is not None
+        known = [state for (partition, _), state in states.items() if partition == number]
+        leading = max((state for state in known if state.leading), key=lambda state: state.term, default=None)
+        best = leading or max(known, key=lambda state: (state.term, state.committed_index), default=None)
+        replicas = []
+        for replica in record.replicas:
+            state = states.get((number, replica.node))
+            replicas.append(
+                {
+                    "node": replica.node,
+                    "url": view.partition_url(replica.node, topic, number),
+                    "role": "leader" if leading is not None and leading.node == replica.node else "follower",
+                    "reachable": state is not None,
+                    "in_sync": leading is not None and replica.node in leading.in_sync,
+                    "reason": replica.reason,
+                    "end_offset": state.end_offset if state is not None else None,
+                    "lag": best.end_offset - state.end_offset
+                    if state is not None and best is not None
+                    else None,
+                }
+            )
+        return {
+            "partition": number,
+            "state": record.state,
+            "leader": (
+                {"node": leading.node, "url": view.partition_url(leading.node, topic, number)}
+                if leading is not None
+                else None
+            ),
+            "term": best.term if best is not None else None,
+            "start_offset": best.start_offset if best is not None else None,
+            "end_offset": best.end_offset if best is not None else None,
+            "bytes": best.bytes if best is not None else None,
+            "damaged": [],
+            "replicas": replicas,
+        }
+
+    async def states(self, topic: str) -> dict[tuple[int, str], ReplicaState]:
+        """What every reachable replica of the topic says of itself."""
+        shard = self._shard
+        view = shard.view
+        nodes = {
+            replica.node
+            for record in view.partitions().values()
+            if record.topic == topic
+            for replica in record.replicas
+        }
+        owners = {
+            (node, owner)
+            for node in nodes
+            for record in view.partitions().values()
+            if record.topic == topic and (owner := view.shard_on(node, topic, record.number)) is not None
+        }
+        found = self.own_states(topic)
+        asked = []
+        for node, owner in owners:
+            address = view.address(node, owner + 1)
+            if address is not None and (node, owner) != (shard.boot.node, shard.number) and view.alive(node):
+                asked.append(
+                    self._exchange.ask(
+                        address, "describe", topic, kind=list[ReplicaState], timeout_s=DESCRIBE_TIMEOUT_S
+                    )
+                )
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, Problem):
+                continue  # that shard does not answer now: its replicas are shown as unreachable
+            if isinstance(answer, BaseException):
+                raise answer
+            found.extend(answer)
+        return {(state.partition, state.node): state for state in found}
+
+    def own_states(self, topic: str) -> list[ReplicaState]:
+        """This shard's replicas of a topic."""
+        states = []
+        for (name, number), partition in self._shard.partitions.items():
+            if name != topic:
+                continue
+            replica = partition.replica
+            core = replica.core
+            in_sync = []
+            if core.is_leader:
+                in_sync = [
+                    node
+                    for member, node in replica.nodes.items()
+                    if member == replica.replica_id
+                    or replica.match_index(member) >= partition.committed_index
+                ]
+            states.append(
+                ReplicaState(
+                    partition=number,
+                    node=self._shard.boot.node,
+                    leader=replica.leader_node or "",
+                    leading=core.is_leader,
+                    term=core.term,
+                    start_offset=partition.start_offset,
+                    end_offset=partition.end_offset,
+                    committed_index=partition.committed_index,
+                    last_index=partition.log.last_index,
+                    bytes=partition.log.size_bytes,
+                    in_sync=in_sync,
+                )
+            )
+        return states
+
+    async def on_describe(self, peer: Peer, payload: bytes) -> list[ReplicaState]:
+        """Another shard asks for our replicas of a topic."""
+        return self.own_states(msgspec.msgpack.decode(payload, type=str))
+
+
+def _route(record: TopicRecord) -> dict[str, Any]:
+    route = Route.even(record.partitions)
+    return {
+        "version": route.version,
+        "logical_partitions": 65536,
+        "ranges": [
+            {"from": start, "to": end, "partition": partition} for start, end, partition in route.ranges()
+        ],
+    }
+
+
+def _body(request: Request, kind: Any) -> Any:
+    """The JSON body as `kind`; an empty one is all defaults."""
+    body = bytes(request.body) or b"{}"
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Problem("invalid", str(error), field="body") from error
+    except msgspec.DecodeError as error:
+        raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
+
+
+def _within(name: str, value: int, maximum: int) -> None:
+    if not 1 <= value <= maximum:
+        raise Problem(
+            "invalid", f"{name} lies between 1 and {maximum}", field=name, value=value, limit=maximum
+        )
+
+
+def _check_settings(settings: dict[str, Setting]) -> None:
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise Problem(
+                "invalid", "no such setting", field=f"settings.{name}", value=value, limit=", ".join(SETTINGS)
+            )
+        if not isinstance(value, SETTINGS[name][0]):
+            raise Problem(
+                "invalid",
+                f"{name} is of type {SETTINGS[name][0].__name__}",
+                field=f"settings.{name}",
+                value=value,
+            )
+    if settings.get("flush", "commit") != "commit":
+        raise Problem(
+            "invalid",
+            "the flush policy is `commit`",
+            field="settings.flush",
+            value=settings["flush"],
+            limit="commit",
+        )

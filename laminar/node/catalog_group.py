@@ -1,0 +1,134 @@
+"""Group 0: the catalog's log, and the machine that applies it.
+
+The catalog's commands are entries of kind `command` in a group like any other. This module
+proposes them, applies them in log order once committed, and reads a catalog leader's
+standing. What a command does is membership.catalog's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from laminar.batch import Header, Kind, build_control
+from laminar.log.log import Log
+from laminar.node.driver import Driver
+from laminar.node.replica import Replica
+from laminar.node.wire import Buffer
+from membership.catalog import Catalog, NotCatalogLeader
+
+_log = logging.getLogger("laminar.catalog")
+_HEADER = 128
+_READ_BYTES = 1024 * 1024
+
+
+class CatalogGroup:
+    """The machine of group 0's replica, and the proposer its catalog uses."""
+
+    def __init__(
+        self, *, driver: Driver, log: Log, on_applied: Callable[[], None], on_led: Callable[[bool], None]
+    ) -> None:
+        self.replica: Replica
+        self.catalog = Catalog(self)
+        self._driver = driver
+        self._catalog_log = log
+        self._loop = asyncio.get_running_loop()
+        self._on_applied = on_applied
+        self._on_led = on_led
+        self._waiters: dict[int, tuple[int, asyncio.Future[int]]] = {}
+        self.committed_index = log.start.index
+        self.applied_index = log.start.index
+        self._applying = False
+        self._task: asyncio.Task[None] | None = None
+        self._until: list[tuple[int, asyncio.Future[None]]] = []
+
+    # -- the machine -------------------------------------------------------------------
+
+    def appended(self, header: Header, frame: Buffer) -> None:
+        """See Machine: commands change the catalog when they are committed, not before."""
+
+    def truncated(self, index: int) -> None:
+        """See Machine."""
+        for lost in [waiting for waiting in self._waiters if waiting >= index]:
+            _, future = self._waiters.pop(lost)
+            if not future.done():
+                future.set_exception(NotCatalogLeader(self.replica.leader_node))
+
+    def committed(self, index: int) -> None:
+        """See Machine."""
+        self.committed_index = index
+        if not self._applying:
+            self._applying = True
+            self._task = self._loop.create_task(self._apply())
+
+    def led(self, leading: bool) -> None:
+        """See Machine."""
+        self._on_led(leading)
+
+    async def _apply(self) -> None:
+        """Apply what is committed and not applied yet, in log order. One run at a time."""
+        version = self.catalog.state().version
+        try:
+            while self.applied_index < self.committed_index:
+                frames = await self._catalog_log.read(
+                    self.applied_index + 1, self.committed_index, max_bytes=_READ_BYTES
+                )
+                for frame in frames:
+                    header = Header.unpack(frame)
+                    if header.kind == Kind.COMMAND:
+                        self.catalog.apply(header.index, bytes(memoryview(frame)[_HEADER:]))
+                    self.applied_index = header.index
+                    self._resolve(header)
+        finally:
+            self._applying = False
+        waiting, self._until = self._until, []
+        for index, future in waiting:
+            if index > self.applied_index:
+                self._until.append((index, future))
+            elif not future.done():
+                future.set_result(None)
+        if self.catalog.state().version != version:
+            self._on_applied()
+
+    def _resolve(self, header: Header) -> None:
+        waiting = self._waiters.pop(header.index, None)
+        if waiting is None:
+            return
+        term, future = waiting
+        if future.done():
+            return
+        if term == header.term:
+            future.set_result(header.index)
+        else:
+            future.set_exception(NotCatalogLeader(self.replica.leader_node))
+
+    # -- the proposer ------------------------------------------------------------------
+
+    async def propose(self, command: bytes) -> int:
+        """Append a catalog command; its index once it is committed and applied here."""
+        if not self.replica.core.is_leader:
+            raise NotCatalogLeader(self.replica.leader_node)
+        future: asyncio.Future[int] = self._loop.create_future()
+        index = self.replica.log.last_index + 1
+        self._waiters[index] = (self.replica.core.term, future)
+        placed, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
+        assert placed == index, f"catalog command proposed at {placed}, expected {index}"
+        return await future
+
+    async def confirm(self) -> None:
+        """Return once this replica is known to lead and has applied all that was committed before.
+
+        Raises NotCatalogLeader. Used where the catalog's own copy is not enough: it passes
+        through old states while it is replayed (CONSENSUS.md 9).
+        """
+        if not self.replica.core.is_leader:
+            raise NotCatalogLeader(self.replica.leader_node)
+        try:
+            index = await self._driver.confirm(self.replica)
+        except ConnectionError as error:
+            raise NotCatalogLeader(self.replica.leader_node) from error
+        if self.applied_index < index:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._until.append((index, future))
+            await future

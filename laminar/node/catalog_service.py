@@ -1,0 +1,272 @@
+"""Requests to the catalog, from whichever process of whichever node they come.
+
+A request is carried out by the controller that leads group 0; any other passes it on, once.
+Requests and answers are msgpack structs, never pickled calls: what reaches PySyncObj's
+decoder comes from the group's own log alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laminar.node.catalog_group import CatalogGroup
+from laminar.node.transport import TransportError
+from membership.catalog import NotCatalogLeader, OutcomeUnknown
+from membership.records import NodeRecord, Result, Setting
+from router import partition_hash, place
+
+if TYPE_CHECKING:
+    from laminar.node.controller import Controller
+
+LIVE_WAIT_S = 10.0
+FORWARD_TIMEOUT_S = 15.0
+LEADER_WAIT_S = 5.0
+LEADER_RETRY_S = 0.05
+
+
+class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
+    """Create a topic; placement is computed by the catalog's leader over the nodes alive."""
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: dict[str, Setting]
+
+
+class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
+    """Delete a topic in this version."""
+
+    name: str
+    version: int | None
+
+
+class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
+    """Merge-patch a topic's settings in this version."""
+
+    name: str
+    changes: dict[str, Setting | None]
+    version: int
+
+
+class MadeRequest(msgspec.Struct, frozen=True, tag="made"):
+    """A node's replicas of these groups are durably in its manifest."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
+    """A node's replicas of these deleted groups are gone."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
+    """Make a node known, or its new addresses."""
+
+    record: NodeRecord
+
+
+class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
+    """Which of these groups are `creating`, or deleted, by the leader's own, confirmed word?"""
+
+    groups: list[bytes]
+
+
+CatalogRequest = (
+    TopicRequest
+    | DeleteTopicRequest
+    | TopicSettingsRequest
+    | MadeRequest
+    | RemovedRequest
+    | NodeRequest
+    | ConfirmRequest
+)
+
+
+class CatalogAnswer(msgspec.Struct, frozen=True):
+    """What came of a request. `error`: empty, `no_leader`, `unknown` or a code of the HTTP table."""
+
+    result: Result | None = None
+    error: str = ""
+    detail: str = ""
+    leader: str = ""
+    creating: list[bytes] = []
+    deleted: list[bytes] = []
+
+
+_answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    passed_on: bool
+    request: CatalogRequest
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_request(request: CatalogRequest, *, passed_on: bool = False) -> bytes:
+    """A request as it travels to a controller's `catalog` method."""
+    return _encoder.encode(_Envelope(passed_on, request))
+
+
+def decode_answer(payload: bytes) -> CatalogAnswer:
+    """The controller's answer."""
+    return _answer_decoder.decode(payload)
+
+
+class CatalogService:
+    """Carries out catalog requests on the leader, or passes them on to it."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._changed: list[asyncio.Future[None]] = []
+
+    @property
+    def _group(self) -> CatalogGroup:
+        group = self._controller.group
+        if group is None:
+            raise NotCatalogLeader(None)
+        return group
+
+    async def handle(self, payload: bytes) -> bytes:
+        """The `catalog` method of a controller."""
+        envelope = _envelope_decoder.decode(payload)
+        answer = await self.ask(envelope.request, passed_on=envelope.passed_on)
+        return _encoder.encode(answer)
+
+    async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
+        """Carry out a request wherever the leader is. Waits a moment for a leader to be there."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LEADER_WAIT_S
+        while True:
+            leader: str | None = None
+            try:
+                return await self._perform(request)
+            except NotCatalogLeader as error:
+                leader = error.leader
+            except OutcomeUnknown as error:
+                return CatalogAnswer(error="unknown", detail=str(error))
+            if passed_on:
+                return CatalogAnswer(error="no_leader", leader=leader or "")
+            if leader is not None and leader != self._controller.boot.node:
+                answer = await self._pass_on(leader, request)
+                if answer is not None and answer.error != "no_leader":
+                    return answer
+            if loop.time() >= deadline:
+                return CatalogAnswer(error="no_leader", detail="the catalog has no leader now")
+            await asyncio.sleep(LEADER_RETRY_S)
+
+    async def _pass_on(self, leader: str, request: CatalogRequest) -> CatalogAnswer | None:
+        address = self._controller.controller_address(leader)
+        if address is None:
+            return None
+        payload = encode_request(request, passed_on=True)
+        try:
+            answer = await self._controller.transport.call(
+                address, "catalog", payload, timeout=FORWARD_TIMEOUT_S
+            )
+        except TransportError as error:
+            # Catalog requests are idempotent (they compare and set), so asking again is safe.
+            return CatalogAnswer(error="no_leader", detail=str(error))
+        return decode_answer(answer)
+
+    async def _perform(self, request: CatalogRequest) -> CatalogAnswer:
+        catalog = self._group.catalog
+        now_ms = self._controller.clock.wall_ms()
+        match request:
+            case TopicRequest():
+                return await self._create_topic(request)
+            case DeleteTopicRequest():
+                result = await catalog.delete_topic(request.name, deleted_ms=now_ms, version=request.version)
+            case TopicSettingsRequest():
+                result = await catalog.update_topic_settings(
+                    request.name, request.changes, version=request.version
+                )
+            case MadeRequest():
+                result = await catalog.mark_made(request.groups, node=request.node, store_id=request.store_id)
+            case RemovedRequest():
+                result = await catalog.mark_removed(
+                    request.groups, node=request.node, store_id=request.store_id
+                )
+            case NodeRequest():
+                result = await catalog.register_node(request.record)
+            case ConfirmRequest():
+                return await self._confirm(request)
+        return CatalogAnswer(result=result)
+
+    async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
+        await self._group.confirm()
+        state = self._group.catalog.state()
+        creating = {record.group for record in state.partitions.values() if record.state == "creating"}
+        return CatalogAnswer(
+            creating=[group for group in request.groups if group in creating],
+            deleted=[group for group in request.groups if group.hex() in state.tombstones],
+        )
+
+    async def _create_topic(self, request: TopicRequest) -> CatalogAnswer:
+        controller = self._controller
+        if not self._group.replica.core.is_leader:
+            raise NotCatalogLeader(self._group.replica.leader_node)
+        weights = controller.placement_weights()
+        known = self._group.catalog.state().topics.get(request.name)
+        min_replicas = int(request.settings.get("min_replicas", 1))
+        if known is None and min(len(weights), request.replicas) < min_replicas:
+            return CatalogAnswer(
+                error="too_few_nodes",
+                detail=f"{len(weights)} nodes are alive, the topic asks for at least {min_replicas} replicas",
+            )
+        result = await self._group.catalog.create_topic(
+            request.name,
+            partitions=request.partitions,
+            replicas=request.replicas,
+            settings=request.settings,
+            groups=[secrets.token_bytes(16) for _ in range(request.partitions)],
+            placement=[
+                place(partition_hash(request.name, number), weights, request.replicas)
+                for number in range(request.partitions)
+            ],
+            created_ms=controller.clock.wall_ms(),
+        )
+        if result.ok:
+            await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
+        return CatalogAnswer(result=result)
+
+    def _is_live(self, name: str) -> bool:
+        partitions = self._group.catalog.state().partitions_of(name)
+        return all(partition.state == "live" for partition in partitions)
+
+    def changed(self) -> None:
+        """The catalog's state changed: whoever waits looks again."""
+        waiting, self._changed = self._changed, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        async def wait() -> None:
+            while not condition():
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._changed.append(future)
+                await future
+
+        return await _within(wait, timeout_s)
+
+
+async def _within(work: Callable[[], Awaitable[Any]], timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,23 @@
+"""The two clocks of a process: one that only goes forward, one that people read.
+
+Protocol deadlines use `monotonic_ms`; batch stamps use `wall_ms`. Both come in by
+argument wherever they are needed, so that a test or a simulator can hand in its own.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """The machine's clocks, in whole milliseconds."""
+
+    __slots__ = ()
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since an arbitrary instant; never goes back."""
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch; may step."""
+        return time.time_ns() // 1_000_000

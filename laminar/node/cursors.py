@@ -1,0 +1,73 @@
+"""Named positions of consumers in one partition.
+
+A cursor lives in the partition's own group: a change is a control entry of kind `cursor`, so
+it is as safe as the data and moves with it (CONSENSUS.md 6). Like the producer table it is a
+function of the log: changed when an entry is appended, rolled back when it is truncated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from laminar.batch import Header
+from laminar.node.wire import Buffer
+
+
+class CursorChange(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `cursor` entry. `position` None deletes the cursor."""
+
+    name: str
+    position: int | None
+    changed_ms: int
+    owner: str = ""
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A cursor's committed position: the next offset its consumer wants."""
+
+    position: int
+    changed_ms: int
+    owner: str = ""
+
+
+class Cursors:
+    """The cursors of one partition by name."""
+
+    __slots__ = ("_cursors", "_undo")
+
+    def __init__(self) -> None:
+        self._cursors: dict[str, Cursor] = {}
+        self._undo: deque[tuple[int, str, Cursor | None]] = deque()
+
+    def get(self, name: str) -> Cursor | None:
+        """The cursor as the log's end has it."""
+        return self._cursors.get(name)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._cursors)
+
+    def appended(self, header: Header, payload: Buffer) -> None:
+        """A `cursor` entry is now the log's last."""
+        change = msgspec.msgpack.decode(payload, type=CursorChange)
+        self._undo.append((header.index, change.name, self._cursors.get(change.name)))
+        if change.position is None:
+            self._cursors.pop(change.name, None)
+        else:
+            self._cursors[change.name] = Cursor(change.position, change.changed_ms, change.owner)
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: roll back."""
+        while self._undo and self._undo[-1][0] >= index:
+            _, name, before = self._undo.pop()
+            if before is None:
+                self._cursors.pop(name, None)
+            else:
+                self._cursors[name] = before
+
+    def committed(self, index: int) -> None:
+        """Entries up to `index` will never be truncated."""
+        while self._undo and self._undo[0][0] <= index:
+            self._undo.popleft()

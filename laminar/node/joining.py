@@ -1,0 +1,77 @@
+"""How a new node finds its cluster: through the HTTP address of any member.
+
+`--join` takes the one address people know, the shared HTTP port. The member says where the
+controllers listen; the rest goes over the node transport, which the secret protects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from laminar.node.transport import Address, TcpAddress
+from membership.records import CatalogState, NodeRecord
+
+_log = logging.getLogger("laminar.joining")
+
+TIMEOUT_S = 2.0
+
+
+class Join(msgspec.Struct, frozen=True):
+    """A node asks for a place in the cluster."""
+
+    record: NodeRecord
+
+
+class JoinAnswer(msgspec.Struct, frozen=True):
+    """Its replica id in group 0, group 0's configuration, and the catalog to begin with.
+
+    Without a cluster id: not now, ask again. With `refused`: never.
+    """
+
+    cluster_id: bytes = b""
+    replica_id: int = 0
+    configuration: bytes = b""
+    catalog: CatalogState = CatalogState()
+    refused: str = ""
+
+
+class _Node(msgspec.Struct):
+    peer: str
+
+
+class _Cluster(msgspec.Struct):
+    nodes: list[_Node]
+
+
+async def find_controllers(joins: Sequence[str]) -> list[Address]:
+    """Addresses of controllers, asked from the HTTP addresses `host:port` in turn; empty if none answers."""
+    loop = asyncio.get_running_loop()
+    for join in joins:
+        try:
+            body = await loop.run_in_executor(None, _get_cluster, join)
+            cluster = msgspec.json.decode(body, type=_Cluster)
+        except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+            _log.debug("no answer from %s: %s", join, error)
+            continue
+        addresses: list[Address] = []
+        for node in cluster.nodes:
+            host, _, port = node.peer.rpartition(":")
+            addresses.append(TcpAddress(host.strip("[]"), int(port)))
+        return addresses
+    return []
+
+
+def _get_cluster(join: str) -> bytes:
+    """GET /v1/cluster, blocking: once in a node's life, so the standard library's client will do."""
+    connection = http.client.HTTPConnection(join, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/cluster")
+        response = connection.getresponse()
+        return response.read() if response.status == 200 else b""
+    finally:
+        connection.close()

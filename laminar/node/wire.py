@@ -1,0 +1,109 @@
+"""How Raft messages travel between two processes: one frame a turn and channel.
+
+A *control* frame is a plain list of small messages. A *bulk* frame carries Append
+messages with their batches: the messages and the batches' sizes first, then the batches
+as they are, so that nothing on the way copies or re-encodes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from laminar.batch import Header, Kind
+from raft.configuration import Configuration
+from raft.messages import AnyMessage, Append, decode, encode
+from raft.values import Entry
+
+Buffer = bytes | bytearray | memoryview
+
+_PREFIX = struct.Struct("<BI")
+_CONTROL = 1
+_BULK = 2
+
+_sizes_encoder = msgspec.msgpack.Encoder()
+_sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[int]]])
+
+
+class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a `configuration` batch: (replica id, node) of voters and of learners."""
+
+    voters: tuple[tuple[int, str], ...]
+    learners: tuple[tuple[int, str], ...] = ()
+
+    def configuration(self) -> Configuration:
+        """The part that Raft knows: replica ids alone."""
+        return Configuration(
+            voters=tuple(replica for replica, _ in self.voters),
+            learners=tuple(replica for replica, _ in self.learners),
+        )
+
+    def nodes(self) -> dict[int, str]:
+        """Node of each replica id."""
+        return dict(self.voters) | dict(self.learners)
+
+    def encoded(self) -> bytes:
+        """The payload of the batch."""
+        return msgspec.msgpack.encode(self)
+
+
+def configuration_record(payload: Buffer) -> ConfigurationRecord:
+    """Read the payload of a `configuration` batch."""
+    return msgspec.msgpack.decode(payload, type=ConfigurationRecord)
+
+
+def entry_of(frame: Buffer, header: Header) -> Entry:
+    """A batch as the Raft core sees it."""
+    configuration = None
+    if header.kind == Kind.CONFIGURATION:
+        configuration = configuration_record(memoryview(frame)[128:]).configuration()
+    return Entry(
+        index=header.index, term=header.term, data=frame, size=len(frame), configuration=configuration
+    )
+
+
+def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
+    """Parts of a control frame."""
+    body = encode(messages)
+    return [_PREFIX.pack(_CONTROL, len(body)), body]
+
+
+def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffer]:
+    """Parts of a bulk frame: the batches themselves are passed on untouched."""
+    sizes = [[len(frame) for frame in frames] for _, frames in appends]
+    head = _sizes_encoder.encode((encode([append for append, _ in appends]), sizes))
+    parts: list[Buffer] = [_PREFIX.pack(_BULK, len(head)), head]
+    for _, frames in appends:
+        parts.extend(frames)
+    return parts
+
+
+def read_frame(frame: memoryview) -> list[tuple[AnyMessage, list[memoryview]]]:
+    """Messages of a frame, each with its batches (none on the control channel).
+
+    Raises ValueError (also msgspec's errors, which are ValueErrors) when the frame does
+    not add up.
+    """
+    kind, length = _PREFIX.unpack_from(frame)
+    position = _PREFIX.size + length
+    head = frame[_PREFIX.size : position]
+    if kind == _CONTROL:
+        return [(message, []) for message in decode(head)]
+    if kind != _BULK:
+        raise ValueError(f"a frame of unknown kind {kind}")
+    encoded, all_sizes = _sizes_decoder.decode(head)
+    messages = decode(encoded)
+    if len(messages) != len(all_sizes):
+        raise ValueError(f"{len(messages)} messages but {len(all_sizes)} lists of sizes")
+    result: list[tuple[AnyMessage, list[memoryview]]] = []
+    for message, sizes in zip(messages, all_sizes, strict=True):
+        frames = []
+        for size in sizes:
+            frames.append(frame[position : position + size])
+            position += size
+        result.append((message, frames))
+    if position != len(frame):
+        raise ValueError(f"a bulk frame of {len(frame)} bytes says it has {position}")
+    return result
