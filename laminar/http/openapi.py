@@ -1,0 +1,86 @@
+"""`/openapi.json` and `/docs`: the tables of routes and errors, for programs and for people."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from html import escape
+from typing import Any
+
+from laminar.http.errors import CODES, PROBLEM_TYPE
+from laminar.http.routes import ROUTES
+
+_NAME = re.compile(r"\{(\w+)\}")
+
+
+@lru_cache(maxsize=1)
+def openapi_document() -> dict[str, Any]:
+    """An OpenAPI 3.1 document of every route; errors are one shared response."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        operation = {
+            "operationId": route.operation,
+            "summary": route.summary,
+            "parameters": [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in _NAME.findall(route.template)
+            ],
+            "responses": {
+                "2XX": {"description": "done"},
+                "default": {"$ref": "#/components/responses/Problem"},
+            },
+        }
+        paths.setdefault(route.template, {})[route.method.lower()] = operation
+    problem = {
+        "type": "object",
+        "required": ["type", "title", "status", "code", "outcome"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "code": {"type": "string", "enum": sorted(CODES)},
+            "outcome": {"type": "string", "enum": ["not_applied", "unknown"]},
+            "detail": {"type": "string"},
+            "hint": {"type": "string"},
+            "field": {"type": "string"},
+            "value": {},
+            "limit": {},
+            "retry_after_ms": {"type": "integer"},
+        },
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Laminar", "version": "v1"},
+        "paths": paths,
+        "components": {
+            "schemas": {"Problem": problem},
+            "responses": {
+                "Problem": {
+                    "description": "an error (RFC 9457)",
+                    "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                }
+            },
+        },
+    }
+
+
+@lru_cache(maxsize=1)
+def docs_page() -> str:
+    """One page without assets: routes, then errors, each error with its anchor."""
+    routes = "".join(
+        f"<tr><td>{route.method}</td><td><code>{escape(route.template)}</code></td><td>{escape(route.summary)}</td></tr>"
+        for route in ROUTES
+    )
+    errors = "".join(
+        f'<tr id="{row.code}"><td>{row.status}</td><td><code>{row.code}</code></td><td>{escape(row.title)}</td>'
+        f"<td>{'yes' if row.retriable else 'no'}</td><td>{escape(row.hint)}</td></tr>"
+        for row in CODES.values()
+    )
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Laminar</title>"
+        "<style>body{font:15px/1.5 system-ui;margin:2em auto;max-width:70em;padding:0 1em}"
+        "td{padding:.2em 1em .2em 0;vertical-align:top}tr:target{background:#ffd}</style>"
+        f"<h1>Laminar</h1><h2>Routes</h2><table>{routes}</table>"
+        "<p>The same as <a href=/openapi.json>OpenAPI</a>.</p>"
+        f"<h2 id=errors>Errors</h2><table><tr><th>status<th>code<th>meaning<th>retry?<th>what to do{errors}</table></html>"
+    )

@@ -1,0 +1,125 @@
+"""Records of a request as parallel lists, the form in which they are joined and split; and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from laminar.batch import Batch, Buffer
+from laminar.http.errors import Problem
+
+_T = TypeVar("_T")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one append may carry."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_record_bytes: int = 8 * 1024 * 1024
+    max_records: int = 100_000
+    max_key_bytes: int = 64 * 1024
+    max_tag_bytes: int = 255
+    max_headers_bytes: int = 64 * 1024
+
+    def document(self) -> dict[str, Any]:
+        """As `/v1/limits` shows them."""
+        return msgspec.structs.asdict(self)
+
+
+class Records:
+    """Parallel lists; a column that no record has is None. `size_bytes` counts values and keys."""
+
+    __slots__ = ("headers", "keys", "size_bytes", "tags", "timestamps", "values")
+
+    def __init__(
+        self,
+        values: list[Buffer],
+        *,
+        keys: list[bytes | None] | None = None,
+        tags: list[str | None] | None = None,
+        headers: list[Mapping[str, bytes] | None] | None = None,
+        timestamps: list[int | None] | None = None,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.tags = tags
+        self.headers = headers
+        self.timestamps = timestamps
+        self.size_bytes = sum(map(len, values)) + (sum(len(key) for key in keys if key) if keys else 0)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: Sequence[int]) -> Records:
+        """The records at these rows, in that order."""
+        return Records(
+            [self.values[row] for row in rows],
+            keys=_take(self.keys, rows),
+            tags=_take(self.tags, rows),
+            headers=_take(self.headers, rows),
+            timestamps=_take(self.timestamps, rows),
+        )
+
+    @classmethod
+    def of_batch(cls, batch: Batch) -> Records:
+        """A batch taken apart."""
+        return cls(
+            list(batch.values),
+            keys=batch.keys,
+            tags=batch.tags,
+            headers=list(batch.headers) if batch.headers is not None else None,
+            timestamps=batch.given_timestamps,
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[Records]) -> Records:
+        """Several one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            [value for part in parts for value in part.values],
+            keys=_column([(part.keys, len(part)) for part in parts]),
+            tags=_column([(part.tags, len(part)) for part in parts]),
+            headers=_column([(part.headers, len(part)) for part in parts]),
+            timestamps=_column([(part.timestamps, len(part)) for part in parts]),
+        )
+
+    def check(self, limits: Limits) -> None:
+        """Raises 413 or 422 naming the record, the value and the limit."""
+        count = len(self.values)
+        if count == 0:
+            raise Problem("invalid", "an append has at least one record", field="records", value=0, limit=1)
+        _at_most("records", count, limits.max_records)
+        if self.size_bytes > limits.max_record_bytes:
+            for row, value in enumerate(self.values):
+                _at_most(f"records[{row}].value", len(value), limits.max_record_bytes)
+        for row, key in enumerate(self.keys or ()):
+            if key is not None and len(key) > limits.max_key_bytes:
+                _at_most(f"records[{row}].key", len(key), limits.max_key_bytes)
+        for row, tag in enumerate(self.tags or ()):
+            if tag is not None and len(tag.encode()) > limits.max_tag_bytes:
+                _at_most(f"records[{row}].tag", len(tag.encode()), limits.max_tag_bytes)
+        for row, fields in enumerate(self.headers or ()):
+            if fields:
+                size = sum(len(name.encode()) + len(value) for name, value in fields.items())
+                _at_most(f"records[{row}].headers", size, limits.max_headers_bytes)
+
+
+def _at_most(field: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise Problem("too_large", f"{field} is too large", field=field, value=value, limit=limit)
+
+
+def _take(column: list[_T] | None, rows: Sequence[int]) -> list[_T] | None:
+    return None if column is None else [column[row] for row in rows]
+
+
+def _column(parts: Sequence[tuple[list[_T | None] | None, int]]) -> list[_T | None] | None:
+    if all(part is None for part, _ in parts):
+        return None
+    column: list[_T | None] = []
+    for part, count in parts:
+        column.extend([None] * count if part is None else part)
+    return column

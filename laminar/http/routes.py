@@ -1,0 +1,205 @@
+"""The table of routes: method and path to the name of an operation.
+
+The node maps operation names to handlers; OpenAPI and `/docs` are built from
+the same rows. HEAD is answered wherever GET is. Matching is a walk over the
+path's segments, already percent-decoded, so that a topic can't smuggle a slash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from laminar.http.errors import Problem
+from laminar.http.head import split_path
+
+TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,200}"
+_TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
+# Larger numbers than any partition's or offset's are refused before somebody computes with them.
+_NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
+
+
+class Route(NamedTuple):
+    """A row: `template` has its parameters in braces; `query` names what the operation reads of it."""
+
+    method: str
+    template: str
+    operation: str
+    summary: str
+    query: tuple[str, ...] = ()
+    body: bool = False
+
+
+class Match(NamedTuple):
+    """What a request asks for."""
+
+    operation: str
+    params: dict[str, str]
+
+
+_T: Final = "/v1/topics/{topic}"
+_P: Final = _T + "/partitions/{partition}"
+
+_FETCH_QUERY: Final = (
+    "offset",
+    "since",
+    "to",
+    "limit",
+    "max_bytes",
+    "wait_ms",
+    "tag",
+    "read",
+    "min_offset",
+    "fields",
+)
+_APPEND_QUERY: Final = ("key", "key_from", "tag_from")
+_LIST_QUERY: Final = ("prefix", "limit", "after")
+
+ROUTES: Final = (
+    Route("GET", "/v1/topics", "list_topics", "List topics", _LIST_QUERY),
+    Route("GET", _T, "describe_topic", "Describe a topic"),
+    Route("PUT", _T, "create_topic", "Create a topic, if it isn't there yet", body=True),
+    Route("PATCH", _T, "update_topic", "Change a topic's settings by a merge patch", body=True),
+    Route("DELETE", _T, "delete_topic", "Delete a topic and its records"),
+    Route(
+        "GET", _T + "/partitions", "list_partitions", "List a topic's partitions with leaders and replicas"
+    ),
+    Route("GET", _P, "describe_partition", "Describe a partition"),
+    Route("GET", _T + "/routes", "list_routes", "List the key ranges of a topic"),
+    Route("GET", _T + "/routes/{version}", "describe_route", "Describe one version of the key ranges"),
+    Route(
+        "POST",
+        _T + "/records",
+        "append_to_topic",
+        "Append records, to partitions chosen by key, by logical partition, or spread",
+        (*_APPEND_QUERY, "logical"),
+        body=True,
+    ),
+    Route(
+        "POST",
+        _P + "/records",
+        "append_to_partition",
+        "Append records to a partition",
+        _APPEND_QUERY,
+        body=True,
+    ),
+    Route("GET", _P + "/records", "fetch", "Fetch records from an offset or a time", _FETCH_QUERY),
+    Route("GET", _P + "/records/{offset}", "fetch_one", "Fetch one record's value"),
+    Route(
+        "GET",
+        _P + "/offsets",
+        "offsets",
+        "Find the offset at a time, the earliest or the latest",
+        ("at", "read"),
+    ),
+    Route("GET", _P + "/digest", "digest", "Digest a replica's committed log", ("to_index",)),
+    Route("GET", _T + "/cursors", "list_cursors", "List a topic's cursors", _LIST_QUERY),
+    Route("GET", _T + "/cursors/{cursor}", "describe_cursor", "Describe a cursor: positions and lag"),
+    Route("PUT", _T + "/cursors/{cursor}", "set_cursor", "Move a cursor, by compare-and-set", body=True),
+    Route("DELETE", _T + "/cursors/{cursor}", "delete_cursor", "Delete a cursor"),
+    Route("POST", "/v1/producers", "create_producer", "Get a producer id and epoch", body=True),
+    Route(
+        "GET",
+        "/v1/cluster",
+        "cluster",
+        "Describe the cluster, or wait for its next version",
+        ("after", "wait_ms"),
+    ),
+    Route("GET", "/v1/nodes", "list_nodes", "List nodes"),
+    Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node"),
+    Route("GET", "/v1/health", "health", "Tell what is leaderless, under-replicated or damaged"),
+    Route("GET", "/v1/version", "version", "Tell the server's version"),
+    Route("GET", "/v1/limits", "limits", "Tell the limits of requests"),
+    Route("GET", "/livez", "livez", "Tell whether the node lives"),
+    Route("GET", "/readyz", "readyz", "Tell whether the node serves"),
+    Route("GET", "/metrics", "metrics", "Metrics in Prometheus' text format"),
+    Route("GET", "/openapi.json", "openapi", "This API as an OpenAPI document"),
+    Route("GET", "/docs", "docs", "This API as a page"),
+    Route("GET", "/docs/errors", "docs_errors", "All error codes as a page"),
+)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A node of the tree: literal segments first, else one parameter."""
+
+    literals: dict[str, _Step] = field(default_factory=dict)
+    parameter: str = ""
+    below_parameter: _Step | None = None
+    operations: dict[str, str] = field(default_factory=dict)
+
+
+def _grow(routes: Iterable[Route]) -> _Step:
+    root = _Step()
+    for route in routes:
+        step = root
+        for segment in split_path(route.template):
+            if not segment.startswith("{"):
+                step = step.literals.setdefault(segment, _Step())
+                continue
+            name = segment[1:-1]
+            assert step.parameter in ("", name), f"{route.template}: {step.parameter} and {name}"
+            step.parameter = name
+            step.below_parameter = step.below_parameter or _Step()
+            step = step.below_parameter
+        assert route.method not in step.operations, f"{route.method} {route.template} occurs twice"
+        step.operations[route.method] = route.operation
+    return root
+
+
+_ROOT: Final = _grow(ROUTES)
+
+
+def match(method: str, path: str) -> Match:
+    """The operation for a path as it stands in the request target, with its parameters decoded.
+
+    Raises `Problem` 404 `not_found`, 405 with `Allow`, or 422 for a topic or
+    number that could never be one.
+    """
+    return match_segments(method, split_path(path), path=path)
+
+
+def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:
+    """As `match`, for segments already split and decoded (`Request.segments`)."""
+    step: _Step | None = _ROOT
+    params: dict[str, str] = {}
+    for segment in segments:
+        assert step is not None
+        below = step.literals.get(segment)
+        if below is None and step.parameter and segment:
+            below = step.below_parameter
+            params[step.parameter] = segment
+        step = below
+        if step is None:
+            break
+    if step is None or not step.operations:
+        raise Problem("not_found", "there is no such path", field="path", value=path)
+    operation = step.operations.get("GET" if method == "HEAD" else method)
+    if operation is None:
+        allowed = ", ".join(_allowed(step.operations))
+        raise Problem(
+            "method_not_allowed", field="method", value=method, limit=allowed, headers=[("Allow", allowed)]
+        )
+    _check(params)
+    return Match(operation, params)
+
+
+def _allowed(operations: Mapping[str, str]) -> list[str]:
+    return sorted([*operations, "HEAD"] if "GET" in operations else operations)
+
+
+def _check(params: Mapping[str, str]) -> None:
+    for name, value in params.items():
+        if name in ("topic", "cursor"):
+            check_name(value, field=name)
+        elif name in ("partition", "offset", "version") and not _NUMBER.match(value):
+            raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)
+
+
+def check_name(value: str, *, field: str) -> str:
+    """A topic's or cursor's name, unchanged; 422 `invalid` if it may not be one."""
+    if not _TOPIC.match(value) or value in (".", ".."):
+        raise Problem("invalid", f"no valid name of a {field}", field=field, value=value, limit=TOPIC_PATTERN)
+    return value

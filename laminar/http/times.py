@@ -1,0 +1,100 @@
+"""Times and durations as they stand in queries, envelopes and settings.
+
+In: RFC 3339 or ms since the epoch; out: RFC 3339 in UTC with ms. Pure: what a
+relative time is relative to is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final
+
+from laminar.http.errors import Problem
+
+# Year 1 to 9999, the range that RFC 3339 can print.
+EARLIEST_MS: Final = -62_135_596_800_000
+LATEST_MS: Final = 253_402_300_799_999
+
+_RFC3339: Final = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d\d):(\d\d))\Z",
+    re.ASCII,
+)
+_MILLISECONDS: Final = re.compile(r"-?\d{1,15}\Z", re.ASCII)
+_DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|h|d|w)\Z", re.ASCII)
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def format_time(time_ms: int) -> str:
+    """RFC 3339 with ms: ``2026-01-31T12:00:00.123Z``. Times outside years 1 to 9999 are clipped."""
+    time_ms = min(max(time_ms, EARLIEST_MS), LATEST_MS)
+    moment = _EPOCH + timedelta(milliseconds=time_ms)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z".rjust(24, "0")
+
+
+def parse_time(value: Any, *, field: str) -> int:
+    """Ms since the epoch, from RFC 3339 or a whole number of ms; 422 `invalid` naming `field`.
+
+    An offset from UTC is needed: a local time would mean something else on
+    another machine. Digits below the ms are cut off. A leap second counts as
+    the second after it.
+    """
+    if isinstance(value, str):
+        if _MILLISECONDS.match(value):
+            value = int(value)
+        else:
+            return _parse_rfc3339(value, field)
+    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST_MS <= value <= LATEST_MS:
+        raise _no_time(value, field)
+    return value
+
+
+def _parse_rfc3339(text: str, field: str) -> int:
+    match = _RFC3339.match(text)
+    if match is None:
+        raise _no_time(text, field)
+    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
+    leap = second == 60
+    try:
+        moment = datetime(year, month, day, hour, minute, second - leap, tzinfo=timezone.utc)
+        ahead = timedelta()
+        if match[9]:
+            if int(match[10]) > 23 or int(match[11]) > 59:
+                raise ValueError(match[0])
+            ahead = timedelta(hours=int(match[10]), minutes=int(match[11]))
+        time_ms = (moment - _EPOCH) // _MILLISECOND - (ahead // _MILLISECOND) * (-1 if match[9] == "-" else 1)
+    except (ValueError, OverflowError):
+        raise _no_time(text, field) from None
+    time_ms += 1000 * leap + int((match[7] or "0")[:3].ljust(3, "0"))
+    if not EARLIEST_MS <= time_ms <= LATEST_MS:
+        raise _no_time(text, field)
+    return time_ms
+
+
+def _no_time(value: Any, field: str) -> Problem:
+    return Problem(
+        "invalid",
+        "a time is RFC 3339 with an offset, or whole milliseconds since the epoch",
+        field=field,
+        value=value,
+        hint="For example 2026-01-31T12:00:00Z; in a query, write + as %2B.",
+    )
+
+
+def parse_duration_ms(text: str, *, field: str) -> int:
+    """Whole ms from ``250ms``, ``1.5s``, ``10m``, ``1h``, ``7d`` or a bare number of ms; 422 `invalid`."""
+    if text.isascii() and text.isdigit() and len(text) <= 15:
+        return int(text)
+    match = _DURATION.match(text)
+    if match is None:
+        raise Problem(
+            "invalid",
+            "a duration is a number with ms, s, m, h, d or w",
+            field=field,
+            value=text,
+        )
+    whole, _, fraction = match[1].partition(".")
+    unit_ms = _UNITS_MS[match[2]]
+    return int(whole) * unit_ms + int(fraction.ljust(6, "0") or 0) * unit_ms // 1_000_000
