@@ -160,7 +160,9 @@ class Replica:
         return ready
 
     def flush(self, count: int | None = None) -> None:
-        """Make the first `count` unsynced Readies durable, or all of them; in order. The core is not told yet."""
+        """Make the first `count` unsynced Readies durable, or all of them; in order. The core is not told
+        yet.
+        """
         done, self.unsynced = self.unsynced[:count], self.unsynced[len(self.unsynced[:count]) :]
         for ready, _ in done:
             if ready.truncate_from is not None:

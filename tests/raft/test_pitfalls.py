@@ -64,6 +64,16 @@ def test_pitfall_01_a_candidate_asks_only_when_its_own_vote_is_durable() -> None
     assert [m.receiver for m in ready.messages_after_sync] == [2, 3]
 
 
+def test_pitfall_01_a_vote_in_a_term_already_known_is_recorded_too() -> None:
+    """The term was durable before; the vote is not, until the sync that covers it."""
+    voter = Network(hard_states={1: HardState(1)})[1]
+
+    ready = voter.receive((Vote(*head(2, 1, 1), 0, 0), ()), now_ms=0)
+
+    assert ready.hard_state == HardState(1, 2)
+    assert ready.messages_after_sync == [VoteAnswer(*head(1, 2, 1), granted=True)]
+
+
 def test_pitfall_02_a_leader_sends_before_its_sync_and_counts_itself_after_it() -> None:
     """The leader's disk works in parallel, but its own copy counts only when it is durable."""
     network = Network()
@@ -502,3 +512,15 @@ def test_pitfall_34_a_new_incarnation_resets_the_match_and_ends_the_old_one() ->
 
     assert leader.core.progress[2].match_index == 0
     assert leader.core.dropped == {"old_incarnation": 1}
+
+
+def test_pitfall_34_the_goal_reaches_the_first_entry_of_the_term() -> None:
+    """Not merely the commit index: what an earlier leader committed may lie between (CONSENSUS.md 3)."""
+    network = Network(logs={1: entries_of(1, 1)}, hard_states={1: HardState(1)})
+    network.drop = lambda message: isinstance(message, Append)
+    leader = network.elect(1)
+    assert leader.core.committed_index == 0
+
+    ready = leader.receive((HeartbeatAnswer(*head(2, 1, 2, incarnation=1), 0), ()), now_ms=0)
+
+    assert [m.goal for m in sent(ready, Append) if isinstance(m, Append)] == [3]

@@ -1,4 +1,4 @@
-"""Hundreds of seeds of everything at once. A failure names its seed: `Simulation(seed).run(STEPS)` replays it."""
+"""Hundreds of seeds of everything at once. `Simulation(seed).run(STEPS)` replays the seed of a failure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 
 from tests.raft.simulation import Simulation
 
-STEPS = 500
-SEEDS = 300
-BUNCH = 30
+STEPS = 3_000
+SEEDS = 400
+BUNCH = 50
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BUNCH))
@@ -25,7 +25,7 @@ def test_safety_under_everything_then_convergence(first: int) -> None:
         committed += len(simulation.checkers.committed)
 
     # The world must not be so hostile that nothing happens in it.
-    assert led >= BUNCH
+    assert led >= 3 * BUNCH
     assert committed >= 20 * BUNCH
 
 
