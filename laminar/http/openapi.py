@@ -18,18 +18,21 @@ def openapi_document() -> dict[str, Any]:
     """An OpenAPI 3.1 document of every route; errors are one shared response."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        operation = {
+        operation: dict[str, Any] = {
             "operationId": route.operation,
             "summary": route.summary,
             "parameters": [
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
                 for name in _NAME.findall(route.template)
-            ],
+            ]
+            + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query],
             "responses": {
                 "2XX": {"description": "done"},
                 "default": {"$ref": "#/components/responses/Problem"},
             },
         }
+        if route.body:
+            operation["requestBody"] = {"content": {"*/*": {}}}
         paths.setdefault(route.template, {})[route.method.lower()] = operation
     problem = {
         "type": "object",
@@ -68,19 +71,22 @@ def openapi_document() -> dict[str, Any]:
 def docs_page() -> str:
     """One page without assets: routes, then errors, each error with its anchor."""
     routes = "".join(
-        f"<tr><td>{route.method}</td><td><code>{escape(route.template)}</code></td><td>{escape(route.summary)}</td></tr>"
+        f"<tr><td>{route.method}</td><td><code>{escape(route.template)}</code></td>"
+        f"<td>{escape(route.summary)}</td><td>{escape(', '.join(route.query))}</td></tr>"
         for route in ROUTES
     )
     errors = "".join(
-        f'<tr id="{row.code}"><td>{row.status}</td><td><code>{row.code}</code></td><td>{escape(row.title)}</td>'
-        f"<td>{'yes' if row.retriable else 'no'}</td><td>{escape(row.hint)}</td></tr>"
+        f'<tr id="{row.code}"><td>{row.status}</td><td><code>{row.code}</code></td>'
+        f"<td>{escape(row.title)}</td><td>{'yes' if row.retriable else 'no'}</td>"
+        f"<td>{escape(row.hint)}</td></tr>"
         for row in CODES.values()
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Laminar</title>"
         "<style>body{font:15px/1.5 system-ui;margin:2em auto;max-width:70em;padding:0 1em}"
-        "td{padding:.2em 1em .2em 0;vertical-align:top}tr:target{background:#ffd}</style>"
-        f"<h1>Laminar</h1><h2>Routes</h2><table>{routes}</table>"
-        "<p>The same as <a href=/openapi.json>OpenAPI</a>.</p>"
-        f"<h2 id=errors>Errors</h2><table><tr><th>status<th>code<th>meaning<th>retry?<th>what to do{errors}</table></html>"
+        "th{text-align:left}td,th{padding:.2em 1em .2em 0;vertical-align:top}tr:target{background:#ffd}</style>"
+        "<h1>Laminar</h1><h2>Routes</h2>"
+        f"<table><tr><th>method<th>path<th>what it does<th>query{routes}</table>"
+        '<p>The same as <a href="/openapi.json">OpenAPI</a>.</p><h2 id="errors">Errors</h2>'
+        f"<table><tr><th>status<th>code<th>meaning<th>retry?<th>what to do{errors}</table></html>"
     )

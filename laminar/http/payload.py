@@ -57,6 +57,8 @@ def parse_append(request: Request, *, limits: Limits) -> Append:
 
 
 def _batches(body: Buffer, limits: Limits) -> list[memoryview]:
+    if memoryview(body).readonly:
+        body = bytearray(body)  # a leader stamps batches in place
     try:
         frames = split(body)
         for frame in frames:

@@ -7,7 +7,7 @@ relative time is relative to is the caller's to say.
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from laminar.http.errors import Problem
@@ -23,7 +23,7 @@ _RFC3339: Final = re.compile(
 _MILLISECONDS: Final = re.compile(r"-?\d{1,15}\Z", re.ASCII)
 _DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|h|d|w)\Z", re.ASCII)
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -58,7 +58,7 @@ def _parse_rfc3339(text: str, field: str) -> int:
     year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
     leap = second == 60
     try:
-        moment = datetime(year, month, day, hour, minute, second - leap, tzinfo=timezone.utc)
+        moment = datetime(year, month, day, hour, minute, second - leap, tzinfo=UTC)
         ahead = timedelta()
         if match[9]:
             if int(match[10]) > 23 or int(match[11]) > 59:

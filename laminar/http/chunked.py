@@ -1,0 +1,126 @@
+"""The chunked transfer coding, as a pure decoder (RFC 9112, section 7.1).
+
+Feed it bytes from any position; it appends the data to its body and says where
+it stopped, so that what follows the last chunk stays with the caller. httptools
+can't do that: it reads on into the next pipelined request. Strict on purpose:
+a length is one to eight hexadecimal digits, every line ends with CR LF, and
+neither extensions nor trailers may be long. Two readers that disagree about
+where a body ends are how requests are smuggled.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# A line of the coding itself: a length with its extensions, or a trailer field.
+LONGEST_LINE_BYTES: Final = 4096
+# All trailer fields together.
+LONGEST_TRAILER_BYTES: Final = 16384
+# Each chunk costs a reader some 20 times its own bytes when it holds only one;
+# extensions are counted against this as well.
+_HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+
+
+class ChunkedError(ValueError):
+    """The body doesn't follow the coding; nothing behind it can be trusted."""
+
+
+class TooLargeError(ChunkedError):
+    """The data exceed the limit; `received_bytes` is what the coding promised so far."""
+
+    def __init__(self, received_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"chunked body of at least {received_bytes} bytes; the limit is {limit_bytes}")
+        self.received_bytes = received_bytes
+        self.limit_bytes = limit_bytes
+
+
+class ChunkedDecoder:
+    """Collects one chunked body into `body`; `done` once the final chunk and its trailer were read."""
+
+    __slots__ = ("_line", "_remaining", "_state", "_trailer_bytes", "body", "done", "limit_bytes")
+
+    _LENGTH, _DATA, _END_OF_DATA, _TRAILER = range(4)
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self.body = bytearray()
+        self.done = False
+        self.limit_bytes = limit_bytes
+        self._state = self._LENGTH
+        self._remaining = 0
+        self._line = b""  # the part of a line that has come so far
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes | memoryview, position: int = 0) -> int:
+        """Take bytes from `position`; return the position behind the last one used.
+
+        All of `data` is used unless the body ends within it. Raises
+        `TooLargeError` as soon as a chunk's length passes the limit, before
+        its bytes come, and `ChunkedError` for everything malformed.
+        """
+        assert not self.done, "fed after its end"
+        end = len(data)
+        while position < end:
+            if self._state == self._DATA:
+                taken = min(self._remaining, end - position)
+                self.body += data[position : position + taken]
+                self._remaining -= taken
+                position += taken
+                if self._remaining == 0:
+                    self._state = self._END_OF_DATA
+                continue
+            line, position = self._take_line(data, position)
+            if line is None:
+                break
+            if self._state == self._LENGTH:
+                self._begin_chunk(line)
+            elif self._state == self._END_OF_DATA:
+                if line:
+                    raise ChunkedError("a chunk is longer than its length said")
+                self._state = self._LENGTH
+            elif not line:
+                self.done = True
+                break
+            else:
+                self._trailer_bytes += len(line) + 2
+                if self._trailer_bytes > LONGEST_TRAILER_BYTES:
+                    raise ChunkedError(f"trailer longer than {LONGEST_TRAILER_BYTES} bytes")
+        return position
+
+    def _take_line(self, data: bytes | memoryview, position: int) -> tuple[bytes | None, int]:
+        """The next line without its CR LF, or None if it hasn't ended yet (its part is kept)."""
+        window = bytes(data[position : position + LONGEST_LINE_BYTES + 2])
+        at = window.find(b"\n")
+        part = window if at < 0 else window[: at + 1]
+        line = self._line + part
+        if len(line) > LONGEST_LINE_BYTES:
+            raise ChunkedError(f"line longer than {LONGEST_LINE_BYTES} bytes")
+        if self._state == self._END_OF_DATA and not b"\r\n".startswith(line):
+            raise ChunkedError("a chunk is longer than its length said")
+        position += len(part)
+        if at < 0:
+            self._line = line
+            return None, position
+        self._line = b""
+        if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
+            raise ChunkedError("a line does not end with CR LF")
+        return line[:-2], position
+
+    def _begin_chunk(self, line: bytes) -> None:
+        digits, _, extension = line.partition(b";")
+        digits = digits.rstrip(b" \t") if extension else digits
+        if not 1 <= len(digits) <= 8 or not _HEX.issuperset(digits):
+            raise ChunkedError(f"chunk length {digits[:20]!r} is not one to eight hexadecimal digits")
+        length = int(digits, 16)
+        promised = len(self.body) + length
+        if promised > self.limit_bytes:
+            raise TooLargeError(promised, self.limit_bytes)
+        self._remaining = length
+        self._state = self._DATA if length else self._TRAILER
+
+
+def encode_chunk(data: bytes | bytearray | memoryview) -> list[bytes | bytearray | memoryview]:
+    """The buffers of one chunk; empty for empty data, which would end the body."""
+    return [b"%x\r\n" % len(data), data, b"\r\n"] if len(data) else []
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"

@@ -1,0 +1,98 @@
+"""Content codings of request bodies: zstd and gzip, taken off under a limit.
+
+The limit holds for what comes out, so a small body can't unfold into a large
+one. zstd's window is bounded too (8 MiB, as RFC 9659 asks), as a frame may
+demand it before it gives its first byte.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any, Final
+
+from laminar.http.errors import Problem
+
+CODINGS: Final = ("zstd", "gzip")
+_LARGEST_WINDOW_LOG: Final = 23
+
+
+def check_coding(coding: str) -> None:
+    """Refuse a coding we can't take off; 415 with the ones we can."""
+    if coding.strip().lower() not in (*CODINGS, "identity", "x-gzip"):
+        raise Problem(
+            "unsupported_media_type",
+            "the content coding is not known",
+            field="content-encoding",
+            value=coding,
+            limit=list(CODINGS),
+            headers=[("Accept-Encoding", ", ".join(CODINGS))],
+        )
+
+
+def decode_content(body: bytes | bytearray | memoryview, coding: str, *, limit_bytes: int) -> bytes:
+    """The body without its coding; 413 beyond the limit, 400 if it is damaged or cut short."""
+    check_coding(coding)
+    coding = coding.strip().lower()
+    if coding == "identity":
+        return bytes(body)
+    try:
+        if coding == "zstd":
+            return _decode_zstd(bytes(body), limit_bytes)
+        return _decode_gzip(bytes(body), limit_bytes)
+    except _TooLarge:
+        raise Problem(
+            "too_large", "the unfolded body is too large", field="body", limit=limit_bytes
+        ) from None
+    except (zlib.error, EOFError, ValueError) as error:
+        raise Problem("malformed", f"the body is no {coding}: {error}", field="body") from error
+
+
+class _TooLarge(Exception):
+    """More came out than may."""
+
+
+def _decode_gzip(body: bytes, limit_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    left = limit_bytes
+    while body:  # one or more members
+        member = zlib.decompressobj(wbits=31)
+        part = member.decompress(body, left + 1)
+        left -= len(part)
+        if left < 0:
+            raise _TooLarge
+        if not member.eof:
+            raise EOFError("cut short")
+        parts.append(part)
+        body = member.unused_data
+    return b"".join(parts)
+
+
+def _decode_zstd(body: bytes, limit_bytes: int) -> bytes:
+    zstd = _zstd_module()
+    options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+    parts: list[bytes] = []
+    left = limit_bytes
+    try:
+        while body:  # one or more frames
+            frame = zstd.ZstdDecompressor(options=options)
+            part = frame.decompress(body, left + 1)
+            left -= len(part)
+            if left < 0:
+                raise _TooLarge
+            if not frame.eof:
+                raise EOFError("cut short")
+            parts.append(part)
+            body = frame.unused_data
+    except zstd.ZstdError as error:
+        raise ValueError(str(error)) from error
+    return b"".join(parts)
+
+
+def _zstd_module() -> Any:
+    """Python's own zstd, from 3.14 on, or its backport; loaded with the first body that needs it."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd

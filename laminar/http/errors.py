@@ -1,0 +1,351 @@
+"""The one table of errors, and the exception that carries one to the wire.
+
+Every error a client can see is a row of `CODES`. From the same rows come the
+problem documents (RFC 9457) that the server answers, the list in `/docs` and
+`/openapi.json`, and the families by which the client chooses an exception
+class. This module knows no transport and decides no retries; it says which
+answers may be retried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+PROBLEM_TYPE: Final = "application/problem+json"
+TYPE_PREFIX: Final = "/docs/errors#"
+
+Outcome = Literal["not_applied", "unknown"]
+
+
+class ErrorCode(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: what a code means, and what a client may do about it."""
+
+    code: str
+    status: int
+    title: str
+    retriable: bool = False
+    hint: str = ""
+    outcome: Outcome = "not_applied"
+    # The client's exception class for this code (INTERFACES.md, section 2).
+    family: str = "Error"
+
+
+def _row(
+    code: str,
+    status: int,
+    title: str,
+    *,
+    retriable: bool = False,
+    hint: str = "",
+    outcome: Outcome = "not_applied",
+    family: str = "Error",
+) -> ErrorCode:
+    return ErrorCode(
+        code=code,
+        status=status,
+        title=title,
+        retriable=retriable,
+        hint=hint,
+        outcome=outcome,
+        family=family,
+    )
+
+
+_ROWS: Final = (
+    # The request itself is wrong: sending it again changes nothing.
+    _row("malformed", 400, "The request cannot be read", hint="`field` names what could not be read."),
+    _row(
+        "bad_checksum",
+        400,
+        "A checksum does not match",
+        hint="The bytes changed on their way; build the batch again.",
+    ),
+    _row("invalid", 422, "A value is not allowed", hint="`field`, `value` and `limit` say which and why."),
+    _row(
+        "idempotency_key_reused",
+        422,
+        "The idempotency key was used with another body",
+        hint="Use a new key for a new request.",
+    ),
+    _row("unauthenticated", 401, "Credentials are missing or wrong", family="AuthError"),
+    _row("forbidden", 403, "The credentials do not allow this", family="AuthError"),
+    _row("not_found", 404, "There is no such resource", hint="GET /docs lists all paths.", family="NotFound"),
+    _row(
+        "no_such_topic",
+        404,
+        "There is no such topic",
+        hint="Create it with PUT /v1/topics/{topic}.",
+        family="NotFound",
+    ),
+    _row("no_such_partition", 404, "The topic has no such partition", family="NotFound"),
+    _row("no_such_cursor", 404, "There is no such cursor", family="NotFound"),
+    _row("no_such_record", 404, "There is no record at this offset yet", family="NotFound"),
+    _row("no_such_node", 404, "There is no such node", family="NotFound"),
+    _row(
+        "method_not_allowed", 405, "The resource does not know this method", hint="`Allow` lists the methods."
+    ),
+    _row("not_acceptable", 406, "None of the accepted media types can be produced"),
+    _row(
+        "too_slow",
+        408,
+        "The request came too slowly",
+        hint="Send the rest of a begun request without long pauses.",
+    ),
+    _row("exists_differently", 409, "It exists already, with other settings", family="AlreadyExists"),
+    _row("fenced", 409, "A newer producer or sink has taken over", family="Fenced"),
+    _row("sealed", 409, "The partition takes no more records", hint="Ask for the topic's newest route."),
+    _row("in_progress", 409, "A request with this idempotency key is still running"),
+    _row(
+        "out_of_sequence",
+        409,
+        "The sequence does not follow the last one",
+        hint="`limit` is the sequence expected next.",
+    ),
+    _row(
+        "unknown_producer",
+        409,
+        "The partition does not remember this producer",
+        hint="Take a new producer id with POST /v1/producers.",
+    ),
+    _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
+    _row("precondition_failed", 412, "The condition of the request does not hold"),
+    _row("too_large", 413, "The body or a record is too large", hint="GET /v1/limits tells all limits."),
+    _row("target_too_long", 414, "The request target is too long"),
+    _row("unsupported_media_type", 415, "The body's type or encoding is not known"),
+    _row("offset_beyond_end", 416, "The offset lies beyond the partition's end"),
+    _row("expectation_failed", 417, "The expectation is not known", hint="Only `Expect: 100-continue` is."),
+    _row(
+        "not_a_replica",
+        503,
+        "This node holds no replica of the partition",
+        retriable=True,
+        hint="Ask again for the partition's replicas.",
+        family="Unavailable",
+    ),
+    _row(
+        "not_leader",
+        503,
+        "This replica does not lead the partition",
+        retriable=True,
+        hint="`Laminar-Leader`, if there, names the leader.",
+        family="Unavailable",
+    ),
+    _row(
+        "if_match_required",
+        428,
+        "The change needs an If-Match header",
+        hint="GET the resource and send its ETag.",
+    ),
+    _row("headers_too_large", 431, "The head of the request is too large"),
+    # The state of the world is wrong: the same request may succeed later.
+    _row("quota", 429, "A quota is used up", retriable=True, family="Overloaded"),
+    _row("no_leader", 503, "The partition has no leader at the moment", retriable=True, family="Unavailable"),
+    _row("overloaded", 503, "A resource of the node is exhausted", retriable=True, family="Overloaded"),
+    _row("behind", 503, "The replica has not reached `min_offset` yet", retriable=True, family="Unavailable"),
+    _row(
+        "draining",
+        503,
+        "The node is going down",
+        retriable=True,
+        hint="Another node serves.",
+        family="Unavailable",
+    ),
+    _row("not_ready", 503, "The node is still starting", retriable=True, family="Unavailable"),
+    _row("being_created", 503, "The topic is still being created", retriable=True, family="Unavailable"),
+    _row("too_few_nodes", 503, "Too few nodes are alive for this", retriable=True, family="Unavailable"),
+    _row(
+        "damaged",
+        503,
+        "The records here are damaged and being repaired",
+        retriable=True,
+        family="Unavailable",
+    ),
+    _row("disk_full", 507, "The disk is full", retriable=True, family="Overloaded"),
+    _row(
+        "outcome_unknown",
+        504,
+        "Whether the request took effect is not known",
+        hint="Repeat it only with the same idempotency key or sequence.",
+        outcome="unknown",
+        family="OutcomeUnknown",
+    ),
+    _row("not_implemented", 501, "The server does not do this"),
+    _row("unsupported_version", 505, "Only HTTP/1.0 and HTTP/1.1 are spoken here"),
+    _row(
+        "bug", 500, "A mistake of the server", hint="`detail` has an id found in the log.", outcome="unknown"
+    ),
+)
+
+CODES: Final[Mapping[str, ErrorCode]] = {row.code: row for row in _ROWS}
+assert len(CODES) == len(_ROWS), "a code occurs twice"
+
+# What a retriable answer without a better guess tells the client to wait.
+DEFAULT_RETRY_AFTER_MS: Final = 200
+# Names and numbers of clients come back in problems; what is longer is cut there.
+LONGEST_VALUE: Final = 200
+
+
+class Problem(Exception):
+    """An error of the table, with its particulars; answered as RFC 9457 JSON.
+
+    `value` is what was sent, `limit` what would have been allowed. `headers`
+    are added to the answer. `retry_after_ms` defaults for retriable codes.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        field: str | None = None,
+        value: Any = None,
+        limit: Any = None,
+        hint: str | None = None,
+        retry_after_ms: int | None = None,
+        outcome: Outcome | None = None,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        row = CODES[code]
+        super().__init__(code, detail)
+        self.code = code
+        self.status = row.status
+        self.title = row.title
+        self.detail = detail
+        self.field = field
+        self.value = _short(value)
+        self.limit = limit
+        self.hint = row.hint if hint is None else hint
+        if retry_after_ms is None and row.retriable:
+            retry_after_ms = DEFAULT_RETRY_AFTER_MS
+        self.retry_after_ms = retry_after_ms
+        self.outcome: Outcome = row.outcome if outcome is None else outcome
+        self.headers = list(headers)
+
+    @property
+    def retriable(self) -> bool:
+        """True where the same request may succeed later."""
+        return CODES[self.code].retriable
+
+    def __str__(self) -> str:
+        parts = [f"{self.status} {self.code}: {self.detail or self.title}"]
+        for name in ("field", "value", "limit"):
+            if getattr(self, name) is not None:
+                parts.append(f"{name}={getattr(self, name)!r}")
+        return " ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """The members of the problem document; those without a value are left out."""
+        document: dict[str, Any] = {
+            "type": TYPE_PREFIX + self.code,
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "outcome": self.outcome,
+        }
+        for name in ("detail", "hint"):
+            if getattr(self, name):
+                document[name] = getattr(self, name)
+        for name in ("field", "value", "limit", "retry_after_ms"):
+            if getattr(self, name) is not None:
+                document[name] = getattr(self, name)
+        return document
+
+    def encode(self) -> bytes:
+        """The problem document as JSON."""
+        return msgspec.json.encode(self.document())
+
+    def all_headers(self) -> list[tuple[str, str]]:
+        """Headers of the answer, `Retry-After` (whole seconds, rounded up) included."""
+        headers = list(self.headers)
+        if self.retry_after_ms is not None:
+            headers.append(("Retry-After", str(-(-self.retry_after_ms // 1000))))
+        return headers
+
+    @classmethod
+    def decode(cls, body: bytes | bytearray | memoryview, *, status: int) -> Problem:
+        """Read a problem document of a server, perhaps a newer one or a proxy's page.
+
+        A code this table lacks, or a body that is no problem document, becomes
+        the nearest general code for `status`; the text is kept as detail.
+        """
+        try:
+            document = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            document = None
+        if not isinstance(document, dict):
+            text = bytes(body[:LONGEST_VALUE]).decode("utf-8", "replace")
+            problem = cls(code_of_status(status), text)
+            problem.status = status
+            return problem
+        code = document.get("code")
+        known = isinstance(code, str) and code in CODES
+        problem = cls(str(code) if known else code_of_status(status))
+        problem.status = status
+        problem.title = _text(document.get("title"), problem.title)
+        problem.detail = _text(document.get("detail"), "")
+        problem.hint = _text(document.get("hint"), "")
+        field = document.get("field")
+        problem.field = field if isinstance(field, str) else None
+        problem.value = _short(document.get("value"))
+        problem.limit = document.get("limit")
+        wait_ms = document.get("retry_after_ms")
+        if isinstance(wait_ms, int):
+            problem.retry_after_ms = wait_ms
+        outcome = document.get("outcome")
+        if outcome in ("not_applied", "unknown"):
+            problem.outcome = outcome
+        if not known and isinstance(code, str):
+            problem.detail = f"{code}: {problem.detail}"
+        return problem
+
+
+_GENERAL: Final[Mapping[int, str]] = {
+    400: "malformed",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    408: "too_slow",
+    409: "in_progress",
+    410: "offset_expired",
+    412: "precondition_failed",
+    413: "too_large",
+    414: "target_too_long",
+    415: "unsupported_media_type",
+    416: "offset_beyond_end",
+    421: "not_a_replica",
+    422: "invalid",
+    428: "if_match_required",
+    429: "quota",
+    431: "headers_too_large",
+    501: "not_implemented",
+    502: "outcome_unknown",
+    503: "overloaded",
+    504: "outcome_unknown",
+    505: "unsupported_version",
+    507: "disk_full",
+}
+
+
+def code_of_status(status: int) -> str:
+    """The general code for a status whose document says nothing usable."""
+    return _GENERAL.get(status, "bug" if status >= 500 else "malformed")
+
+
+def _short(value: Any) -> Any:
+    """What goes back into a problem: a number as it is, a text not longer than `LONGEST_VALUE`."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        value = bytes(value[: LONGEST_VALUE + 1]).decode("utf-8", "backslashreplace")
+    if not isinstance(value, str):
+        value = repr(value)
+    return value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
+
+
+def _text(value: Any, default: str) -> str:
+    return value if isinstance(value, str) else default

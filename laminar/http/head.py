@@ -1,0 +1,349 @@
+"""Heads of requests and responses, as pure functions from bytes.
+
+httptools (llhttp) reads the syntax; `parse_request_head` adds what it lets
+through (INTERFACES.md, rule 12). A head is always parsed whole and alone: the
+caller finds the empty line, and everything behind it is the caller's. So no
+parser state outlives a message, and equal bytes give equal heads, which lets a
+server keep the last ones (`RequestHeads`): on a kept connection the heads of
+one client differ only by their targets, if at all, and are parsed once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from laminar.http.errors import Problem
+
+LONGEST_HEAD_BYTES: Final = 65536
+MOST_HEADERS: Final = 100
+LONGEST_TARGET_BYTES: Final = 8192
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+
+_HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*\Z")
+# What llhttp would take as well: HTTP/0.9 and 2.0, ICE and RTSP.
+_VERSIONS: Final = {b"HTTP/1.1": True, b"HTTP/1.0": False}
+# Headers that may occur once. Two that differ would be read differently by two readers.
+_SINGLE: Final = frozenset(
+    {"host", "content-length", "transfer-encoding", "content-type", "expect", "authorization"}
+)
+
+
+class RequestHead:
+    """A request line and its headers; shared between requests, so nobody changes it.
+
+    `headers` has lower-case names; repeated ones are joined by ``", "``.
+    `content_length` is 0 without a body and for a chunked one. `segments` is
+    the path split at ``/`` and then percent-decoded, so an encoded slash stays
+    inside its segment. `memo` belongs to whoever serves the request (routing).
+    """
+
+    __slots__ = (
+        "chunked",
+        "close",
+        "content_length",
+        "expects_continue",
+        "headers",
+        "http11",
+        "memo",
+        "method",
+        "path",
+        "query",
+        "segments",
+        "target",
+    )
+
+    def __init__(self, method: str, target: str, headers: dict[str, str], *, http11: bool = True) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.http11 = http11
+        self.path, _, query = target.partition("?")
+        self.segments = split_path(self.path)
+        self.query = parse_query(query) if query else {}
+        self.content_length = 0
+        self.chunked = False
+        self.close = False
+        self.expects_continue = False
+        self.memo: Any = None
+
+
+class _Collector:
+    """What httptools reports of one head."""
+
+    __slots__ = ("begun", "body", "headers", "target")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.begun = 0
+        self.body = False
+
+    def on_message_begin(self) -> None:
+        self.begun += 1
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_body(self, body: bytes) -> None:
+        self.body = True
+
+
+def parse_request_head(data: bytes) -> RequestHead:
+    """Parse one whole head, its empty line included.
+
+    Raises `Problem` (400 `malformed`, 414, 417, 431, 501, 505) for whatever
+    two readers might understand differently, with the field it found.
+    """
+    assert data.endswith(END_OF_HEAD), data[-8:]
+    line = data[: data.index(b"\r\n")]
+    http11 = _check_request_line(line)
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        pass  # an offer to speak something else may be ignored (RFC 9110, 7.8)
+    except httptools.HttpParserInvalidMethodError as error:
+        raise Problem(
+            "not_implemented", "the method is not known", field="method", value=line.split(b" ")[0]
+        ) from error
+    except httptools.HttpParserError as error:
+        raise Problem("malformed", f"the head cannot be parsed: {error}", field="head", value=line) from error
+    if collector.begun != 1 or collector.body:
+        raise Problem("malformed", "the head ends before its empty line", field="head", value=line)
+    if len(collector.headers) > MOST_HEADERS:
+        raise Problem(
+            "headers_too_large",
+            "too many headers",
+            field="headers",
+            value=len(collector.headers),
+            limit=MOST_HEADERS,
+        )
+    headers = _join_headers(collector.headers)
+    method = parser.get_method().decode("ascii")
+    if method == "CONNECT":
+        raise Problem("not_implemented", "this is no proxy", field="method", value=method)
+    head = RequestHead(method, _origin_form(collector.target), headers, http11=http11)
+    if http11 and "host" not in headers:
+        raise Problem("malformed", "HTTP/1.1 needs a Host header", field="host")
+    if not _HOST.match(headers.get("host", "").encode("latin-1")):
+        raise Problem("malformed", "no valid host", field="host", value=headers["host"])
+    _frame_body(head)
+    return head
+
+
+def _check_request_line(line: bytes) -> bool:
+    """Whether the line speaks HTTP/1.1 (else 1.0); the limits that need no parsing."""
+    longest = LONGEST_TARGET_BYTES + 32
+    if len(line) > longest:
+        raise Problem(
+            "target_too_long",
+            "the request target is too long",
+            field="target",
+            value=len(line),
+            limit=LONGEST_TARGET_BYTES,
+        )
+    version = line[-8:]
+    if version not in _VERSIONS:
+        if line.count(b" ") < 2 or version.startswith(b"HTTP/"):
+            raise Problem("unsupported_version", "not HTTP/1.x", field="version", value=line[-20:])
+        raise Problem("malformed", "no request line", field="head", value=line)
+    return _VERSIONS[version]
+
+
+def _join_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in pairs:
+        name = raw_name.decode("ascii").lower()
+        value = raw_value.strip(b" \t").decode("latin-1")
+        if name not in headers:
+            headers[name] = value
+        elif name in _SINGLE:
+            raise Problem("malformed", f"the header {name} occurs twice", field=name, value=value)
+        else:
+            headers[name] += ("; " if name == "cookie" else ", ") + value
+    return headers
+
+
+def _origin_form(target: bytes) -> str:
+    """The target as path and query: an absolute one loses scheme and authority, and none keeps a fragment."""
+    if len(target) > LONGEST_TARGET_BYTES:
+        raise Problem(
+            "target_too_long",
+            "the request target is too long",
+            field="target",
+            value=len(target),
+            limit=LONGEST_TARGET_BYTES,
+        )
+    text = target.decode("ascii")
+    if "#" in text:
+        raise Problem("malformed", "a target has no fragment", field="target", value=text)
+    if text.startswith("/") or text == "*":
+        return text
+    scheme, mark, rest = text.partition("://")
+    if not mark or scheme.lower() not in ("http", "https"):
+        raise Problem("malformed", "the target is no path", field="target", value=text)
+    at = min((i for i in (rest.find("/"), rest.find("?")) if i >= 0), default=-1)
+    if at < 0:
+        return "/"
+    return rest[at:] if rest[at] == "/" else "/" + rest[at:]
+
+
+def _frame_body(head: RequestHead) -> None:
+    """Say how the body is framed and whether the connection goes on after it."""
+    headers = head.headers
+    if "connection" in headers:
+        options = {option.strip().lower() for option in headers["connection"].split(",")}
+        head.close = "close" in options or (not head.http11 and "keep-alive" not in options)
+    else:
+        head.close = not head.http11
+    coding = headers.get("transfer-encoding")
+    length = headers.get("content-length")
+    if coding is not None:
+        if length is not None:
+            raise Problem("malformed", "both Content-Length and Transfer-Encoding", field="content-length")
+        if not head.http11:
+            raise Problem("malformed", "HTTP/1.0 has no transfer codings", field="transfer-encoding")
+        if coding.lower() != "chunked":
+            raise Problem(
+                "not_implemented", "only `chunked` is known", field="transfer-encoding", value=coding
+            )
+        head.chunked = True
+    elif length is not None:
+        if not (length.isascii() and length.isdigit()) or len(length) > 18:
+            raise Problem("malformed", "not a length", field="content-length", value=length)
+        head.content_length = int(length)
+    expectation = headers.get("expect")
+    if expectation is not None and head.http11:  # RFC 9110, 10.1.1: to be ignored from HTTP/1.0
+        if expectation.lower() != "100-continue":
+            raise Problem("expectation_failed", field="expect", value=expectation)
+        head.expects_continue = head.chunked or head.content_length > 0
+
+
+class RequestHeads:
+    """Parsed heads by their bytes; pure memory, bounded, forgotten all at once."""
+
+    MOST = 1024
+    LONGEST_BYTES = 2048
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, RequestHead] = {}
+        # Looked up by the connection itself: a method call would cost as much as the lookup.
+        self.get = self._heads.get
+
+    def parse(self, data: bytes) -> RequestHead:
+        """Parse a head that `get` didn't know, and remember it."""
+        head = parse_request_head(data)
+        if len(data) <= self.LONGEST_BYTES:
+            if len(self._heads) >= self.MOST:
+                self._heads.clear()
+            self._heads[data] = head
+        return head
+
+
+class ResponseHead:
+    """A status line and its headers (lower-case names, repeated ones joined by ``", "``).
+
+    `content_length` is None if the body is chunked or ends with the connection.
+    """
+
+    __slots__ = ("chunked", "close", "content_length", "headers", "status")
+
+    def __init__(self, status: int, headers: dict[str, str]) -> None:
+        self.status = status
+        self.headers = headers
+        self.content_length: int | None = None
+        self.chunked = False
+        self.close = False
+
+
+class BadResponseHead(ValueError):
+    """What came from the server is no HTTP/1.x response."""
+
+
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n\x00]*)?\Z")
+_NAME: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+
+
+def parse_response_head(data: bytes) -> ResponseHead:
+    """Parse one whole response head, its empty line included; `BadResponseHead` if it is none."""
+    lines = data[:-4].split(b"\r\n")
+    match = _STATUS_LINE.match(lines[0])
+    if match is None:
+        raise BadResponseHead(f"no status line: {lines[0][:80]!r}")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        raw_name, mark, raw_value = line.partition(b":")
+        if not mark or not _NAME.match(raw_name):
+            raise BadResponseHead(f"no header: {line[:80]!r}")
+        name = raw_name.decode("ascii").lower()
+        value = raw_value.strip(b" \t").decode("latin-1")
+        if name in headers:
+            if name in _SINGLE:
+                raise BadResponseHead(f"the header {name} occurs twice")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    head = ResponseHead(int(match[2]), headers)
+    options = headers.get("connection", "").lower()
+    head.close = "close" in options or (match[1] == b"0" and "keep-alive" not in options)
+    coding = headers.get("transfer-encoding")
+    length = headers.get("content-length")
+    if coding is not None:
+        if coding.lower() != "chunked" or length is not None:
+            raise BadResponseHead(f"body framed as {coding[:40]!r} with length {length}")
+        head.chunked = True
+    elif length is not None:
+        if not (length.isascii() and length.isdigit()) or len(length) > 18:
+            raise BadResponseHead(f"Content-Length {length[:40]!r}")
+        head.content_length = int(length)
+    return head
+
+
+def split_path(path: str) -> tuple[str, ...]:
+    """The segments of a path, percent-decoded one by one: ``/v1/a%2Fb`` is ``("v1", "a/b")``."""
+    segments = path[1:].split("/")
+    if "%" in path:
+        return tuple(decode_percent(segment, field="path") for segment in segments)
+    return tuple(segments)
+
+
+def parse_query(query: str) -> dict[str, str]:
+    """Names and values of a query; 400 `malformed` for a name given twice or text that isn't UTF-8.
+
+    ``+`` stands for a space, as in forms: that is what clients' query builders write.
+    """
+    found: dict[str, str] = {}
+    for part in query.split("&"):
+        if not part:
+            continue
+        name, _, value = part.partition("=")
+        if "%" in part or "+" in part:
+            name = decode_percent(name.replace("+", " "), field="query")
+            value = decode_percent(value.replace("+", " "), field=name)
+        if name in found:
+            raise Problem("malformed", f"the query parameter {name} occurs twice", field=name, value=value)
+        found[name] = value
+    return found
+
+
+_BROKEN_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def decode_percent(text: str, *, field: str) -> str:
+    """Percent-decoded text; 400 `malformed` if it isn't UTF-8 or a percent sign stands alone."""
+    if "%" not in text:
+        return text
+    try:
+        if _BROKEN_PERCENT.search(text):
+            raise ValueError("a percent sign without two hexadecimal digits")
+        return unquote_to_bytes(text).decode("utf-8")
+    except ValueError as error:
+        raise Problem("malformed", f"percent-encoding: {error}", field=field, value=text) from error

@@ -1,0 +1,140 @@
+"""Requests as an application sees them and responses as it makes them.
+
+`Response.encode` is the only place where a status line is written. A receipt is
+on the hot path: an application that answers the same headers again and again
+encodes them once (`encode_headers`) and passes the block, so that a response
+costs one join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from laminar.http.errors import PROBLEM_TYPE, Problem
+from laminar.http.head import RequestHead
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
+
+JSON_TYPE: Final = "application/json"
+
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES: Final = {
+    status: f"HTTP/1.1 {status} {reason}\r\n".encode("ascii") for status, reason in _REASONS.items()
+}
+_JSON_BLOCK: Final = b"Content-Type: application/json\r\n"
+_PROBLEM_BLOCK: Final = f"Content-Type: {PROBLEM_TYPE}\r\n".encode("ascii")
+
+
+def status_line(status: int) -> bytes:
+    """The status line with its CR LF."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Headers as they go over the wire. A line break in one would be a second header: asserted."""
+    block = "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1", "replace")
+    assert block.count(b"\n") == block.count(b"\r\n") == block.count(b"\r"), block
+    return block
+
+
+class Request:
+    """One request. Headers and query are shared with other requests of equal head: not to be changed.
+
+    `body` is whole when `Application.handle` is called and empty in
+    `Application.head`; a ``Content-Encoding`` has been taken off it by then.
+    `connection` offers `peer` and a slot `context` for the application.
+    """
+
+    __slots__ = ("body", "connection", "head", "headers", "method", "path", "query", "segments", "target")
+
+    def __init__(self, head: RequestHead, body: Buffer, connection: Connection) -> None:
+        self.head = head
+        self.method = head.method
+        self.target = head.target
+        self.path = head.path
+        self.segments = head.segments
+        self.query = head.query
+        self.headers = head.headers
+        self.body = body
+        self.connection = connection
+
+    @property
+    def peer(self) -> str:
+        """The other end: ``host:port``, or ``unix``."""
+        return self.connection.peer
+
+    @property
+    def content_length(self) -> int | None:
+        """Length announced for the body, before decoding; None if it comes chunked."""
+        return None if self.head.chunked else self.head.content_length
+
+    def __repr__(self) -> str:
+        return f"<Request {self.method} {self.target}>"
+
+
+class Connection(Protocol):
+    """What an application may know of a request's connection."""
+
+    context: Any
+
+    @property
+    def peer(self) -> str: ...
+
+
+class Response:
+    """An answer. `header_block` is headers already encoded; it comes before `headers`.
+
+    A `body` of several buffers is written without joining; an async iterator
+    is sent chunked (or until the connection's end in HTTP/1.0). `close` ends
+    the connection after it.
+    """
+
+    __slots__ = ("body", "close", "header_block", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        headers: Sequence[tuple[str, str]] = (),
+        body: Body = b"",
+        *,
+        header_block: bytes = b"",
+        close: bool = False,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.header_block = header_block
+        self.close = close
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200, *, headers: Sequence[tuple[str, str]] = ()) -> Response:
+        """A JSON answer of anything msgspec can write."""
+        return cls(status, headers, msgspec.json.encode(value), header_block=_JSON_BLOCK)
+
+    @classmethod
+    def problem(cls, problem: Problem) -> Response:
+        """An RFC 9457 answer."""
+        return cls(problem.status, problem.all_headers(), problem.encode(), header_block=_PROBLEM_BLOCK)
+
+    def __repr__(self) -> str:
+        return f"<Response {self.status}>"
+
+
+class Application(Protocol):
+    """What a server serves. Both methods may raise `Problem`."""
+
+    def head(self, request: Request) -> Response | None:
+        """Called before the body is read. A response refuses it: the body stays unread."""
+        ...
+
+    def handle(self, request: Request) -> Response | Awaitable[Response]:
+        """Called with the whole body. A future or a `Response` costs no task; a coroutine does."""
+        ...
+
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
