@@ -42,7 +42,7 @@ class File(Protocol):
         """What was written (and the size) is durable when this returns. Never retry after a failure."""
 
     def start_writeback(self, size: int, position: int) -> None:
-        """A hint: begin to write these bytes to the disk now, so that a later `sync` is short."""
+        """A hint: begin to write these bytes now, so that a later `sync` is short. Size 0: to the end."""
 
     def truncate(self, size: int) -> None: ...
 

@@ -16,7 +16,9 @@ from laminar.log.disk import Buffer, Disk, File
 from laminar.log.errors import DiskError
 from laminar.log.settings import MIB, StorageSettings
 
-_SPARE = "spare"
+_SPARE = "spare-"
+# Files ready for use, at most: in a steady state each checkpoint frees one, and one is being filled.
+_MAX_SPARES = 2
 _ZEROS = bytes(MIB)
 
 
@@ -68,11 +70,16 @@ class Journal:
         self.durable_lsn = lsn
         self._hard_state_lsn = 0
         self.number = number
-        self._disk.unlink(os.path.join(home, _SPARE))
+        for name in disk.list(home):
+            if name.startswith(_SPARE):
+                disk.unlink(os.path.join(home, name))
         self._capacity = settings.first_journal_file_bytes
         self._file = self._make(journal_name(number), self._capacity)
         self._position = 0
-        self._spare: tuple[File, int] | None = None
+        # (name, capacity); taken by the writer's thread, added by another: single list operations only.
+        self._spares: list[tuple[str, int]] = []
+        self._spares_made = 0
+        self._capacities = {number: self._capacity}
         # No file could be made ready for when this one is full: the disk is. Set by `prepare_spare`.
         self.starved = False
 
@@ -131,52 +138,68 @@ class Journal:
         return encode_frame(head, parts, self.seed)
 
     def _roll(self, size: int) -> None:
-        """Go on in a new file: the spare one where it is ready and large enough."""
-        self.number += 1
-        name = journal_name(self.number)
-        spare, self._spare = self._spare, None
+        """Go on in the next file: a spare one where one is ready and large enough."""
         self._file.close()
+        self.number += 1
+        path = os.path.join(self._home, journal_name(self.number))
+        spare = self._spares.pop(0) if self._spares else None
         if spare is not None and spare[1] >= size:
-            self._file, self._capacity = spare
-            self._disk.rename(os.path.join(self._home, _SPARE), os.path.join(self._home, name))
+            self._disk.rename(os.path.join(self._home, spare[0]), path)
+            self._file = self._disk.open(path)
+            self._capacity = spare[1]
         else:
             # Not zero-filled: that would make everybody wait. Appending costs about the same once.
+            self._file = self._disk.open(path, create=True, exclusive=True)
             self._capacity = max(size, self._next_capacity())
-            self._file = self._disk.open(os.path.join(self._home, name), create=True, exclusive=True)
         self._disk.sync_directory(self._home)
+        self._capacities[self.number] = self._capacity
         self._position = 0
 
     def _next_capacity(self) -> int:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """A quarter of the file is used and no next one is ready."""
-        return self._spare is None and self._position >= self._capacity // 4
+        """Half of the file is used and no next one is ready."""
+        return not self._spares and self._position >= self._capacity // 2
 
     def prepare_spare(self) -> None:
         """Make the next file ready, in another thread than the writer's. A full disk sets `starved`."""
-        path = os.path.join(self._home, _SPARE)
+        self._spares_made += 1
+        name = f"{_SPARE}{self._spares_made}"
+        capacity = self._next_capacity()
         try:
-            self._disk.unlink(path)
-            capacity = self._next_capacity()
-            self._spare = (self._make(_SPARE, capacity), capacity)
-            self.starved = False
+            self._make(name, capacity).close()
         except DiskError as error:
             if not error.is_full:
                 raise
             self.starved = True
-            self._disk.unlink(path)
+            self._disk.unlink(os.path.join(self._home, name))
+            return
+        self._spares.append((name, capacity))
+        self.starved = False
 
     def delete_before(self, number: int) -> None:
-        """Remove the files below `number`. Only when a durable checkpoint stands for all their frames."""
+        """Let go of the files below `number`. Only when a durable checkpoint stands for all their frames.
+
+        That is also the only condition for using one again: what it still holds is of this generation and
+        below the checkpoint's LSN, so no recovery takes it for new.
+        """
         for old in journal_numbers(self._disk, self._home):
-            if old < number:
-                self._disk.unlink(os.path.join(self._home, journal_name(old)))
+            if old >= number:
+                break
+            path = os.path.join(self._home, journal_name(old))
+            capacity = self._capacities.pop(old, 0)
+            if capacity == self._settings.journal_file_bytes and len(self._spares) < _MAX_SPARES:
+                self._spares_made += 1
+                name = f"{_SPARE}{self._spares_made}"
+                self._disk.rename(path, os.path.join(self._home, name))
+                self._spares.append((name, capacity))
+                self.starved = False
+            else:
+                self._disk.unlink(path)
 
     def statistics(self) -> dict[str, int]:
         return {"lsn": self.lsn, "file": self.number, "position": self._position, "capacity": self._capacity}
 
     def close(self) -> None:
         self._file.close()
-        if self._spare is not None:
-            self._spare[0].close()

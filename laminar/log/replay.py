@@ -60,6 +60,7 @@ class Verdict:
 def scan(disk: Disk, home: str, checkpoint: Checkpoint) -> tuple[list[FoundFrame], bool]:
     """All whole frames of the checkpoint's generation behind it, and whether its journal file is missing."""
     frames: list[FoundFrame] = []
+    highest_lsn = checkpoint.lsn
     numbers = [number for number in journal_numbers(disk, home) if number >= checkpoint.journal_file]
     for number in numbers:
         start = checkpoint.journal_position if number == checkpoint.journal_file else 0
@@ -76,7 +77,9 @@ def scan(disk: Disk, home: str, checkpoint: Checkpoint) -> tuple[list[FoundFrame
                 position += BLOCK_SIZE
                 continue
             end = position + head.stored_size
-            if head.lsn > checkpoint.lsn:
+            # A file that is used again may still end in frames of its former use: their LSNs are lower.
+            if head.lsn > highest_lsn:
+                highest_lsn = head.lsn
                 stored = data[position : position + HEAD_SIZE + head.length]
                 frames.append(FoundFrame(head, name, start + position, stored))
             position = end

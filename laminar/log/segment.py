@@ -147,6 +147,13 @@ class SegmentFile:
         self._rows = []
         self._rows_written = len(rows) // ROW_SIZE
 
+    def start_writeback(self) -> None:
+        """Let the disk begin with what is not synced: that halves the time of many syncs."""
+        if self._exists:
+            self._write_rows()
+            self.data().start_writeback(0, 0)
+            self._open_index().start_writeback(0, 0)
+
     def sync(self) -> None:
         """Everything written so far is durable when this returns (names: see the directory)."""
         if self._exists:

@@ -373,7 +373,9 @@ class Storage:
             else:
                 self._tell(loop, partial(finish, None))
 
-        self._writer_worker.submit(task)
+        # By way of the journal's thread, as the frames it has synced: else this could overtake one whose
+        # waiters have been told already.
+        self._journal_worker.submit(partial(self._writer_worker.submit, task))
         return future
 
     @property

@@ -236,11 +236,15 @@ class Writer:
         """
         # Also the pause before the next try, if this one fails.
         self._due_bytes = self.journal_bytes + self._settings.checkpoint_bytes // 4
-        for segment, files in list(self._dirty.items()):
-            try:
-                segment.sync()
-            except DiskError as error:
-                self._fail(files, error)
+        dirty = list(self._dirty.items())
+        for work in (SegmentFile.start_writeback, SegmentFile.sync):
+            for segment, files in dirty:
+                try:
+                    if files.failure is None:
+                        work(segment)
+                except DiskError as error:
+                    self._fail(files, error)
+        for segment, _ in dirty:
             del self._dirty[segment]
         for directory in list(self._dirty_directories):
             self._disk.sync_directory(directory)

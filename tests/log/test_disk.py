@@ -1,0 +1,131 @@
+"""What every disk must do: one suite over the real one and the one that can lose power."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+
+from laminar.log.disk import MAX_BUFFERS, Disk, RealDisk
+from laminar.log.errors import DiskError
+from tests.log.crash_disk import CrashDisk
+
+
+@pytest.fixture(params=["real", "crash"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
+    disk: Disk = RealDisk() if request.param == "real" else CrashDisk()
+    directory = f"{tmp_path}/d"
+    disk.make_directory(directory)
+    return disk, directory
+
+
+def test_bytes_come_back_as_they_were_written(place: tuple[Disk, str]) -> None:
+    """Many buffers in one call lie one behind the other; a read ends with the file; holes are zeros."""
+    disk, directory = place
+    file = disk.open(f"{directory}/f", create=True)
+    buffers = [b"%d," % number for number in range(MAX_BUFFERS * 2 + 7)]
+    whole = b"".join(buffers)
+
+    assert len(whole) == file.pwritev(buffers, 100)
+
+    assert 100 + len(whole) == file.size()
+    assert bytes(100) + whole == bytes(file.pread(1 << 20, 0))
+    assert b"" == bytes(file.pread(10, 1 << 20))
+    file.sync()
+    file.start_writeback(0, 0)
+    file.close()
+
+
+def test_a_nowait_read_gives_all_or_nothing(place: tuple[Disk, str]) -> None:
+    """What was just written is in memory; a range behind the end is never half given."""
+    disk, directory = place
+    file = disk.open(f"{directory}/f", create=True)
+    file.pwritev([b"x" * 1000], 0)
+
+    assert b"x" * 10 == bytes(file.pread_nowait(10, 5) or b"")
+    assert file.pread_nowait(10, 995) is None
+    file.close()
+
+
+def test_truncation_cuts_and_extends(place: tuple[Disk, str]) -> None:
+    """A shorter size cuts, a longer one adds zeros."""
+    disk, directory = place
+    file = disk.open(f"{directory}/f", create=True)
+    file.pwritev([b"abcdef"], 0)
+    file.truncate(3)
+    file.truncate(5)
+
+    assert b"abc\0\0" == bytes(file.pread(10, 0))
+    file.close()
+
+
+def test_names(place: tuple[Disk, str]) -> None:
+    """Listing is sorted; rename replaces; unlinking what is gone is fine; open files outlive their names."""
+    disk, directory = place
+    for name in ("b", "a", "c"):
+        file = disk.open(f"{directory}/{name}", create=True, exclusive=True)
+        file.pwritev([name.encode()], 0)
+        file.close()
+    assert ["a", "b", "c"] == disk.list(directory)
+    held = disk.open(f"{directory}/b")
+    disk.rename(f"{directory}/a", f"{directory}/b")
+    disk.unlink(f"{directory}/c")
+    disk.unlink(f"{directory}/c")
+    disk.sync_directory(directory)
+
+    assert ["b"] == disk.list(directory)
+    assert b"b" == bytes(held.pread(10, 0))
+    assert disk.exists(f"{directory}/b") and not disk.exists(f"{directory}/a")
+    assert [] == disk.list(f"{directory}/nowhere")
+    held.close()
+    disk.make_directory(f"{directory}/x/y")
+    disk.remove_tree(f"{directory}/x")
+    disk.remove_tree(f"{directory}/x")
+    assert not disk.exists(f"{directory}/x")
+    assert disk.free_bytes(directory) > 0
+
+
+def test_failures_are_disk_errors_with_their_number(place: tuple[Disk, str]) -> None:
+    """A missing file, an existing one where none may be."""
+    disk, directory = place
+    with pytest.raises(DiskError) as missing:
+        disk.open(f"{directory}/f")
+    assert missing.value.is_missing
+    disk.open(f"{directory}/f", create=True).close()
+    with pytest.raises(DiskError) as existing:
+        disk.open(f"{directory}/f", create=True, exclusive=True)
+    assert errno.EEXIST == existing.value.errno
+    with pytest.raises(DiskError):
+        disk.rename(f"{directory}/none", f"{directory}/other")
+
+
+def test_a_lock_is_held_by_one(place: tuple[Disk, str]) -> None:
+    """A second one is refused until the first is closed."""
+    disk, directory = place
+    lock = disk.lock(f"{directory}/lock")
+    with pytest.raises(DiskError) as refused:
+        disk.lock(f"{directory}/lock", wait=False)
+    assert errno.EAGAIN == refused.value.errno
+    lock.close()
+    disk.lock(f"{directory}/lock", wait=False).close()
+
+
+def test_the_crash_disk_loses_what_was_not_synced() -> None:
+    """Bytes without a sync and names without a directory sync may go, block by block; synced ones stay."""
+    seen = set()
+    for seed in range(60):
+        disk = CrashDisk()
+        disk.make_directory("d")
+        file = disk.open("d/f", create=True)
+        file.pwritev([b"a" * 1536], 0)
+        file.sync()
+        disk.sync_directory("d")
+        file.pwritev([b"b" * 1536], 0)
+        disk.open("d/g", create=True)
+        disk.crash(random.Random(seed))
+        content = bytes(disk.open("d/f").pread(2000, 0))
+        assert 1536 == len(content)
+        seen.add((content[::512], disk.exists("d/g")))
+    assert 16 == len(seen)

@@ -1,0 +1,82 @@
+"""Documents that are replaced as a whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from laminar.log.document import Document
+from laminar.log.errors import DamagedDocument
+from tests.log.crash_disk import CrashDisk, PowerCut
+
+
+def _disk() -> CrashDisk:
+    disk = CrashDisk()
+    disk.make_directory("d")
+    return disk
+
+
+def test_a_crash_at_any_step_leaves_the_old_or_the_new_one() -> None:
+    """Also when the very first write is cut: then there is none, and that is no damage."""
+    rng = random.Random(1)
+    for step in range(1, 40):
+        for payload in (b"n", b"n" * 2000):
+            disk = _disk()
+            states: list[bytes | None] = [None]
+            disk.cut_after = step
+            acknowledged = 0
+            try:
+                for number in range(4):
+                    states.append(payload + b"%d" % number)
+                    Document(disk, "d", "thing").write(payload + b"%d" % number)
+                    acknowledged = len(states) - 1
+            except PowerCut:
+                pass
+            disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0]))
+            assert Document(disk, "d", "thing").read() in states[acknowledged:]
+
+
+@pytest.mark.parametrize("copy", ["a", "b"])
+def test_rot_in_one_copy_changes_nothing(copy: str) -> None:
+    """The other copy serves."""
+    disk = _disk()
+    document = Document(disk, "d", "thing")
+    document.write(b"old")
+    document.write(b"payload")
+    disk.rot(f"d/thing-2.{copy}", 25)
+    assert b"payload" == document.read()
+
+
+def test_rot_in_both_copies_is_damage_not_absence() -> None:
+    """A document that existed never reads as never written."""
+    disk = _disk()
+    document = Document(disk, "d", "thing")
+    document.write(b"payload")
+    for copy in "ab":
+        disk.rot(f"d/thing-1.{copy}", 25)
+    with pytest.raises(DamagedDocument):
+        document.read()
+    assert document.exists()
+
+
+def test_a_write_uses_a_number_above_any_seen() -> None:
+    """A torn newer copy is neither read nor reused, and its successor wins."""
+    disk = _disk()
+    document = Document(disk, "d", "thing")
+    document.write(b"one")
+    file = disk.open("d/thing-7.a", create=True)
+    file.pwritev([b"torn"], 0)
+    assert b"one" == document.read()
+    document.write(b"two")
+    assert ["thing-8.a", "thing-8.b"] == disk.list("d")
+    assert b"two" == document.read()
+
+
+def test_names_that_begin_alike_are_not_mixed_up() -> None:
+    """`map` and `map-old` are two documents."""
+    disk = _disk()
+    Document(disk, "d", "map").write(b"1")
+    Document(disk, "d", "map-old").write(b"2")
+    assert b"1" == Document(disk, "d", "map").read()
+    assert b"2" == Document(disk, "d", "map-old").read()
