@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ TESTS = Path(__file__).parent
 # Folder: marker and limit in seconds, four times what its slowest test normally takes.
 STAGES = {"cluster": 180, "docs": 180, "spark": 240}
 UNIT_LIMIT_S = 60
+TEARDOWN_LIMIT_S = 20
 
 # Folders and files whose tests are computation alone.
 PURE = (
@@ -188,11 +190,39 @@ def _purity(request: pytest.FixtureRequest) -> Iterator[None]:
 # --- what tests ask for -----------------------------------------------------------------------------------
 
 
+class LimitedLoop(uvloop.Loop):
+    """uvloop, which lets a time limit end the test.
+
+    pytest-timeout raises in a signal handler. uvloop only reports what is raised there and runs on, so a test
+    that waits for ever would do so in spite of its limit.
+    """
+
+    _exceeded: BaseException | None = None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        exception = context.get("exception")
+        if isinstance(exception, pytest.fail.Exception):
+            self._exceeded = exception
+            signal.setitimer(signal.ITIMER_REAL, TEARDOWN_LIMIT_S)  # the test's fixtures may hang as well
+            self.stop()
+        else:
+            super().call_exception_handler(context)
+
+    def run_until_complete(self, future: Any) -> Any:
+        try:
+            return super().run_until_complete(future)
+        except RuntimeError:  # "stopped before Future completed"
+            exceeded, self._exceeded = self._exceeded, None
+            if exceeded is None:
+                raise
+            raise exceeded from None
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that production runs on."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": LimitedLoop}
 
 
 @pytest.fixture

@@ -66,6 +66,17 @@ def test_forgets_a_file(tmp_path):
     kept.append(open(tmp_path / "data", "wb"))
 """
 
+WAITS_FOR_EVER = """
+import asyncio, pytest
+
+@pytest.mark.timeout(1)
+async def test_waits_for_what_never_comes():
+    await asyncio.Event().wait()
+
+async def test_comes_after_it():
+    await asyncio.sleep(0)
+"""
+
 OPENS_A_SOCKET = """
 import socket
 
@@ -108,6 +119,16 @@ def test_other_faults_fail_the_run_and_are_named(tmp_path: Path, source: str, na
 
     assert status != 0, output
     assert said in output
+
+
+def test_a_time_limit_ends_a_test_that_waits_in_the_loop(tmp_path: Path) -> None:
+    """The limit is named, and where the test waited; the next test runs."""
+    status, output = run_pytest(tmp_path, WAITS_FOR_EVER)
+
+    assert 1 == status, output
+    assert "Timeout (>1.0s)" in output
+    assert "test_it.py:6" in output
+    assert "1 failed, 1 passed" in output
 
 
 def test_a_run_without_tests_is_not_a_pass(tmp_path: Path) -> None:
