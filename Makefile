@@ -21,7 +21,7 @@ demo: .venv/.spark java
 	$(BIN)/laminar demo
 
 # The first stage is pure or small and shares the cores. The second runs real nodes, then Spark, alone.
-# What Makefile's `check` runs is left out here.
+# What `make check` runs is left out here.
 test: .venv/.spark java
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
 	  --ignore=tests/spark --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py \

@@ -76,7 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = place(item).partition("/")[0]
         stage = folder if folder in STAGES else "unit"
         item.add_marker(stage)
-        if item.get_closest_marker("timeout") is None:
+        # A limit on the command line (make test-long) is meant for all; a marker would go before it.
+        if config.getoption("timeout") is None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(STAGES.get(stage, UNIT_LIMIT_S)))
         if stage == "spark" and absent:
             item.add_marker(pytest.mark.skip(reason=absent))
