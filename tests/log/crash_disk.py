@@ -206,6 +206,18 @@ class CrashDisk:
             else:
                 node.crash(rng, keep)
 
+    def files(self, path: str) -> list[tuple[str, int]]:
+        """Path and size of every file below a directory that holds a byte."""
+        found: list[tuple[str, int]] = []
+        directory = self._walk(path)
+        assert directory is not None, f"no directory {path}"
+        for name, node in sorted(directory.current.items()):
+            if isinstance(node, Directory):
+                found += self.files(f"{path}/{name}")
+            elif node.current:
+                found.append((f"{path}/{name}", len(node.current)))
+        return found
+
     def rot(self, path: str, position: int, size: int = 1) -> None:
         """Turn bytes over, on the platter and in memory."""
         inode = self._file(path)

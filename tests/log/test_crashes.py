@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from laminar.log.errors import StorageClosed, StorageError
-from tests.log.crash_disk import CrashDisk, PowerCut
-from tests.log.histories import History, open_inline, run
+from laminar.log import DamagedRange, Log, StorageClosed, StorageError
+from tests.log.crash_disk import BLOCK, CrashDisk, PowerCut
+from tests.log.histories import History, open_inline, run, settle
 
 Script = Callable[[History], Awaitable[None]]
 
@@ -142,3 +142,52 @@ def test_pitfall_30_conflict_truncation_with_a_crash_at_every_step() -> None:
         run(restart())
         disk.crash(rng, keep=rng.choice([0.0, 0.5]))
         _reopen(history, disk, rng)
+
+
+@pytest.mark.parametrize("script", [_ordinary, _conflicts])
+def test_rot_of_one_block_is_never_silent(script: Script) -> None:
+    """At rest, one block anywhere rots: every log serves what it held, names the damage, or is marked."""
+    rng = random.Random(f"rot {script.__name__}")
+
+    async def prepare(disk: CrashDisk) -> History:
+        history = History(open_inline(disk))
+        await script(history)
+        await settle(history.storage)
+        if rng.random() < 0.3:
+            await history.storage.close()
+        return history
+
+    for _ in range(250):
+        disk = CrashDisk()
+        history = run(prepare(disk))
+        disk.crash(rng, keep=rng.choice([0.0, 1.0]))
+        path, size = rng.choice(disk.files("data"))
+        disk.rot(path, rng.randrange(size) // BLOCK * BLOCK, BLOCK)
+
+        storage = open_inline(disk, seed=9)
+
+        wanted = history.pictures[-1]
+        for log_id, (start, frames) in wanted.logs.items():
+            log = storage.logs.get(log_id)
+            if log is None:
+                assert "journal" in path, f"log {log_id} is gone after rot in {path}"
+            elif not log.recovering:
+                assert (start, start + len(frames)) == (log.start.index, log.last_index), path
+                assert all(
+                    found in (None, frame) for found, frame in zip(_readable(log), frames, strict=True)
+                ), path
+        for replica, state in wanted.hard_states.items():
+            found_state = storage.hard_states[replica]
+            assert replica in storage.lost_hard_states or state == (found_state.term, found_state.vote), path
+
+
+def _readable(log: Log) -> list[bytes | None]:
+    """Each entry's frame, or None where a read names it as damaged."""
+    frames: list[bytes | None] = []
+    for index in range(log.first_index, log.last_index + 1):
+        try:
+            frames.append(bytes(run(log.read(index, index, max_bytes=1))[0]))
+        except DamagedRange as damage:
+            assert (index, index) == (damage.first_index, damage.last_index)
+            frames.append(None)
+    return frames
