@@ -71,6 +71,7 @@ class Driver:
         self._confirmations: dict[tuple[bytes, int], asyncio.Future[int]] = {}
         self._context = 0
         self._stopped = False
+        self._resigned = asyncio.Event()
         self.dropped_messages = 0
         self.bad_frames = 0
         self.syncs = 0
@@ -111,11 +112,16 @@ class Driver:
             if voters:
                 replica.core.transfer_leadership(max(voters, key=replica.match_index), now_ms=now_ms)
                 self.settle(replica)
-        deadline = self._loop.time() + timeout_s
-        while self._loop.time() < deadline and any(
-            replica.leading and len(replica.configuration.voters) > 1 for replica in self.replicas.values()
-        ):
-            await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(
+                    replica.leading and len(replica.configuration.voters) > 1
+                    for replica in self.replicas.values()
+                ):
+                    self._resigned.clear()
+                    await self._resigned.wait()
+        except TimeoutError:
+            _log.info("not all leaderships could be handed over in %g s", timeout_s)
 
     def campaign(self, replica: Replica) -> None:
         """Stand for election now: the first replica of a fresh group."""
@@ -192,7 +198,9 @@ class Driver:
         leading = replica.core.role is Role.LEADER
         if leading != replica.leading:
             replica.leading = leading
-            replica.machine.led(replica.leading)
+            replica.machine.led(leading)
+            if not leading:
+                self._resigned.set()
         if ready.committed_index is not None:
             replica.machine.committed(ready.committed_index)
         for context, index in ready.reads:

@@ -83,9 +83,10 @@ def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffe
 def read_frame(frame: memoryview) -> list[tuple[AnyMessage, list[memoryview]]]:
     """Messages of a frame, each with its batches (none on the control channel).
 
-    Raises ValueError (also msgspec's errors, which are ValueErrors) when the frame does
-    not add up.
+    Raises ValueError when the frame does not add up.
     """
+    if len(frame) < _PREFIX.size:
+        raise ValueError(f"a frame of {len(frame)} bytes")
     kind, length = _PREFIX.unpack_from(frame)
     position = _PREFIX.size + length
     head = frame[_PREFIX.size : position]
@@ -93,7 +94,10 @@ def read_frame(frame: memoryview) -> list[tuple[AnyMessage, list[memoryview]]]:
         return [(message, []) for message in decode(head)]
     if kind != _BULK:
         raise ValueError(f"a frame of unknown kind {kind}")
-    encoded, all_sizes = _sizes_decoder.decode(head)
+    try:
+        encoded, all_sizes = _sizes_decoder.decode(head)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the sizes of a bulk frame: {error}") from error
     messages = decode(encoded)
     if len(messages) != len(all_sizes):
         raise ValueError(f"{len(messages)} messages but {len(all_sizes)} lists of sizes")

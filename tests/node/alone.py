@@ -1,0 +1,72 @@
+"""A partition with one voter in this process and loop: real storage, real driver, no HTTP."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from laminar.log import RealDisk, Storage, StorageSettings
+from laminar.node.clock import Clock
+from laminar.node.driver import Driver
+from laminar.node.partition import Partition
+from laminar.node.replica import Replica, initial_frame, replay
+from laminar.node.transport import Transport
+from laminar.node.wire import ConfigurationRecord
+from raft.values import HardState, Settings
+
+VOTER = ConfigurationRecord(voters=((1, "here"),))
+GROUP = b"g" * 16
+SMALL = StorageSettings(
+    first_journal_file_bytes=1 << 20, journal_file_bytes=4 << 20, segment_size_bytes=1 << 20
+)
+
+
+@asynccontextmanager
+async def lone_partition(directory: Path, *, voters: ConfigurationRecord = VOTER) -> AsyncIterator[Partition]:
+    """Opens, or opens again, the one partition in `directory`; it leads if it is the only voter."""
+    storage = Storage.open(RealDisk(), str(directory / "home"), str(directory / "logs"), settings=SMALL)
+    transport = Transport(cluster_id=lambda: b"c" * 16, node="here", role=1, nonce=b"n" * 16, secret=None)
+    failures: list[BaseException] = []
+    driver = Driver(
+        storage=storage,
+        transport=transport,
+        clock=Clock(),
+        address_of=lambda node, replica: None,
+        on_fatal=failures.append,
+    )
+    if not storage.logs:
+        log = storage.create_log("t-0")
+        log.append([initial_frame(voters, created_ms=1)])
+        storage.record_hard_state(1, term=1, vote=0)
+        await storage.sync()
+    (log,) = storage.logs.values()
+    partition = Partition(topic="t", number=0, driver=driver, log=log)
+    replay(await log.read(log.first_index, log.last_index, max_bytes=1 << 30), partition)
+    hard = storage.hard_states[1]
+    partition.replica = Replica(
+        name="t/0",
+        cluster=b"c" * 16,
+        group=GROUP,
+        replica_id=1,
+        incarnation=1,
+        log=log,
+        machine=partition,
+        hard_state=HardState(hard.term, hard.vote),
+        committed_index=0,
+        configurations=[(0, voters), (1, voters)],
+        settings=Settings(),
+        rng=random.Random(1),
+        now_ms=Clock().monotonic_ms(),
+        wall_ms=Clock().wall_ms,
+    )
+    driver.add(partition.replica)
+    driver.campaign(partition.replica)
+    try:
+        yield partition
+    finally:
+        await driver.close()
+        await transport.close()
+        await storage.close()
+        assert not failures, failures
