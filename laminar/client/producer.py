@@ -62,10 +62,6 @@ class Delivery:
         return pending.receipt(self._position)
 
 
-def as_key(key: str | bytes | None) -> bytes | None:
-    return key.encode() if isinstance(key, str) else key
-
-
 def lane_for(outbox: Outbox, key: bytes | None, partition: int | None) -> Lane:
     """The lane of a record: the partition it names, its key's, or the one being filled."""
     if partition is not None:

@@ -15,7 +15,6 @@ from laminar.client.producer import (
     DEFAULT_BUFFER_BYTES,
     Delivery,
     Producer,
-    as_key,
     lane_for,
 )
 from laminar.client.reader import (
@@ -70,8 +69,13 @@ class Topic(Generic[T]):
         sender = await self._appending()
         outbox = sender.outbox
         raw: Any = value if self.codec is None else self.codec.encode(value)
-        lane = lane_for(outbox, as_key(key), partition)
-        pending = outbox.put_with(raw, as_key(key), lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+        if isinstance(key, str):
+            key = key.encode()
+        lane = lane_for(outbox, key, partition)
+        if tag is None and headers is None and timestamp_ms is None:
+            pending = outbox.put(raw, key, lane)
+        else:
+            pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
         delivery = Delivery(pending, len(pending.values) - 1)
         sender.wake()
         if timeout is None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from laminar.client import client as aio_client
     from laminar.client import sync
 
+# The command line's own entry, with this interpreter, whether or not `laminar` is on the path.
+SERVER = (sys.executable, "-c", "from laminar.cli import main; main()", "serve")
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 
@@ -51,7 +53,7 @@ def serve(
             environment.pop(name, None)
         given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards, **(settings or {})}
         environment |= {f"LAMINAR_{name.upper()}": str(value) for name, value in given.items()}
-        command = [sys.executable, "-m", "laminar.cli", "serve", "--data", str(data)]
+        command = [*SERVER, "--data", str(data)]
         with open(Path(folder) / "log", "w+b") as log:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
