@@ -27,7 +27,13 @@ class CatalogGroup:
     """The machine of group 0's replica, and the proposer its catalog uses."""
 
     def __init__(
-        self, *, driver: Driver, log: Log, on_applied: Callable[[], None], on_led: Callable[[bool], None]
+        self,
+        *,
+        driver: Driver,
+        log: Log,
+        on_applied: Callable[[], None],
+        on_led: Callable[[bool], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         self.replica: Replica
         self.catalog = Catalog(self)
@@ -36,6 +42,7 @@ class CatalogGroup:
         self._loop = asyncio.get_running_loop()
         self._on_applied = on_applied
         self._on_led = on_led
+        self._on_failed = on_failed
         self._waiters: dict[int, tuple[int, asyncio.Future[int]]] = {}
         self.committed_index = log.start.index
         self.applied_index = log.start.index
@@ -65,6 +72,10 @@ class CatalogGroup:
     def led(self, leading: bool) -> None:
         """See Machine."""
         self._on_led(leading)
+
+    def failed(self, error: Exception) -> None:
+        """See Machine: a controller without its catalog has nothing to do."""
+        self._on_failed(error)
 
     async def _apply(self) -> None:
         """Apply what is committed and not applied yet, in log order. One run at a time."""

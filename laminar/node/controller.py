@@ -162,6 +162,7 @@ class Controller(Process):
             log=self.storage.logs[entry.log_id],
             on_applied=self._applied,
             on_led=lambda leading: self._reconcile_now.set(),
+            on_failed=self.fatal,
         )
         replica = await self.open_replica(entry, name=CATALOG_NAME, machine=group)
         group.replica = replica

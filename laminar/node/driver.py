@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from laminar.batch import BatchError, verify
-from laminar.log.errors import StorageError
+from laminar.log.errors import BrokenChain, StorageError
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
 from laminar.node.replica import Replica, entry_of
@@ -175,12 +175,16 @@ class Driver:
         """Apply what the core decided to the log in memory, and note what the turn must do."""
         ready = replica.core.take_ready()
         must_sync = False
-        if ready.truncate_from is not None:
-            replica.truncate(ready.truncate_from)
-            must_sync = True
-        if ready.entries:
-            replica.append(ready.entries)
-            must_sync = True
+        try:
+            if ready.truncate_from is not None:
+                replica.truncate(ready.truncate_from)
+                must_sync = True
+            if ready.entries:
+                replica.append(ready.entries)
+                must_sync = True
+        except (StorageError, BrokenChain) as error:
+            self._fail(replica, error)
+            return
         if ready.hard_state is not None:
             self._storage.record_hard_state(
                 replica.replica_id, term=ready.hard_state.term, vote=ready.hard_state.vote
@@ -208,6 +212,16 @@ class Driver:
         for context in ready.reads_failed:
             self._confirmed(replica, context, None)
         self._schedule_timer(replica)
+
+    def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:
+        """This log cannot follow its core any more: the replica falls silent, all others go on.
+
+        Nothing of what the core decided leaves, so nobody is told of entries that are not there.
+        """
+        _log.critical("%s stops: %s", replica.name, error)
+        replica.failure = error
+        self.remove(replica.group)
+        replica.machine.failed(error)
 
     def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
         future = self._confirmations.pop((replica.group, context), None)

@@ -13,7 +13,7 @@ it, a commit resolves it, also when this replica has ceased to lead in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -32,6 +32,10 @@ DOOR_BYTES = 1024 * 1024
 DOOR_BATCHES_IN_FLIGHT = 2
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
 _HEADER = 128
+
+
+def _no_refusal() -> str | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -65,12 +69,21 @@ class _Knock:
 class Partition:
     """A replica of partition `number` of `topic`; attach its `Replica` before use."""
 
-    def __init__(self, *, topic: str, number: int, driver: Driver, log: Log) -> None:
+    def __init__(
+        self,
+        *,
+        topic: str,
+        number: int,
+        driver: Driver,
+        log: Log,
+        refusal: Callable[[], str | None] = _no_refusal,
+    ) -> None:
         self.topic = topic
         self.number = number
         self.log = log
         self.replica: Replica
         self._driver = driver
+        self._refusal = refusal
         self._loop = asyncio.get_running_loop()
         self.producers = Producers()
         self.cursors = Cursors()
@@ -83,6 +96,7 @@ class Partition:
         self._door_scheduled = False
         self._door_in_flight: set[int] = set()
         self._fetchers: list[asyncio.Future[None]] = []
+        self._draining = False
         self.appended_records = 0
         self.appended_batches = 0
         self.fetched_bytes = 0
@@ -147,6 +161,27 @@ class Partition:
         for knock in door:
             _fail(knock.future, _lost_leadership(self, outcome="not_applied"))
 
+    def failed(self, error: Exception) -> None:
+        """See Machine. What was proposed may be on other replicas: nobody can tell from here."""
+        self.led(False)
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                _fail(waiter.future, Problem("outcome_unknown", f"the log of this replica failed: {error}"))
+        self._waiters.clear()
+        self.stop_waiting()
+
+    def stop_waiting(self) -> None:
+        """Let readers who wait for new records go: this replica will have none for them."""
+        self._draining = True
+        fetchers, self._fetchers = self._fetchers, []
+        for fetcher in fetchers:
+            _wake(fetcher)
+
+    @property
+    def leads(self) -> bool:
+        """Whether appends are taken here."""
+        return self.replica.core.is_leader and self.replica.failure is None
+
     # -- what a reader may see ----------------------------------------------------------
 
     @property
@@ -172,7 +207,7 @@ class Partition:
         deadline = self._loop.time() + wait_s
         while self.end_offset <= offset:
             remaining = deadline - self._loop.time()
-            if remaining <= 0:
+            if remaining <= 0 or self._draining:
                 return False
             future: asyncio.Future[None] = self._loop.create_future()
             self._fetchers.append(future)
@@ -254,8 +289,19 @@ class Partition:
         self._waiters.setdefault(place.index, []).append(_Waiter(future, receipt, term, self._loop.time()))
 
     def _check_can_append(self) -> None:
-        if not self.replica.core.is_leader:
+        if not self.leads:
             raise _lost_leadership(self, outcome="not_applied")
+        refusal = self._refusal()
+        if refusal == "disk":
+            raise Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
+        if refusal is not None:
+            raise Problem(
+                "overloaded",
+                f"the {refusal} of this shard is longer than its checkpoints can follow",
+                field=refusal,
+                retry_after_ms=100,
+                outcome="not_applied",
+            )
         used = self._uncommitted_bytes + self._door_bytes
         if used > UNCOMMITTED_BYTES:
             raise Problem(
@@ -295,7 +341,7 @@ class Partition:
         """
         self._door_scheduled = False
         while self._door and len(self._door_in_flight) < DOOR_BATCHES_IN_FLIGHT:
-            if not self.replica.core.is_leader:
+            if not self.leads:
                 self.led(False)
                 return
             knocks: list[_Knock] = []

@@ -36,6 +36,9 @@ class Machine(Protocol):
     def led(self, leading: bool) -> None:
         """This replica became, or ceased to be, the leader."""
 
+    def failed(self, error: Exception) -> None:
+        """The log failed: this replica takes part in nothing any more."""
+
 
 class _LogView:
     """What the core may ask of a log."""
@@ -69,7 +72,7 @@ class Replica:
 
     __slots__ = (
         "core",
-        "dirty",
+        "failure",
         "group",
         "leading",
         "log",
@@ -110,7 +113,7 @@ class Replica:
         for _, record in configurations:
             self.nodes.update(record.nodes())
         self.scheduled_ms: int | None = None
-        self.dirty = False
+        self.failure: Exception | None = None
         self.leading = False
         self.core = Core(
             cluster=cluster,

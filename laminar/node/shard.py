@@ -43,6 +43,7 @@ _log = logging.getLogger("laminar.shard")
 
 CATALOG_TIMEOUT_S = 25.0
 RETRY_S = 0.2
+HAND_OVER_S = 1.0
 FIRST_TERM = 1
 
 _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
@@ -91,8 +92,10 @@ class Shard(Process):
         await self.stopping.wait()
         for server in servers:
             server.close()
+        for partition in self.partitions.values():
+            partition.stop_waiting()
+        await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
-        await self.driver.hand_over(timeout_s=1.0)
         await self.close()
 
     async def _first_view(self) -> None:
@@ -177,7 +180,13 @@ class Shard(Process):
             self.lost.append(entry)
             _log.error("%s/%d: this replica is lost, its files are missing", entry.topic, entry.partition)
             return
-        partition = Partition(topic=entry.topic, number=entry.partition, driver=self.driver, log=log)
+        partition = Partition(
+            topic=entry.topic,
+            number=entry.partition,
+            driver=self.driver,
+            log=log,
+            refusal=lambda: self.storage.refusal,
+        )
         replica = await self.open_replica(entry, name=f"{entry.topic}/{entry.partition}", machine=partition)
         partition.replica = replica
         partition.committed(replica.core.committed_index)

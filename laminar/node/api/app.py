@@ -112,6 +112,8 @@ class Api:
                     value=length,
                     limit=self.limits.max_body_bytes,
                 )
+        if operation == "append_to_partition" and self._append.leads(**params) is None:
+            self._topics.partition_record(params["topic"], params["partition"])
         if "laminar-redirect" in request.headers:
             return self._redirect(request, operation, params)
         return None
@@ -137,7 +139,7 @@ class Api:
         topic, number = record.topic, record.number
         partition = self._shard.partitions.get((topic, number))
         needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
-        if partition is not None and (partition.replica.core.is_leader or not needs_leader):
+        if partition is not None and (partition.leads or not needs_leader):
             return None
         if LOCAL in request.headers or FORWARDED in request.headers:
             return None

@@ -77,12 +77,12 @@ class AppendRoutes:
 
     # -- one partition -------------------------------------------------------------------
 
-    def leads(self, topic: str, number: str) -> Partition | None:
+    def leads(self, topic: str, partition: str) -> Partition | None:
         """The partition, if it exists and is led here. No checks: the hot path's first question."""
-        if not number.isdigit():
+        if not partition.isdigit():
             return None
-        partition = self._shard.partitions.get((topic, int(number)))
-        return partition if partition is not None and partition.replica.core.is_leader else None
+        found = self._shard.partitions.get((topic, int(partition)))
+        return found if found is not None and found.leads else None
 
     def partition(self, request: Request, topic: str, partition: str) -> Response | Awaitable[Response]:
         """POST /v1/topics/{topic}/partitions/{partition}/records."""

@@ -162,7 +162,7 @@ class CursorRoutes:
             where = await self._locator.leader(step.topic, step.partition)
             try:
                 partition = self._shard.partitions.get((step.topic, step.partition))
-                if partition is not None and partition.replica.core.is_leader:
+                if partition is not None and partition.leads:
                     return await self._perform(partition, step)
                 answer: list[CursorState] = await self._exchange.ask(
                     where.address, "cursor", step, kind=list[CursorState], timeout_s=ASK_TIMEOUT_S
@@ -212,7 +212,7 @@ class CursorRoutes:
         """Another shard asks for a step on a partition that we lead."""
         step = msgspec.msgpack.decode(payload, type=CursorRequest)
         partition = self._shard.partitions.get((step.topic, step.partition))
-        if partition is None or not partition.replica.core.is_leader:
+        if partition is None or not partition.leads:
             raise Problem(
                 "not_leader", f"{step.topic}/{step.partition} is not led here", outcome="not_applied"
             )

@@ -52,7 +52,7 @@ class FetchRoutes:
         """The partition if this shard may answer, else the answer of one that may."""
         record = self._topics.partition_record(topic, number)
         partition = self._shard.partitions.get((topic, record.number))
-        if partition is not None and (not leader or partition.replica.core.is_leader):
+        if partition is not None and (not leader or partition.leads):
             return partition
         if LOCAL in request.headers or FORWARDED in request.headers:
             code = "not_leader" if partition is not None else "not_a_replica"
@@ -60,7 +60,7 @@ class FetchRoutes:
         if leader:
             where = await self._locator.leader(topic, record.number)
             here = self._shard.partitions.get((topic, record.number))
-            if here is not None and here.replica.core.is_leader:
+            if here is not None and here.leads:
                 return here
             candidates = [where]
         else:
@@ -163,7 +163,7 @@ class FetchRoutes:
             )
         if offset <= partition.end_offset:
             return
-        if not partition.replica.core.is_leader:
+        if not partition.leads:
             # A follower may just not have heard yet: what is behind its end may exist.
             remaining = max(0.0, deadline - asyncio.get_running_loop().time())
             if await partition.wait_past(offset - 1, remaining):
@@ -217,7 +217,7 @@ class FetchRoutes:
         if isinstance(served, Response):
             return served
         wanted = int(offset)
-        if wanted >= served.end_offset and not served.replica.core.is_leader:
+        if wanted >= served.end_offset and not served.leads:
             served_by_leader = await self._serve_or_pass(request, topic, partition, leader=True)
             if isinstance(served_by_leader, Response):
                 return served_by_leader

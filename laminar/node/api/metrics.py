@@ -110,7 +110,7 @@ class MetricsRoute:
                 {
                     "topic": partition.topic,
                     "partition": partition.number,
-                    "leading": partition.replica.core.is_leader,
+                    "leading": partition.leads,
                     "appended_batches": partition.appended_batches,
                     "end_offset": partition.end_offset,
                     "bytes": partition.log.size_bytes,
@@ -121,7 +121,7 @@ class MetricsRoute:
                             for name in partition.cursors.names()
                             if (cursor := partition.cursor(name)) is not None
                         }
-                        if partition.replica.core.is_leader
+                        if partition.leads
                         else {}
                     ),
                 }
