@@ -27,6 +27,8 @@ from laminar.client.records import Receipt
 
 # What a record costs in a frame beyond its bytes: offsets of value and key, validity.
 RECORD_OVERHEAD_BYTES = 10
+# What a server takes unless it is told otherwise; refused here, a record costs nobody anything.
+MAX_RECORD_BYTES = 8 << 20
 # The server remembers this many batches of a producer; a window beyond it could not be resent.
 MAX_WINDOW = 64
 
@@ -289,7 +291,7 @@ class Outbox:
         partition_of_key: Callable[[bytes], int],
         batch_bytes: int,
         max_records: int = 65_536,
-        max_record_bytes: int = 1 << 20,
+        max_record_bytes: int = MAX_RECORD_BYTES,
         window: int = 4,
         partial_window: int = 1,
         stop_on_failure: bool = True,
@@ -329,12 +331,13 @@ class Outbox:
                 raise lane.error
             pending = lane.open = Pending(lane.partition)
             self.active[lane.partition] = lane
-        size_bytes = len(value) + RECORD_OVERHEAD_BYTES
+        size_bytes = len(value)
+        if size_bytes > self._max_record_bytes:
+            self._refuse(lane, pending, size_bytes)
+        size_bytes += RECORD_OVERHEAD_BYTES
         if key is not None:
             pending.keyed = True
             size_bytes += len(key)
-        if size_bytes > self._max_record_bytes:
-            self._refuse(lane, pending, size_bytes)
         if pending.size_bytes + size_bytes > self._batch_bytes and pending.values:
             lane.close_open()
             pending = lane.open = Pending(lane.partition)
@@ -376,7 +379,7 @@ class Outbox:
             if lane.idle():
                 self.active.pop(lane.partition, None)
         raise Error(
-            f"a record of {size_bytes} bytes is over the limit of {self._max_record_bytes}",
+            f"a value of {size_bytes} bytes is over the limit of {self._max_record_bytes}",
             code="too_large",
             field="value",
             value=size_bytes,

@@ -260,8 +260,8 @@ async def test_a_record_over_the_limit_is_refused_before_it_is_sent(cluster: Any
     """`too_large` at once, naming the limit; what was sent before is not touched."""
     async with aio.connect(cluster.urls) as client, client.topic("t").producer() as producer:
         producer.send(b"small", partition=0)
-        with pytest.raises(laminar.Error, match="over the limit of 1048576"):
-            producer.send(bytes(2 << 20), partition=0)
+        with pytest.raises(laminar.Error, match="over the limit of 8388608"):
+            producer.send(bytes((8 << 20) + 1), partition=0)
 
     assert [b"small"] == cluster.values("t", 0)
 
