@@ -1,0 +1,53 @@
+"""``spark.read.format("laminar")``: a snapshot of topics from one place to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from laminar.spark import plan
+from laminar.spark.cluster import cluster, resolve_endpoints
+from laminar.spark.columns import check_schema
+from laminar.spark.offsets import AT_EARLIEST, AT_LATEST
+from laminar.spark.options import Options
+from laminar.spark.tasks import RangePartition, read_partition
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+
+class BatchReader(DataSourceReader):
+    """Finds start and end when Spark plans the DataFrame; all actions on it then see the same records."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._endpoints = resolve_endpoints(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        here = cluster(self._endpoints, timeout_ms=options.timeout_ms)
+        latest = here.run(here.positions(options, AT_LATEST))
+        earliest = here.run(here.positions(options, AT_EARLIEST))
+        starts, ends = earliest, latest
+        if options.start != AT_EARLIEST:
+            strict = options.start_beyond_is_error
+            starts = here.run(here.positions(options, options.start, beyond_is_error=strict))
+        if options.end != AT_LATEST:
+            # A given end may lie behind the last record: there is nothing more to read than there is.
+            given = here.run(here.positions(options, options.end))
+            ends = {partition: min(end, latest[partition]) for partition, end in given.items()}
+        whole = plan.ranges(starts, ends, earliest, fail_on_data_loss=options.fail_on_data_loss)
+        pieces = plan.split(
+            whole, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
+        )
+        return [RangePartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read_partition(
+            partition, endpoints=self._endpoints, options=self._options, schema=self._schema
+        )

@@ -1,0 +1,262 @@
+"""The source's options: the Kafka source's names wherever they mean the same. Pure.
+
+Spark hands options over with lower-cased names. One that nobody knows is an error with a suggestion, so
+that a misspelt ``maxOffsetsPerTriger`` is not a query without a limit. ``docs/spark.md`` has the list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from laminar.spark.offsets import AT_LATEST, EARLIEST, LATEST, Partition, Place, parse_offsets
+
+# Columns of the Kafka source, and two of our own that must be asked for. Types in Spark's words.
+COLUMNS: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+    "tag": "string",
+}
+DEFAULT_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+
+# Each option: "both", "stream" or "batch", where it means something.
+OPTIONS: Final = {
+    "subscribe": "both",
+    "subscribePattern": "both",
+    "assign": "both",
+    "laminar.endpoints": "both",
+    "laminar.token": "both",
+    "laminar.timeoutMs": "both",
+    "startingOffsets": "both",
+    "startingTimestamp": "both",
+    "startingOffsetsByTimestamp": "both",
+    "startingOffsetsByTimestampStrategy": "both",
+    "endingOffsets": "batch",
+    "endingTimestamp": "batch",
+    "endingOffsetsByTimestamp": "batch",
+    "failOnDataLoss": "both",
+    "maxOffsetsPerTrigger": "stream",
+    "minOffsetsPerTrigger": "stream",
+    "maxTriggerDelay": "stream",
+    "pollTimeoutMs": "stream",
+    "minPartitions": "both",
+    "maxRecordsPerPartition": "both",
+    "includeHeaders": "both",
+    "columns": "both",
+    "gcFreeze": "both",
+}
+_BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
+# How the Kafka source is told where its servers are, and what we call it.
+_KAFKA_WORDS: Final = {"kafka.bootstrap.servers": "laminar.endpoints", "kafka.group.id": None}
+
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_UNITS_MS: Final = {
+    "ms": 1,
+    None: 1,
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for, checked. Exactly one of `topics`, `pattern` and `assigned` is given."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: tuple[Partition, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+    timeout_ms: int = 120_000
+    start: Place = AT_LATEST
+    end: Place = AT_LATEST
+    start_beyond_is_error: bool = True
+    fail_on_data_loss: bool = True
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60_000
+    poll_timeout_ms: int = 250
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    gc_freeze: bool = True
+
+    @property
+    def schema(self) -> str:
+        """The columns as Spark's DDL."""
+        return ", ".join(f"{name} {COLUMNS[name]}" for name in self.columns)
+
+
+def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
+    """The options of a query; what only a stream or only a batch has is an error in the other.
+
+    With `streaming` None, what depends on it is left alone: when only the schema is asked for. Raises
+    ValueError, which names the option.
+    """
+    options = _Given(given, streaming)
+    topics, pattern, assigned = _subject(options)
+    default_start = "earliest" if streaming is False else "latest"
+    strategy = options.word("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    start = _place(options, "starting", default_start, barred=None if streaming is not False else "latest")
+    end = _place(options, "ending", "latest", barred="earliest")
+    return Options(
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        endpoints=_endpoints(options.get("laminar.endpoints")),
+        token=options.get("laminar.token"),
+        timeout_ms=options.number("laminar.timeoutMs", 120_000),
+        start=start,
+        end=end,
+        start_beyond_is_error=strategy == "error",
+        fail_on_data_loss=options.flag("failOnDataLoss", True),
+        max_offsets_per_trigger=options.optional_number("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=options.optional_number("minOffsetsPerTrigger"),
+        max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", 15 * 60_000),
+        poll_timeout_ms=options.number("pollTimeoutMs", 250, least=0),
+        min_partitions=options.optional_number("minPartitions"),
+        max_records_per_partition=options.optional_number("maxRecordsPerPartition"),
+        columns=_columns(options),
+        gc_freeze=options.flag("gcFreeze", True),
+    )
+
+
+class _Given:
+    """Options by their proper names, read as what they should be."""
+
+    def __init__(self, given: Mapping[str, str], streaming: bool | None) -> None:
+        self._values: dict[str, str] = {}
+        for key, value in given.items():
+            name = _BY_LOWER.get(key.lower())
+            if name is None:
+                raise ValueError(_unknown(key))
+            where = OPTIONS[name]
+            if where != "both" and streaming is not None and (where == "stream") is not streaming:
+                raise ValueError(f"option {name} means nothing in a {'stream' if streaming else 'batch'}")
+            self._values[name] = value
+
+    def get(self, name: str) -> str | None:
+        assert name in OPTIONS, f"{name} is not in the table of options"
+        return self._values.get(name)
+
+    def number(self, name: str, default: int, *, least: int = 1) -> int:
+        found = self.optional_number(name, least=least)
+        return default if found is None else found
+
+    def optional_number(self, name: str, *, least: int = 1) -> int | None:
+        text = self.get(name)
+        if text is None:
+            return None
+        if not text.strip().isdecimal() or int(text) < least:
+            raise ValueError(f"option {name} is a number of at least {least}, not {text!r}")
+        return int(text)
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self.word(name, str(default).lower(), ("true", "false")) == "true"
+
+    def word(self, name: str, default: str, words: tuple[str, ...]) -> str:
+        text = (self.get(name) or default).strip().lower()
+        if text not in words:
+            raise ValueError(f"option {name} is one of {', '.join(words)}, not {text!r}")
+        return text
+
+    def duration_ms(self, name: str, default_ms: int) -> int:
+        text = self.get(name)
+        if text is None:
+            return default_ms
+        found = _DURATION.fullmatch(text.strip().lower())
+        if found is None:
+            raise ValueError(f"option {name} is a time as 500ms, 30s or 15m, not {text!r}")
+        return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def _unknown(key: str) -> str:
+    if key.lower().startswith("kafka."):
+        ours = _KAFKA_WORDS.get(key.lower())
+        return f"option {key} is of the Kafka source" + (f"; here it is {ours}" if ours else "")
+    near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1)
+    return f"there is no option {key}" + (f"; did you mean {_BY_LOWER[near[0]]}?" if near else "")
+
+
+def _subject(options: _Given) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
+    """(topics, pattern, partitions), of which one is not empty."""
+    ways = ("subscribe", "subscribePattern", "assign")
+    if len([way for way in ways if options.get(way) is not None]) != 1:
+        raise ValueError(f"exactly one of the options {', '.join(ways)} says what to read")
+    subscribed, pattern, assigned = map(options.get, ways)
+    if subscribed is not None:
+        topics = tuple(sorted({name.strip() for name in subscribed.split(",") if name.strip()}))
+        if not topics:
+            raise ValueError("option subscribe names no topic")
+        return topics, None, ()
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"option subscribePattern: {pattern!r}: {error}") from None
+        return (), pattern, ()
+    assert assigned is not None
+    try:
+        named = json.loads(assigned)
+        partitions = sorted({(str(topic), int(number)) for topic, many in named.items() for number in many})
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f'option assign is JSON as {{"topic": [0, 1]}}, not {assigned!r}') from None
+    if not partitions:
+        raise ValueError("option assign names no partition")
+    return (), None, tuple(partitions)
+
+
+def _place(options: _Given, side: str, default: str, *, barred: str | None) -> Place:
+    """Where to start or end; a time goes before times by partition, and those before offsets."""
+    timestamp = options.optional_number(f"{side}Timestamp", least=0)
+    if timestamp is not None:
+        return Place("timestamp", time_ms=timestamp)
+    option = f"{side}OffsetsByTimestamp"
+    by_time = options.get(option)
+    if by_time is not None:
+        return Place("timestamps", values=parse_offsets(by_time, option=option, names={}))
+    option = f"{side}Offsets"
+    text = (options.get(option) or default).strip()
+    if text.lower() in ("earliest", "latest"):
+        if text.lower() == barred:
+            raise ValueError(f"option {option} of a batch can not be {barred}")
+        return Place(text.lower())
+    values = parse_offsets(text, option=option, names={"latest": LATEST, "earliest": EARLIEST})
+    wrong = {"latest": LATEST, "earliest": EARLIEST}.get(barred or "")
+    if wrong is not None and wrong in values.values():
+        raise ValueError(f"option {option} of a batch can not be {barred} ({wrong}) anywhere")
+    return Place("offsets", values=values)
+
+
+def _endpoints(text: str | None) -> tuple[str, ...]:
+    """URLs; ``host:port`` alone is one of HTTP."""
+    urls = [url.strip() for url in (text or "").split(",") if url.strip()]
+    return tuple(url if ":/" in url or url.startswith("unix:") else f"http://{url}" for url in urls)
+
+
+def _columns(options: _Given) -> tuple[str, ...]:
+    named = options.get("columns")
+    if named is None:
+        extra = ("headers",) if options.flag("includeHeaders", False) else ()
+        return DEFAULT_COLUMNS + extra
+    by_lower = {name.lower(): name for name in COLUMNS}
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    unknown = [name for name in names if name.lower() not in by_lower]
+    if unknown or not names:
+        raise ValueError(
+            f"option columns: no column {unknown[0] if unknown else ''!r}; there are {', '.join(COLUMNS)}"
+        )
+    return tuple(by_lower[name.lower()] for name in names)

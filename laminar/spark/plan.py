@@ -1,0 +1,109 @@
+"""Which records a batch reads, and in which tasks. Pure: positions in, positions and ranges out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from laminar.spark.offsets import Partition, Positions
+
+
+class DataLoss(ValueError):
+    """Records that the query has not read are gone."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Records ``start`` to ``end - 1`` of one partition: what one task reads."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def limited(starts: Mapping[Partition, int], ends: Mapping[Partition, int], max_records: int) -> Positions:
+    """`ends` moved back so that about `max_records` lie before them, each partition in proportion to its lag.
+
+    A share below one record counts as one, so that a small partition beside a large one gets on; the sum
+    may pass `max_records` by as many as there are partitions.
+    """
+    lags = {partition: end - starts.get(partition, 0) for partition, end in ends.items()}
+    total = sum(lag for lag in lags.values() if lag > 0)
+    if total <= max_records:
+        return dict(ends)
+    return {
+        partition: starts.get(partition, 0) + min(lag, max(1, max_records * lag // total) if lag > 0 else lag)
+        for partition, lag in lags.items()
+    }
+
+
+def forward(start: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Positions:
+    """How far a batch from `start` could go: to `ends`, and nowhere backwards.
+
+    A partition that `start` does not know is new and begins at 0; one that `ends` does not know stays where
+    it is.
+    """
+    return dict(start) | {partition: max(end, start.get(partition, 0)) for partition, end in ends.items()}
+
+
+def lag(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> int:
+    """Records from `start` to `end`, over all partitions."""
+    return sum(max(0, offset - start.get(partition, 0)) for partition, offset in end.items())
+
+
+def ranges(
+    start: Mapping[Partition, int],
+    end: Mapping[Partition, int],
+    earliest: Mapping[Partition, int],
+    *,
+    fail_on_data_loss: bool,
+) -> list[Range]:
+    """What lies from `start` to `end`, without empty ranges, sorted.
+
+    Where retention overtook the start: DataLoss, or, without `fail_on_data_loss`, what is left.
+    """
+    found = []
+    lost = []
+    for (topic, number), stop in sorted(end.items()):
+        begin = start.get((topic, number), 0)
+        first = earliest.get((topic, number), 0)
+        if begin < stop and begin < first:
+            lost.append(f"{topic}/{number}: {begin} to {min(first, stop) - 1}")
+            begin = min(first, stop)
+        if begin < stop:
+            found.append(Range(topic, number, begin, stop))
+    if lost and fail_on_data_loss:
+        raise DataLoss(loss_message(", ".join(lost)))
+    return found
+
+
+def loss_message(what: str) -> str:
+    return (
+        f"records are gone before they were read: {what}. Retention was faster than the query, or the topic"
+        " was made anew. With the option failOnDataLoss=false the query goes on with what is left."
+    )
+
+
+def split(whole: list[Range], *, min_partitions: int | None, max_records: int | None) -> list[Range]:
+    """`whole` cut into at least `min_partitions` ranges, none over `max_records`, if either is given.
+
+    Cut in order, and evenly within a range; never into empty ones, so a batch of few records may stay below
+    `min_partitions`.
+    """
+    total = sum(map(len, whole))
+    cut: list[Range] = []
+    for each in whole:
+        pieces = 1
+        if min_partitions is not None and min_partitions > len(whole):
+            pieces = -(-len(each) * min_partitions // total)
+        if max_records is not None:
+            pieces = max(pieces, -(-len(each) // max_records))
+        pieces = min(pieces, len(each))
+        bounds = [each.start + len(each) * piece // pieces for piece in range(pieces + 1)]
+        cut += [Range(each.topic, each.partition, first, last) for first, last in pairwise(bounds)]
+    return cut

@@ -1,0 +1,48 @@
+"""The class behind ``format("laminar")``: which reader serves which kind of query.
+
+Spark makes one for every ``.load()``, in a process of its own, and pickles it: so it does no I/O and knows
+nothing but the options. Spark's look-up imports this module in sessions that never use it; so nothing but
+pyspark's base class is imported at the top.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from laminar.spark.batch_reader import BatchReader
+    from laminar.spark.stream_reader import StreamReader
+
+
+class LaminarDataSource(DataSource):
+    """Topics as rows, with the Kafka source's columns and options. ``docs/spark.md`` has both."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "laminar"
+
+    def schema(self) -> str:
+        from laminar.spark.options import parse
+
+        return parse(self.options).schema
+
+    def reader(self, schema: StructType) -> BatchReader:
+        from laminar.spark.batch_reader import BatchReader
+        from laminar.spark.options import parse
+
+        return BatchReader(parse(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        from laminar.spark.options import parse
+
+        try:
+            from laminar.spark.stream_reader import StreamReader
+        except ImportError as missing:
+            # Without its rate limits and AvailableNow a stream could not be what `docs/spark.md` promises.
+            raise RuntimeError(f"streams from Laminar need Spark 4.2 or newer ({missing})") from missing
+
+        return StreamReader(parse(self.options, streaming=True), schema)

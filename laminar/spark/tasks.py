@@ -1,0 +1,50 @@
+"""What a task does: its partition is a range of records, its answer record batches.
+
+The same for batches and streams. Everything a task needs is in its partition or pickled with the reader.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from laminar.client.configuration import Endpoints
+from laminar.spark.options import Options
+from laminar.spark.plan import Range
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+
+class RangePartition(InputPartition):
+    """One task's records."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__((wanted.topic, wanted.partition, wanted.start, wanted.end))
+
+    @property
+    def range(self) -> Range:
+        return Range(*self.value)
+
+
+def read_partition(
+    partition: InputPartition, *, endpoints: Endpoints, options: Options, schema: StructType
+) -> Iterator[pyarrow.RecordBatch]:
+    """The records of `partition`, in an executor."""
+    if not isinstance(partition, RangePartition):
+        return  # Spark's stand-in when there are no partitions at all
+    from laminar.spark.cluster import cluster, tune
+    from laminar.spark.columns import Builder
+
+    wanted = partition.range
+    builder = Builder(schema, topic=wanted.topic, partition=wanted.partition)
+    here = cluster(endpoints, timeout_ms=options.timeout_ms)
+    if options.gc_freeze:
+        tune()
+    yield from builder.record_batches(here.read(wanted, fail_on_data_loss=options.fail_on_data_loss))
