@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.http": ("laminar.batch",),
     "laminar.client": BELOW_THE_CLIENT,
     "laminar": ("laminar.client", "laminar.batch", "laminar.testing"),
-    "laminar.spark": ("laminar.client",),
+    "laminar.spark": ("laminar.client", *BELOW_THE_CLIENT),
     "laminar.testing": ("laminar", "laminar.client", *BELOW_THE_CLIENT),
     "laminar.node": (*GENERIC, "laminar.log", *BELOW_THE_CLIENT),
     "laminar.cli": (
