@@ -145,6 +145,11 @@ class Driver:
         replica.core.suspect_leader(now_ms=self._clock.monotonic_ms())
         self.settle(replica)
 
+    def unreachable(self, replica: Replica, member: int) -> None:
+        """News: messages to a follower may be lost; the leader asks where it stands before it sends more."""
+        replica.core.unreachable(member)
+        self.settle(replica)
+
     # -- inputs ------------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, channel: Channel, frame: memoryview) -> None:

@@ -99,10 +99,15 @@ class Process:
         if address is None or self.stopping.is_set():
             return
         for replica in list(self.driver.replicas.values()):
-            node = replica.leader_node
-            if node is None or node == self.boot.node or replica.core.is_leader:
+            if replica.leading:
+                for member, node in replica.nodes.items():
+                    if node != self.boot.node and self.address_of(node, replica) == address:
+                        self.driver.unreachable(replica, member)
                 continue
-            if self.address_of(node, replica) == address:
+            leader = replica.leader_node
+            if leader is None or leader == self.boot.node:
+                continue
+            if self.address_of(leader, replica) == address:
                 self.driver.suspect_leader(replica)
 
     # -- replicas ------------------------------------------------------------------------
