@@ -59,9 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         here = self._cluster()
         self._target = here.run(here.positions(self._options, AT_LATEST))
 
-    def latestOffset(  # type: ignore[override]  # Spark's own signature of 4.0, without parameters, is gone
-        self, start: dict[str, Any], limit: ReadLimit
-    ) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         place = place_of_symbol(start)
         if place is not None:
             here = self._cluster()
