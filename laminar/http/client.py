@@ -491,7 +491,6 @@ async def fetch_once(
     """One request on a connection of its own, `timeout` seconds over all."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
     async with await HttpConnection.open(url, timeout=timeout) as connection:
         return await connection.request(
             method,

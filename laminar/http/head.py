@@ -45,6 +45,7 @@ class RequestHead:
     __slots__ = (
         "chunked",
         "close",
+        "coding",
         "content_length",
         "expects_continue",
         "headers",
@@ -69,6 +70,7 @@ class RequestHead:
         self.chunked = False
         self.close = False
         self.expects_continue = False
+        self.coding = headers.get("content-encoding", "")
         self.memo: Any = None
 
 

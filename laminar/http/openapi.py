@@ -84,7 +84,8 @@ def docs_page() -> str:
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Laminar</title>"
         "<style>body{font:15px/1.5 system-ui;margin:2em auto;max-width:70em;padding:0 1em}"
-        "th{text-align:left}td,th{padding:.2em 1em .2em 0;vertical-align:top}tr:target{background:#ffd}</style>"
+        "th{text-align:left}td,th{padding:.2em 1em .2em 0;vertical-align:top}"
+        "tr:target{background:#ffd}</style>"
         "<h1>Laminar</h1><h2>Routes</h2>"
         f"<table><tr><th>method<th>path<th>what it does<th>query{routes}</table>"
         '<p>The same as <a href="/openapi.json">OpenAPI</a>.</p><h2 id="errors">Errors</h2>'

@@ -162,9 +162,11 @@ class HttpServer:
     def opened(self, connection: Connection) -> None:
         """A connection was accepted; beyond the limit it is closed at once."""
         self.counts.connections += 1
-        self._connections.add(connection)
         if self._timer is None:
-            self._tick()
+            self._note_time()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._period_s, self._tick)
+        self._connections.add(connection)
         if len(self._connections) > self.limits.max_connections:
             connection.abort()
 
@@ -216,13 +218,16 @@ class HttpServer:
         response.close = True
         return response
 
-    def _tick(self) -> None:
-        """Once a period: the clock, the Date header, and connections that stand still."""
-        loop = asyncio.get_running_loop()
-        self.now_s = loop.time()
+    def _note_time(self) -> None:
+        self.now_s = asyncio.get_running_loop().time()
         self.date_block = f"Date: {formatdate(time.time(), usegmt=True)}\r\n".encode("ascii")
+
+    def _tick(self) -> None:
+        """Once a period, while there are connections: the time, and who stands still."""
+        self._note_time()
         for connection in list(self._connections):
             connection.sweep(self.now_s)
+        loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._period_s, self._tick) if self._connections else None
 
     def _stop_timer(self) -> None:

@@ -1,0 +1,343 @@
+"""The half of a server's connection that answers: in order, together, and no faster than the peer reads.
+
+Exchanges wait in a deque. Whenever the first is done, all that are done behind
+it leave in one write. A large body leaves in pieces, each when the transport
+has room; a streamed one is a task. What is read and why is not known here:
+`Connection` is the other half, and is called back when there is room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from laminar.http.chunked import LAST_CHUNK, encode_chunk
+from laminar.http.errors import Problem
+from laminar.http.head import RequestHead
+from laminar.http.messages import CONTINUE, Buffer, Request, Response, encode_headers, status_line
+
+if TYPE_CHECKING:
+    from laminar.http.server import HttpServer
+
+log = logging.getLogger("laminar.http")
+
+# Below this, head and body of an answer are joined: a copy is cheaper than another buffer to write.
+JOINED_BODY_BYTES: Final = 65536
+# Larger bodies leave in pieces of about this size, as the peer takes them.
+PIECE_BYTES: Final = 1 << 20
+
+# The head it answers, the answer or its future, and the body bytes reserved until then.
+Pending: TypeAlias = "tuple[RequestHead, asyncio.Future[Response] | Response, int]"
+
+# Stands in the queue for an interim answer.
+GO_ON: Final = Response(100)
+
+# Receipts have few lengths.
+_length_lines: Final[dict[int, bytes]] = {}
+_LONGEST_KEPT_LENGTH: Final = 4096
+
+
+class Outbound(asyncio.BufferedProtocol):
+    """State and methods of the answering half."""
+
+    __slots__ = (
+        "_at_eof",
+        "_out",
+        "_pending",
+        "_reserved",
+        "_resume",
+        "_server",
+        "_settle_callback",
+        "_stopped",
+        "_stream",
+        "_tail",
+        "_unwritten",
+        "_written",
+        "context",
+        "paused_reading",
+        "paused_writing",
+        "transport",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self.context: Any = None  # the application's
+        self.transport: asyncio.Transport | None = None
+        self._server = server
+        self._pending: deque[Pending] = deque()
+        self._out: list[bytes] = []
+        self._unwritten: deque[Buffer] = deque()  # rest of a large answer, its exchange done
+        self._stream: asyncio.Task[None] | None = None
+        self._resume: asyncio.Event | None = None
+        self._settle_callback = self._settle
+        self._stopped = False  # nothing that comes is taken any more; the last answer says so
+        self._at_eof = False
+        self._tail = b""  # bytes that came and aren't used yet
+        self._reserved = 0
+        self._written = 0
+        self.paused_reading = False
+        self.paused_writing = False
+
+    @property
+    def peer(self) -> str:
+        """``host:port`` of the other end, or ``unix``."""
+        name = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._pending or self._unwritten or self._stream is not None)
+
+    def abort(self) -> None:
+        """Cut the connection, with whatever is still owed."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    # -- The other half ---------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """There is room again: take what waited, read on."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """The last answer is written."""
+        raise NotImplementedError
+
+    # -- The queue --------------------------------------------------------------------------
+
+    def _answer(self, head: RequestHead, response: Response, reserved: int = 0) -> None:
+        """Answer at once, or behind those that are owed before."""
+        if head.close or response.close:
+            self._stopped = True
+        if self._pending or self._unwritten or self._stream is not None:
+            self._pending.append((head, response, reserved))
+            return
+        if reserved:
+            self._release(reserved)
+        self._write(head, response)
+
+    def _settle(self, _done: object = None) -> None:
+        """Write the answers that are due: the first exchange and all done ones behind it."""
+        pending = self._pending
+        while pending and not self._unwritten and self._stream is None:
+            head, result, reserved = pending[0]
+            if isinstance(result, Response):
+                response = result
+            elif result.done():
+                response = _outcome(head, result)
+            else:
+                break
+            pending.popleft()
+            if reserved:
+                self._release(reserved)
+            self._write(head, response)
+        self._flush()
+        if self.paused_reading or self._tail or self._at_eof:
+            self._go_on()
+
+    def _release(self, reserved: int) -> None:
+        self._reserved -= reserved
+        self._server.release(reserved)
+
+    def _give_up_pending(self) -> None:
+        """The peer is gone: reads that nobody waits for are ended, changes run to their end."""
+        pending, self._pending = self._pending, deque()
+        for head, result, _ in pending:
+            if isinstance(result, asyncio.Future):
+                if head.method in ("GET", "HEAD"):
+                    result.cancel()
+                else:
+                    result.add_done_callback(_note_failure)
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._resume is not None:
+            self._resume.set()
+        self._unwritten.clear()
+        if self._reserved:
+            self._release(self._reserved)
+
+    # -- Writing ----------------------------------------------------------------------------
+
+    def _write(self, head: RequestHead, response: Response) -> None:
+        """Encode an answer into `_out`; a large body is begun, a streamed one gets its task."""
+        if response is GO_ON:
+            self._out.append(CONTINUE)
+            return
+        server = self._server
+        if response.close or server.draining:
+            self._stopped = True
+        # Only the last one says `close`: what is owed behind it was taken, and is answered.
+        close = head.close or (self._stopped and not self._pending)
+        status = response.status
+        server.counts.answered(status)
+        body = response.body
+        parts: Sequence[Buffer]
+        if isinstance(body, (bytes, bytearray, memoryview)):
+            parts, size = (body,), len(body)
+        elif isinstance(body, AsyncIterator):
+            self._begin_stream(head, response, body, close)
+            return
+        else:
+            parts, size = body, sum([len(part) for part in body])
+        block = self._block(head, response, close)
+        if status < 200 or status == 204 or status == 304:
+            block.append(b"\r\n")
+            size = 0
+        else:
+            block.append(_length_lines.get(size) or _length_line(size))
+            if head.method == "HEAD":
+                size = 0
+        large = size > JOINED_BODY_BYTES
+        if size and not large:
+            block.extend(cast("Sequence[bytes]", parts))
+        joined = b"".join(block)
+        self._out.append(joined)
+        if large:
+            self._written += len(joined) + size
+            server.counts.bytes_out += len(joined) + size
+            self._flush_joined()
+            self._unwritten.extend(_pieces(parts))
+            self._write_rest()
+        else:
+            self._written += len(joined)
+            server.counts.bytes_out += len(joined)
+
+    def _block(self, head: RequestHead, response: Response, close: bool) -> list[bytes]:
+        """Status line and headers, without the framing of the body."""
+        block = [status_line(response.status), response.header_block, self._server.date_block]
+        if response.headers:
+            block.append(encode_headers(response.headers))
+        if close:
+            block.append(b"Connection: close\r\n")
+        elif not head.http11:
+            block.append(b"Connection: keep-alive\r\n")
+        return block
+
+    def _flush(self) -> None:
+        """Write what this turn made, together; end behind the last answer."""
+        if self._out:
+            self._flush_joined()
+        if self._stopped and not self._busy and self.transport is not None:
+            self._finish()
+
+    def _flush_joined(self) -> None:
+        out = self._out
+        if self.transport is not None:
+            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        out.clear()
+
+    def _write_rest(self) -> None:
+        """Write pieces of a large answer until the transport has enough."""
+        while self._unwritten and not self.paused_writing and self.transport is not None:
+            self.transport.write(self._unwritten.popleft())
+
+    def resume_writing(self) -> None:
+        """The peer took its bytes."""
+        self.paused_writing = False
+        if self._resume is not None:
+            self._resume.set()
+        if self._unwritten:
+            self._write_rest()
+            if self._unwritten:
+                return
+        self._settle()
+        self._go_on()
+
+    # -- Streams ----------------------------------------------------------------------------
+
+    def _begin_stream(
+        self, head: RequestHead, response: Response, body: AsyncIterator[Buffer], close: bool
+    ) -> None:
+        chunked = head.http11
+        if not chunked:
+            self._stopped = close = True
+        block = self._block(head, response, close)
+        if chunked:
+            block.append(b"Transfer-Encoding: chunked\r\n")
+        block.append(b"\r\n")
+        self._out.append(b"".join(block))
+        self._flush_joined()
+        self._stream = asyncio.get_running_loop().create_task(
+            self._send_stream(head, body, chunked=chunked), name=f"stream {head.target}"
+        )
+
+    async def _send_stream(self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool) -> None:
+        """Send what the iterator gives. A failure cuts the connection: a body that just ends looks whole."""
+        try:
+            if head.method != "HEAD":
+                async for part in body:
+                    await self._writable()
+                    self._write_pieces(encode_chunk(part) if chunked else [part])
+                if chunked:
+                    self._write_pieces([LAST_CHUNK])
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("streaming the answer to %s %s failed", head.method, head.target)
+            self.abort()
+        finally:
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
+            self._stream = None
+        self._settle()
+        self._go_on()
+
+    def _write_pieces(self, pieces: Sequence[Buffer]) -> None:
+        for piece in pieces:
+            if self.transport is not None and len(piece):
+                self.transport.write(piece)
+                self._written += len(piece)
+                self._server.counts.bytes_out += len(piece)
+
+    async def _writable(self) -> None:
+        while self.paused_writing and self.transport is not None:
+            self._resume = asyncio.Event()
+            await self._resume.wait()
+
+
+def _length_line(size: int) -> bytes:
+    line = b"Content-Length: %d\r\n\r\n" % size
+    if size < _LONGEST_KEPT_LENGTH:
+        _length_lines[size] = line
+    return line
+
+
+def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
+    pieces: list[Buffer] = []
+    for part in parts:
+        if len(part) <= PIECE_BYTES:
+            if len(part):
+                pieces.append(part)
+            continue
+        view = memoryview(part)
+        pieces += [view[at : at + PIECE_BYTES] for at in range(0, len(view), PIECE_BYTES)]
+    return pieces
+
+
+def _outcome(head: RequestHead, future: asyncio.Future[Response]) -> Response:
+    """What a done future says, as an answer."""
+    if future.cancelled():
+        return Response.problem(Problem("draining", "the request was given up", outcome="unknown"))
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, Problem):
+        return Response.problem(error)
+    return bug(head, error)
+
+
+def bug(request: Request | RequestHead, error: BaseException) -> Response:
+    """A mistake of ours: logged under an id that the answer names."""
+    identity = uuid.uuid4().hex[:12]
+    log.error("bug %s in %s %s", identity, request.method, request.path, exc_info=error)
+    return Response.problem(Problem("bug", f"see {identity} in the log of this node"))
+
+
+def _note_failure(future: asyncio.Future[Response]) -> None:
+    """Take note of a failure that nobody is left to hear of."""
+    if not future.cancelled() and future.exception() is not None:
+        log.info("a request whose client is gone failed: %r", future.exception())
