@@ -12,7 +12,8 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mappin
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from laminar.client.decisions_window import Lane, Outbox, Pending
+from laminar.client.decisions_lane import Lane, Pending
+from laminar.client.decisions_window import Outbox
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
 from laminar.client.records import Receipt
 from laminar.client.sender import Sender

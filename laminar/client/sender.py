@@ -19,7 +19,8 @@ import msgspec
 from laminar.batch import BatchError, build
 from laminar.client.connection import Answer, ConnectionFailed
 from laminar.client.decisions import OUT_OF_SEQUENCE, Backoff, Step, judge_loss
-from laminar.client.decisions_window import Lane, Outbox, Pending, padded
+from laminar.client.decisions_lane import Lane, Pending, padded
+from laminar.client.decisions_window import Outbox
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.session import (
     ATTEMPT_TIMEOUT_S,

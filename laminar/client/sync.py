@@ -18,7 +18,8 @@ from laminar.client import producer as aio_producer
 from laminar.client import reader as aio_reader
 from laminar.client import topic as aio_topic
 from laminar.client.codecs import Codec
-from laminar.client.decisions_window import Outbox, Pending
+from laminar.client.decisions_lane import Pending
+from laminar.client.decisions_window import Outbox
 from laminar.client.errors import ConfigError, Error
 from laminar.client.portal import Portal
 from laminar.client.producer import (

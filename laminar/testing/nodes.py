@@ -1,7 +1,7 @@
 """A real server for a test: its own process, data folder and loopback address.
 
 The server is started as any user would start it, so nothing of it is imported here. It dies
-with the block, also when the block or the start fails, and with our process.
+with the block, also when the block or the start fails.
 """
 
 from __future__ import annotations

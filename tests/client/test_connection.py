@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.client.connection import Answer, Connection, ConnectionFailed, Pool, head_bytes
+from laminar.client.connection import Answer, Connection, ConnectionFailed, head_bytes
+from laminar.client.pool import Pool
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"

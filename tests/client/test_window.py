@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laminar.client.decisions_window import Outbox, Pending
+from laminar.client.decisions_lane import Pending
+from laminar.client.decisions_window import Outbox
 from laminar.client.errors import Error
 
 
