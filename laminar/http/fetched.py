@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from laminar.arrow_ipc import END, FIELDS, batch_parts, fields, schema_message
-from laminar.batch import Batch, Buffer, Record, tag_bit
+from laminar.batch import Batch, BatchError, Buffer, Header, Record, tag_bit
 from laminar.http.errors import Problem
 from laminar.http.messages import Request
 from laminar.http.payload import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
@@ -28,6 +29,7 @@ class FetchFormat(Enum):
     JSON = JSON_TYPE
 
 
+_QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?\Z", re.ASCII)
 _BY_TYPE: Final = {format_.value: format_ for format_ in FetchFormat} | {
     "*/*": FetchFormat.JSON,
     "application/*": FetchFormat.JSON,
@@ -43,14 +45,37 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 def fetch_format(request: Request) -> FetchFormat:
-    """The first of the accepted types that can be produced; JSON if nothing was said. Raises 406."""
-    accepted = request.headers.get("accept", "*/*")
+    """The most wanted of the accepted types that can be produced; JSON if nothing was said. Raises 406."""
+    accepted = request.headers.get("accept")
+    if accepted is None:
+        return FetchFormat.JSON
+    found = _BY_TYPE.get(accepted)
+    if found is not None:
+        return found
+    best: tuple[float, FetchFormat] | None = None
     for offer in accepted.split(","):
-        format_ = _BY_TYPE.get(offer.partition(";")[0].strip().lower())
-        if format_ is not None:
-            return format_
-    known = ", ".join(format_.value for format_ in FetchFormat)
-    raise Problem("not_acceptable", "records cannot be had so", field="accept", value=accepted, limit=known)
+        kind, *parameters = [part.strip().lower() for part in offer.split(";")]
+        found = _BY_TYPE.get(kind)
+        weight = _weight(parameters)
+        if found is not None and weight > 0 and (best is None or weight > best[0]):
+            best = weight, found
+    if best is not None:
+        return best[1]
+    raise Problem(
+        "not_acceptable",
+        "records are not to be had in any of these types",
+        field="accept",
+        value=accepted,
+        limit=", ".join(format_.value for format_ in FetchFormat),
+    )
+
+
+def _weight(parameters: Sequence[str]) -> float:
+    """The ``q`` of an offer (RFC 9110, 12.4.2): 1 if there is none, 0 if it is no number."""
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            return float(parameter[2:]) if _QUALITY.match(parameter[2:]) else 0.0
+    return 1.0
 
 
 def encode_fetch(
@@ -71,16 +96,22 @@ def encode_fetch(
     """
     columns = _columns(wanted)
     if format_ is FetchFormat.BATCH:
-        return _as_batches(frames, offset=offset, to=to, tag=tag)
-    batches = [Batch(frame, verified=True) for frame in frames]
-    picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag)
-    if format_ is FetchFormat.ARROW:
-        return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
-    rows = (_document(record, columns) for batch, rows in picked for record in _records(batch, rows))
+        return _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag)
+    try:
+        batches = [Batch(frame, verified=True) for frame in frames]
+        picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag)
+        if format_ is FetchFormat.ARROW:
+            return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
+        rows = [_document(record, columns) for batch, rows in picked for record in _records(batch, rows)]
+    except BatchError as error:
+        # The frame's checksums were right when the log read it: its producer wrote it so.
+        raise Problem(
+            "damaged", str(error), field=error.field, value=offset, outcome="not_applied"
+        ) from error
     if format_ is FetchFormat.NDJSON:
-        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-        return Fetched(format_.value, [lines], next_offset)
-    document = {"records": list(rows), "next_offset": next_offset}
+        lines = [msgspec.json.encode(row) for row in rows]
+        return Fetched(format_.value, [b"\n".join([*lines, b""])], next_offset)
+    document = {"records": rows, "next_offset": next_offset}
     return Fetched(format_.value, [msgspec.json.encode(document)], next_offset)
 
 
@@ -94,17 +125,18 @@ def _columns(wanted: str | None) -> list[str] | None:
     return names
 
 
-def _as_batches(frames: Sequence[Buffer], *, offset: int, to: int, tag: str | None) -> Fetched:
+def _as_batches(frames: Sequence[Buffer], *, offset: int, to: int, limit: int, tag: str | None) -> Fetched:
     bit = tag_bit(tag) if tag is not None else 0
     body: list[Buffer] = []
     next_offset = offset
     for frame in frames:
-        header = Batch(frame, verified=True).header
-        if header.base_offset >= to:
+        header = Header.unpack(frame)
+        if header.base_offset >= to or limit <= 0:
             break
-        next_offset = header.base_offset + header.count
+        next_offset = header.next_offset
         if tag is None or header.tag_mask & bit:
             body.append(frame)
+            limit -= header.count
     return Fetched(BATCH_TYPE, body, max(offset, next_offset))
 
 
@@ -148,8 +180,12 @@ def _as_arrow(picked: _Picked, columns: Sequence[str] | None) -> list[Buffer]:
 
 
 def _records(batch: Batch, rows: Sequence[int]) -> Iterator[Record]:
-    records = list(batch.records())
-    return (records[row] for row in rows)
+    base = batch.base_offset
+    base = batch.base_offset
+    if isinstance(rows, range):
+        return batch.records(base + rows.start, base + rows.stop)
+    records = list(batch.records(base + rows[0], base + rows[-1] + 1))
+    return (records[row - rows[0]] for row in rows)
 
 
 def _document(record: Record, columns: Sequence[str] | None) -> dict[str, Any]:
@@ -163,11 +199,8 @@ def _document(record: Record, columns: Sequence[str] | None) -> dict[str, Any]:
             if record.tag is not None:
                 document["tag"] = record.tag
         elif name == "headers":
-            if record.headers:
-                document["headers"] = {
-                    field: value.decode("utf-8", "backslashreplace")
-                    for field, value in record.headers.items()
-                }
+            for field, value in record.headers.items():
+                _put(document, "headers", value, field)
         else:
             cell = record.key if name == "key" else record.value
             if cell is not None:
@@ -175,8 +208,14 @@ def _document(record: Record, columns: Sequence[str] | None) -> dict[str, Any]:
     return document
 
 
-def _put(document: dict[str, Any], name: str, cell: bytes) -> None:
+def _put(document: dict[str, Any], name: str, cell: bytes, field: str | None = None) -> None:
+    """Text under `name`, other bytes under ``name_base64``; with `field`, within a mapping of that name."""
     try:
-        document[name] = cell.decode()
+        shown = cell.decode()
     except UnicodeDecodeError:
-        document[name + "_base64"] = base64.b64encode(cell).decode()
+        name += "_base64"
+        shown = base64.b64encode(cell).decode()
+    if field is None:
+        document[name] = shown
+    else:
+        document.setdefault(name, {})[field] = shown

@@ -54,7 +54,7 @@ _FETCH_QUERY: Final = (
     "min_offset",
     "fields",
 )
-_APPEND_QUERY: Final = ("key", "key_from", "tag_from")
+_APPEND_QUERY: Final = ("key", "tag", "timestamp", "key_from", "tag_from")
 _LIST_QUERY: Final = ("prefix", "limit", "after")
 
 ROUTES: Final = (

@@ -1,0 +1,160 @@
+"""Records in JSON envelopes: everything a record has, spelled out.
+
+`value` (text), `value_json` (any JSON, kept as written) or `value_base64`;
+`key` or `key_base64`; `tag`; `headers` and `headers_base64`; `timestamp`. The
+fetch answers records in the same words, so that what was read can be appended.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from laminar.batch import Buffer
+from laminar.http.errors import Problem
+from laminar.http.lines import each_line, not_json
+from laminar.http.records import Records
+from laminar.http.times import parse_time
+
+
+class Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    """One record as it stands in JSON."""
+
+    value: str | None = None
+    value_json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    value_base64: str | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+    headers_base64: dict[str, str] | None = None
+    timestamp: int | str | None = None
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    records: list[Envelope]
+    next_offset: int | None = None  # a fetch's answer may be sent back as it is
+
+
+_one: Final = msgspec.json.Decoder(Envelope)
+_many: Final = msgspec.json.Decoder(list[Envelope])
+_document: Final = msgspec.json.Decoder(_Document)
+_PLACE: Final = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
+
+
+def parse_envelopes(body: Buffer) -> Records:
+    """One envelope, a list of them, or ``{"records": [...]}``. 400 if it isn't JSON, 422 naming the place."""
+    start = bytes(body[:64]).lstrip(b" \t\r\n")
+    try:
+        str(body, "utf-8")
+        if start.startswith(b"["):
+            return _open(_many.decode(body), "[{}]")
+        if re.search(rb'\A\s*\{\s*"records"', bytes(body[:256])):
+            return _open(_document.decode(body).records, "records[{}]")
+        return _open([_one.decode(body)], "record")
+    except msgspec.ValidationError as error:
+        raise _invalid(error, "body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(body, error, field="body") from error
+
+
+def parse_envelope_lines(body: Buffer) -> Records:
+    """An envelope a line; the first broken line is named."""
+    envelopes: list[Envelope] = []
+    names: list[str] = []
+    for name, text in each_line(body):
+        try:
+            str(text, "utf-8")
+            envelopes.append(_one.decode(text))
+        except msgspec.ValidationError as error:
+            raise _invalid(error, name) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(text, error, field=name) from error
+        names.append(name)
+    return _open(envelopes, names)
+
+
+def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
+    """msgspec names the place as ``$[3].key``; a line's name comes before its own."""
+    text = str(error)
+    place = _PLACE.search(text)
+    path = place["path"].lstrip(".") if place else ""
+    field = path if whole == "body" and path else whole + (f" {path}" if path else "")
+    return Problem("invalid", text[: place.start()] if place else text, field=field)
+
+
+def _open(envelopes: Sequence[Envelope], names: str | Sequence[str]) -> Records:
+    values: list[Buffer] = []
+    keys: list[bytes | None] = []
+    tags: list[str | None] = []
+    headers: list[Mapping[str, bytes] | None] = []
+    timestamps: list[int | None] = []
+    for row, envelope in enumerate(envelopes):
+        name = names.format(row) if isinstance(names, str) else names[row]
+        values.append(_value(envelope, name))
+        keys.append(_key(envelope, name))
+        tags.append(envelope.tag)
+        headers.append(_headers(envelope, name))
+        stamp = envelope.timestamp
+        timestamps.append(None if stamp is None else parse_time(stamp, field=f"{name}.timestamp"))
+    return Records(
+        values,
+        keys=keys if any(key is not None for key in keys) else None,
+        tags=tags if any(tag is not None for tag in tags) else None,
+        headers=headers if any(headers) else None,
+        timestamps=timestamps if any(stamp is not None for stamp in timestamps) else None,
+    )
+
+
+def _value(envelope: Envelope, name: str) -> bytes:
+    given = []
+    if envelope.value is not None:
+        given.append("value")
+    if envelope.value_json is not msgspec.UNSET:
+        given.append("value_json")
+    if envelope.value_base64 is not None:
+        given.append("value_base64")
+    if len(given) != 1:
+        raise Problem(
+            "invalid",
+            "a record has one of value, value_json and value_base64",
+            field=name,
+            value=", ".join(given) or "none of them",
+        )
+    if envelope.value is not None:
+        return envelope.value.encode()
+    if envelope.value_base64 is not None:
+        return _from_base64(envelope.value_base64, f"{name}.value_base64")
+    assert isinstance(envelope.value_json, msgspec.Raw)
+    return bytes(envelope.value_json).strip(b" \t\r\n")
+
+
+def _key(envelope: Envelope, name: str) -> bytes | None:
+    if envelope.key_base64 is None:
+        return None if envelope.key is None else envelope.key.encode()
+    if envelope.key is not None:
+        raise Problem("invalid", "a record has one of key and key_base64", field=f"{name}.key")
+    return _from_base64(envelope.key_base64, f"{name}.key_base64")
+
+
+def _headers(envelope: Envelope, name: str) -> dict[str, bytes] | None:
+    if not envelope.headers and not envelope.headers_base64:
+        return None
+    fields = {field: text.encode() for field, text in (envelope.headers or {}).items()}
+    for field, text in (envelope.headers_base64 or {}).items():
+        if field in fields:
+            raise Problem("invalid", "a header is given twice", field=f"{name}.headers_base64.{field}")
+        fields[field] = _from_base64(text, f"{name}.headers_base64.{field}")
+    return fields
+
+
+def _from_base64(text: str, field: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Problem("invalid", f"not base64: {error}", field=field, value=text) from error

@@ -1,0 +1,102 @@
+"""JSON and newline-delimited JSON as values: the text stays as it was sent.
+
+A line is checked, never rewritten. JSON pointers (RFC 6901) may pick the key
+and the tag out of it; only then is it built in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from laminar.batch import Buffer
+from laminar.http.errors import Problem
+from laminar.http.records import Records
+
+# Walks over a value without building it. It checks everything but UTF-8.
+_walker: Final = msgspec.json.Decoder(msgspec.Raw)
+_decoder: Final = msgspec.json.Decoder()
+_INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
+
+
+def check_json(text: Buffer, *, field: str) -> None:
+    """400 `malformed` unless `text` is one JSON value."""
+    try:
+        str(text, "utf-8")
+        _walker.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(text, error, field=field) from error
+
+
+def not_json(text: Buffer, error: Exception, *, field: str) -> Problem:
+    """The answer to text that isn't JSON."""
+    return Problem("malformed", f"{field} is not JSON: {error}", field=field, value=text)
+
+
+def each_line(body: Buffer) -> Iterator[tuple[str, bytes]]:
+    """Lines that aren't empty, named ``line N`` from 1, without their line ends."""
+    for number, line in enumerate(bytes(body).split(b"\n"), start=1):
+        text = line.strip(b" \t\r")
+        if text:
+            yield f"line {number}", text
+
+
+def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None) -> Records:
+    """A record a line; 400 `malformed` names the first broken one.
+
+    `key_from` and `tag_from` are JSON pointers. A text they find is taken as
+    it is, anything else as its JSON; a record where they find nothing, or
+    null, has no key or tag.
+    """
+    key_of = _picker(key_from, "key_from")
+    tag_of = _picker(tag_from, "tag_from")
+    values: list[Buffer] = []
+    keys: list[bytes | None] | None = None if key_of is None else []
+    tags: list[str | None] | None = None if tag_of is None else []
+    for name, text in each_line(body):
+        values.append(text)
+        if key_of is None and tag_of is None:
+            check_json(text, field=name)
+            continue
+        try:
+            document = _decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(text, error, field=name) from error
+        if key_of is not None and keys is not None:
+            key = key_of(document)
+            keys.append(None if key is None else key.encode())
+        if tag_of is not None and tags is not None:
+            tags.append(tag_of(document))
+    return Records(values, keys=keys, tags=tags)
+
+
+def _picker(pointer: str | None, field: str) -> Callable[[Any], str | None] | None:
+    """A function that reads what `pointer` names as text; 422 `invalid` if it is none."""
+    if pointer is None:
+        return None
+    if (pointer and not pointer.startswith("/")) or re.search(r"~(?![01])", pointer):
+        raise Problem(
+            "invalid",
+            "a JSON pointer begins with / and has ~ only as ~0 and ~1",
+            field=field,
+            value=pointer,
+            hint="For example /origin, or /tags/0.",
+        )
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+
+    def pick(document: Any) -> str | None:
+        for part in parts:
+            if isinstance(document, dict):
+                document = document.get(part)
+            elif isinstance(document, list) and _INDEX.match(part) and int(part) < len(document):
+                document = document[int(part)]
+            else:
+                return None
+        if document is None or isinstance(document, str):
+            return document
+        return msgspec.json.encode(document).decode()
+
+    return pick
