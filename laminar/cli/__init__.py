@@ -1,23 +1,47 @@
 """The `laminar` command.
 
-It stands above everything else in the house: it may import any package, and none may import it. What a
-command needs is imported inside that command, so that `laminar --help` stays quick.
+It stands above everything else in the house: it may import any package, and none may import it. Each command
+is a module that is imported when it is called, and imports the client inside itself, so that `laminar --help`
+stays quick. Here is only what is common to all ends of a command: its exit code.
+
+0 done, 1 failed, 2 used wrongly, 3 done in part, 4 nobody could answer.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import os
+import sys
+from collections.abc import Sequence
 
-import cyclopts
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_PARTLY, EXIT_UNAVAILABLE = range(5)
+EXIT_INTERRUPTED = 130
 
-app = cyclopts.App(
-    name="laminar",
-    help="A replicated log and message queue.",
-    version=lambda: version("laminar-mq"),
-    version_flags=["--version"],
-)
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code. What is wrong is one line on standard error."""
+    from laminar.cli.app import app
+
+    try:
+        result = app(arguments, result_action="return_value")
+        sys.stdout.flush()
+        return result if isinstance(result, int) else EXIT_DONE
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has seen enough (`| head`). What is left in the buffer goes nowhere at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except Exception as error:
+        from laminar.cli.faults import report
+
+        code = report(error)
+        if code is None:
+            raise
+        return code
 
 
 def main() -> None:
     """The console script: parse the arguments, run one command, exit with its code."""
-    app()
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,8 @@
+"""``python -m laminar.cli``, the same as `laminar`: for who starts nodes by the interpreter's path."""
+
+from __future__ import annotations
+
+from laminar.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The tree of commands, as a table: name, where it is, what it does, one example.
+
+A command's module is imported only when the command is called. Each help page ends with its example, which
+`tests/cli/test_help.py` parses and, where it needs no server, runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from cyclopts import App, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One row: `path` in words, `target` as ``module:function``."""
+
+    path: str
+    target: str
+    help: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Commands that share their first word."""
+
+    name: str
+    help: str
+
+
+FAMILIES = (
+    Family("topic", "Make, list, describe and delete topics."),
+    Family("cursor", "Positions of named consumers."),
+    Family("cluster", "The cluster as a whole."),
+    Family("node", "The nodes of the cluster."),
+    Family("context", "Names for clusters, so that no --url is needed."),
+    Family("config", "The settings of a node."),
+)
+
+COMMANDS = (
+    Command(
+        "dev",
+        "laminar.cli.dev:dev",
+        "Run a cluster on this machine, in the foreground, until Ctrl-C.",
+        "laminar dev --nodes 3 --shards 2",
+    ),
+    Command(
+        "demo",
+        "laminar.cli.demo:demo",
+        "Stream 20,000 flights through a node's death, and prove that nothing was lost.",
+        "laminar demo --out demo-out",
+    ),
+    Command(
+        "serve",
+        "laminar.cli.serve:serve",
+        "Run a node. A setting's flag wins over LAMINAR_NAME, and that over the file.",
+        "laminar serve --data /var/lib/laminar --join 127.0.0.1:7070",
+    ),
+    Command(
+        "produce",
+        "laminar.cli.produce:produce",
+        "Append lines of a file, or of standard input, a record a line.",
+        "laminar produce flights flights.jsonl --key-from /origin",
+    ),
+    Command(
+        "consume",
+        "laminar.cli.consume:consume",
+        "Print the records of a topic.",
+        r"laminar consume flights --last 10 --format '%p %o %k %v\n'",
+    ),
+    Command(
+        "topic create",
+        "laminar.cli.topic:create",
+        "Make a topic.",
+        "laminar topic create flights --partitions 12 --replicas 3 --if-not-exists",
+    ),
+    Command("topic list", "laminar.cli.topic:list_topics", "List topics.", "laminar topic list -o names"),
+    Command(
+        "topic describe",
+        "laminar.cli.topic:describe",
+        "Show a topic's partitions: leader, replicas, offsets.",
+        "laminar topic describe flights",
+    ),
+    Command(
+        "topic delete",
+        "laminar.cli.topic:delete",
+        "Delete a topic and all its records.",
+        "laminar topic delete flights --yes",
+    ),
+    Command(
+        "cursor list",
+        "laminar.cli.cursor:list_cursors",
+        "Show the cursors of a topic and how far behind they are.",
+        "laminar cursor list flights",
+    ),
+    Command(
+        "cursor set",
+        "laminar.cli.cursor:set_cursor",
+        "Move a cursor.",
+        "laminar cursor set flights billing --at=-1h",
+    ),
+    Command(
+        "cursor delete",
+        "laminar.cli.cursor:delete",
+        "Delete a cursor.",
+        "laminar cursor delete flights billing --yes",
+    ),
+    Command(
+        "cluster status",
+        "laminar.cli.cluster:status",
+        "Show whether every node and every partition is well.",
+        "laminar cluster status --url http://127.0.0.1:7070",
+    ),
+    Command(
+        "node list",
+        "laminar.cli.cluster:list_nodes",
+        "List the nodes of the cluster.",
+        "laminar node list --json",
+    ),
+    Command(
+        "context add",
+        "laminar.cli.context:add",
+        "Name a cluster.",
+        "laminar context add staging http://127.0.0.1:7070 http://127.0.0.1:7270",
+    ),
+    Command(
+        "context use", "laminar.cli.context:use", "Choose the current context.", "laminar context use staging"
+    ),
+    Command("context list", "laminar.cli.context:list_contexts", "List contexts.", "laminar context list"),
+    Command(
+        "config show",
+        "laminar.cli.serve:show_config",
+        "Show the settings `laminar serve` would run with.",
+        "laminar config show --origin",
+    ),
+)
+
+
+def build() -> App:
+    """The whole tree, with no command's module imported."""
+    # Options that every command has come last on its page.
+    groups = Group("Commands", sort_key=1), Group("Parameters", sort_key=1)
+    app = App(
+        name="laminar",
+        help="A replicated log and message queue.",
+        version=lambda: version("laminar-mq"),
+        version_flags=["--version"],
+        help_epilogue="First steps: `laminar dev`, then in a second terminal "
+        "`echo hi | laminar produce hello` and `laminar consume hello -f`.",
+        group_commands=groups[0],
+        group_parameters=groups[1],
+    )
+    parents = {}
+    for position, family in enumerate(FAMILIES, start=len(COMMANDS)):
+        parents[family.name] = App(
+            name=family.name, help=family.help, version_flags=[], help_epilogue="", sort_key=position
+        )
+        app.command(parents[family.name])
+    for position, command in enumerate(COMMANDS):
+        first, _, name = command.path.rpartition(" ")
+        (parents[first] if first else app).command(
+            command.target,
+            name=name,
+            help=command.help,
+            help_epilogue=f"Example: {command.example}",
+            help_format="plaintext",
+            version_flags=[],
+            sort_key=position,
+        )
+    return app
+
+
+app = build()

@@ -1,0 +1,81 @@
+"""`laminar cluster` and `laminar node`: who is there, and is all well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from laminar.cli import EXIT_DONE, EXIT_FAILED
+from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+
+def list_nodes(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
+    """List nodes with their addresses."""
+    from laminar.cli.output import show
+
+    with cluster.connect() as client:
+        rows = [node_row(node) for node in client.cluster()["nodes"]]
+    show(rows, listing, columns=("node", "status", "url", "shards", "weight"), name="node")
+
+
+def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's answer as a row."""
+    status = "alive" if node.get("alive", True) else (node.get("status") or "dead")
+    return {**node, "status": status, "shards": len(node.get("shards") or ())}
+
+
+def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
+    """Show nodes, and partitions that are not well. Exit code 1 if anything is not."""
+    from laminar.cli.output import show, show_json
+    from laminar.cli.topic import all_topics
+
+    with cluster.connect() as client:
+        about = client.cluster()
+        topics = {
+            topic["topic"]: [dict(each.raw) for each in client.topic(topic["topic"]).partitions()]
+            for topic in all_topics(client)
+        }
+    rows = node_rows(about["nodes"], topics)
+    troubles = troubles_of(about["nodes"], topics)
+    if listing.format == "json":
+        show_json({**about, "nodes": rows, "topics": len(topics), "troubles": troubles})
+    else:
+        show(rows, listing, columns=("node", "status", "url", "shards", "leads", "replicas"), name="node")
+    if listing.format == "table":
+        count = sum(map(len, topics.values()))
+        print(f"\n{len(topics)} topics, {count} partitions; " + ("all well" if not troubles else "not well:"))
+        for trouble in troubles:
+            print(f"  {trouble}")
+    return EXIT_FAILED if troubles else EXIT_DONE
+
+
+Partitions = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[dict[str, Any]]:
+    """Nodes with how many partitions each leads and holds."""
+    rows = {node["node"]: node_row(node) | {"leads": 0, "replicas": 0} for node in nodes}
+    for partition in (each for partitions in topics.values() for each in partitions):
+        leader = (partition.get("leader") or {}).get("node")
+        if leader in rows:
+            rows[leader]["leads"] += 1
+        for replica in partition.get("replicas") or ():
+            if replica["node"] in rows:
+                rows[replica["node"]]["replicas"] += 1
+    return list(rows.values())
+
+
+def troubles_of(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[str]:
+    """What is not well, a sentence each."""
+    found = [f"node {node['node']} does not answer" for node in nodes if not node.get("alive", True)]
+    for topic, partitions in sorted(topics.items()):
+        for partition in partitions:
+            place = f"{topic}/{partition['partition']}"
+            behind = [each["node"] for each in partition.get("replicas") or () if not each.get("in_sync")]
+            if partition.get("leader") is None:
+                found.append(f"{place} has no leader")
+            elif behind:
+                found.append(f"{place} is not in sync on {', '.join(behind)}")
+            if partition.get("damaged"):
+                found.append(f"{place} is damaged: {partition['damaged']}")
+    return found

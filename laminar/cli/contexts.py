@@ -1,0 +1,81 @@
+"""The context file: clusters by name, and which is the current one. Written here; the client reads it too.
+
+Its form is in `laminar.client.configuration`. One key is the command line's alone: ``create_topics``, by
+which `laminar dev` says that producing to a topic makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from laminar.cli.faults import UsageError
+from laminar.client.configuration import context_file
+
+
+@dataclass(slots=True)
+class Contexts:
+    """What the file holds. `save` writes all of it."""
+
+    path: Path
+    current: str | None = None
+    by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str] | None = None) -> Contexts:
+        """The file as it is; none is an empty one. UsageError if it can't be read."""
+        path = context_file(os.environ if environment is None else environment)
+        try:
+            content = tomllib.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            return cls(path)
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+            raise UsageError(f"{path}: {fault}") from None
+        named = {
+            name: dict(each) for name, each in content.get("contexts", {}).items() if isinstance(each, dict)
+        }
+        current = content.get("current")
+        return cls(path, current if isinstance(current, str) else None, named)
+
+    def save(self) -> None:
+        """Write it whole, or leave it as it was. For our eyes only, as it may hold tokens."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with open(
+                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+            ) as file:
+                file.write(self.text())
+            fresh.replace(self.path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                fresh.unlink()
+
+    def text(self) -> str:
+        """The file's content, as TOML."""
+        lines = [] if self.current is None else [f"current = {_toml(self.current)}", ""]
+        for name, context in sorted(self.by_name.items()):
+            lines.append(f"[contexts.{_toml(name)}]")
+            lines += [f"{key} = {_toml(value)}" for key, value in context.items()]
+            lines.append("")
+        return "\n".join(lines)
+
+
+def _toml(value: str | bool | int | float | list[str]) -> str:
+    # TOML's strings, lists of them, numbers and truth are written as JSON's; only DEL may not stand bare.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
+
+
+def creates_topics(url: str | None) -> bool:
+    """Whether a topic that is not there may be made: the current context says so, and it is the one used."""
+    if url is not None or os.environ.get("LAMINAR_URL"):
+        return False
+    contexts = Contexts.load()
+    return bool(contexts.by_name.get(contexts.current or "", {}).get("create_topics"))

@@ -1,0 +1,137 @@
+"""Records as text and text as records: what produce and consume do to a line. Pure.
+
+A format is compiled once into a function of a record, so that a million lines cost a join each.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from laminar.cli.faults import Failed, UsageError
+
+DEFAULT_FORMAT = r"%v\n"
+PLACES = "%t topic, %p partition, %o offset, %k key, %v value, %T time, %g tag, %h headers, %% percent"
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+class Record(Protocol):
+    """The part of a record that can be shown."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def raw(self) -> bytes: ...
+    @property
+    def tag(self) -> str | None: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, bytes]: ...
+
+
+Show = Callable[[Record], bytes]
+
+
+def rfc3339(time_ms: int) -> str:
+    """Epoch milliseconds as UTC."""
+    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _headers(record: Record) -> bytes:
+    return b",".join(name.encode() + b"=" + value for name, value in record.headers.items())
+
+
+_SHOWN: Mapping[str, Show] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "k": lambda record: record.key or b"",
+    "v": lambda record: record.raw,
+    "T": lambda record: rfc3339(record.timestamp).encode(),
+    "g": lambda record: (record.tag or "").encode(),
+    "h": _headers,
+}
+
+
+def compile_format(text: str) -> Show:
+    r"""A function from record to bytes, for text like ``%p %o %k %v\n``. UsageError for an unknown place."""
+    parts: list[bytes | Show] = []
+    characters = iter(text)
+    for character in characters:
+        if character == "%":
+            place = next(characters, "")
+            if place != "%" and place not in _SHOWN:
+                raise UsageError(f"--format: %{place} is no place; there are {PLACES}")
+            parts.append(b"%" if place == "%" else _SHOWN[place])
+        elif character == "\\":
+            escape = next(characters, "\\")
+            parts.append(_ESCAPES.get(escape, b"\\" + escape.encode()))
+        else:
+            parts.append(character.encode())
+    return lambda record: b"".join([part if isinstance(part, bytes) else part(record) for part in parts])
+
+
+def as_json(record: Record) -> bytes:
+    """A record as one line of JSON; bytes that are not UTF-8 are ``..._base64``, as in the HTTP interface."""
+    shown: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": rfc3339(record.timestamp),
+    }
+    if record.key is not None:
+        shown |= _text_or_base64("key", record.key)
+    if record.tag is not None:
+        shown["tag"] = record.tag
+    if record.headers:
+        shown["headers"] = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
+    return msgspec.json.encode(shown | _text_or_base64("value", record.raw)) + b"\n"
+
+
+def _text_or_base64(name: str, raw: bytes) -> dict[str, str]:
+    try:
+        return {name: raw.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(raw).decode()}
+
+
+class Pointer:
+    """A JSON pointer (RFC 6901) that picks a key or a tag out of a line."""
+
+    def __init__(self, text: str, *, flag: str) -> None:
+        if text and not text.startswith("/"):
+            raise UsageError(f"{flag}: a JSON pointer begins with /, not {text!r}")
+        self._names = [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
+        self._text = text
+        self._flag = flag
+
+    def pick(self, line: bytes, *, number: int) -> str | None:
+        """What it names in a line, as text; None for null, or nothing there. `number` is for the message."""
+        try:
+            found: Any = msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise Failed(
+                f"line {number} is not JSON, so {self._flag} {self._text} finds nothing: {error}"
+            ) from None
+        for name in self._names:
+            if isinstance(found, dict):
+                found = found.get(name)
+            elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                return None
+        if found is None or isinstance(found, str):
+            return found
+        return msgspec.json.encode(found).decode()

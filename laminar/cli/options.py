@@ -1,0 +1,60 @@
+"""Options that several commands share: which cluster, and how a list is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from laminar.client.sync import Client
+
+CLUSTER = Group("Cluster", sort_key=10)
+OUTPUT = Group("Output", sort_key=5)
+
+Format = Literal["table", "json", "names"]
+
+
+@Parameter(name="*", group=CLUSTER)
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Which cluster a command speaks to."""
+
+    url: Annotated[
+        str | None,
+        Parameter(help="A node, or several with commas. Else LAMINAR_URL, else the current context."),
+    ] = None
+    token: Annotated[str | None, Parameter(help="Who you are. Else LAMINAR_TOKEN, else the context's.")] = (
+        None
+    )
+    timeout: Annotated[float, Parameter(help="Seconds for each call, over all its retries.")] = 30.0
+
+    @contextmanager
+    def connect(self) -> Iterator[Client]:
+        """A client of it."""
+        from laminar.client.sync import connect
+
+        with connect(self.url, token=self.token, timeout=self.timeout) as client:
+            yield client
+
+
+@Parameter(name="*", group=OUTPUT)
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """How a list is shown."""
+
+    output: Annotated[
+        Format, Parameter(name=["--output", "-o"], help="As a table, as JSON, or names alone.")
+    ] = "table"
+    json: Annotated[bool, Parameter(negative="", help="Short for -o json.")] = False
+
+    @property
+    def format(self) -> Format:
+        return "json" if self.json else self.output
+
+
+ANY_CLUSTER = Cluster()
+AS_TABLE = Listing()

@@ -1,0 +1,79 @@
+"""Lists on standard output: for eyes, for programs, for pipes.
+
+JSON has every field under its own name; a table has the columns the command chose, and is cut to the width
+of a terminal, but never in a pipe. Colour is rich's affair, which honours NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laminar.cli.options import Listing
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Row = Mapping[str, Any]
+
+# Wider than any row of ours: a pipe has no width.
+_UNBOUNDED = 100_000
+
+
+def show(rows: Sequence[Row], listing: Listing, *, columns: Sequence[str], name: str) -> None:
+    """Print `rows`; `columns` are those of the table, `name` is the one that names a row."""
+    if listing.format == "json":
+        show_json(rows)
+    elif listing.format == "names":
+        for row in rows:
+            print(row[name])
+    else:
+        console_of(sys.stdout).print(table_of(rows, columns))
+
+
+def show_json(document: Any) -> None:
+    """Print one JSON document, indented."""
+    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def console_of(file: Any) -> Console:
+    """A console that writes to `file`, as wide as it is, or as wide as needed where it is no terminal."""
+    from rich.console import Console
+
+    return Console(file=file, highlight=False, width=None if file.isatty() else _UNBOUNDED)
+
+
+def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
+    """Columns of words; numbers to the right. An underscore in a name is a space in the heading."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        numeric = any(isinstance(row.get(column), int | float) for row in rows)
+        table.add_column(
+            column.replace("_", " ").upper(), justify="right" if numeric else "left", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*(plain(row.get(column)) for column in columns))
+    return table
+
+
+def plain(value: Any) -> str:
+    """A value in a cell: nothing for None, thousands apart, lists with commas."""
+    from rich.markup import escape
+
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return escape(", ".join(map(str, value)))
+    if isinstance(value, Mapping):
+        return escape(", ".join(f"{key}={each}" for key, each in value.items()))
+    return escape(str(value))

@@ -1,0 +1,341 @@
+"""A cluster of real node processes on this machine: started, killed, restarted and ended by a program.
+
+Each node is `laminar serve` in a process group of its own, with a data folder and a log file that stay after
+it. By default every cluster has a loopback net to itself (127.77.N.1, 127.77.N.2, ...), so that ports are
+fixed, a restarted node comes back where it was, and clusters never meet. Nothing outlives the program: every
+group is tied to it (`laminar.testing.tether`), and carries a mark in its environment by which `leftovers`
+finds what is still there. Knows processes and addresses; what a node answers is asked only to know whether it
+is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from laminar.testing.nodes import ServerFailed
+
+MARK = "LAMINAR_TEST_CLUSTER"
+PORT = 7070
+# A node takes port to port + 101 + shards; on one address the next begins behind that.
+PORT_STEP = 200
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 15.0
+_NETS = range(1, 255)
+_PAUSE_S = 0.02
+
+
+class LoopbackNet:
+    """Addresses 127.77.N.1 to .254 that no other cluster on this machine uses while this is open.
+
+    The claim is the name of an abstract Unix socket: taken atomically, given back by the kernel if we die.
+    """
+
+    def __init__(self) -> None:
+        first = secrets.randbelow(len(_NETS))
+        for step in range(len(_NETS)):
+            self.number = _NETS[(first + step) % len(_NETS)]
+            self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                self._claim.bind(f"\0test-net-127.77.{self.number}")
+            except OSError:
+                self._claim.close()
+                continue
+            return
+        raise ServerFailed(f"all {len(_NETS)} loopback nets are taken")
+
+    def hosts(self, count: int) -> list[str]:
+        """The first `count` addresses."""
+        return [f"127.77.{self.number}.{position + 1}" for position in range(count)]
+
+    def close(self) -> None:
+        """Give the net back. Idempotent."""
+        self._claim.close()
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: where it listens, where its files are, and its process if it runs."""
+
+    number: int
+    host: str
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"node-{self.number + 1}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def log_tail(self, *, size_bytes: int = 4_000) -> str:
+        """The end of its log, for a message."""
+        try:
+            return self.log.read_bytes()[-size_bytes:].decode("utf-8", "replace")
+        except FileNotFoundError:
+            return "(no log)"
+
+
+@dataclass
+class LocalCluster:
+    """Nodes on loopback; a context manager that starts them and, whatever happens, ends them.
+
+    Nodes are numbered from 0; the first founds the cluster, the others join it. `hosts` and `ports`
+    are one per node, or left out for a net of its own. `settings` are further settings of every node.
+    """
+
+    directory: Path
+    nodes: int = 3
+    shards: int = 2
+    hosts: Sequence[str] | None = None
+    ports: Sequence[int] | None = None
+    settings: Mapping[str, str | int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.mark = secrets.token_hex(16)
+        self._net = LoopbackNet() if self.hosts is None else None
+        hosts = self._net.hosts(self.nodes) if self._net is not None else list(self.hosts or ())
+        ports = list(self.ports) if self.ports is not None else [PORT] * self.nodes
+        assert len(hosts) == len(ports) == self.nodes, f"{hosts} and {ports} for {self.nodes} nodes"
+        self.members = [
+            Node(number, host, port, Path(self.directory) / f"node-{number + 1}")
+            for number, (host, port) in enumerate(zip(hosts, ports, strict=True))
+        ]
+        # Its write end is held by nobody else: it is not inheritable.
+        self._lifeline, self._lifeline_end = os.pipe()
+
+    # -- life of the whole ---------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def urls(self) -> list[str]:
+        """Every node's HTTP address, running or not."""
+        return [node.url for node in self.members]
+
+    def start(self, *, timeout: float = START_TIMEOUT_S) -> None:
+        """Start all nodes, and wait until each serves and they see each other. Raises ServerFailed."""
+        # Those that join ask until the founder answers, so all may start at once.
+        for node in self.members:
+            self.spawn(node.number)
+        self.wait_ready(timeout=timeout)
+
+    def stop(self) -> None:
+        """End every node, asked first, then not, and give back what was held. Idempotent."""
+        for node in self.members:
+            if node.running:
+                assert node.process is not None
+                node.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for node in self.members:
+            if node.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.process.wait(max(0.0, deadline - time.monotonic()))
+                self.kill(node.number)
+        for fd in (self._lifeline, self._lifeline_end):
+            if fd >= 0:
+                os.close(fd)
+        self._lifeline = self._lifeline_end = -1
+        if self._net is not None:
+            self._net.close()
+
+    def leftovers(self) -> list[int]:
+        """Processes of this cluster, or started with its `environment`, that are alive: pids."""
+        return marked_processes(f"{MARK}={self.mark}")
+
+    # -- life of a node ------------------------------------------------------------------------
+
+    def environment(self) -> dict[str, str]:
+        """For a process that belongs to the cluster: no LAMINAR_ variable of ours, but the mark."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("LAMINAR_") or name.startswith("LAMINAR_TEST_")
+        }
+        return kept | {MARK: self.mark}
+
+    def command(self, number: int) -> list[str]:
+        """The command line of a node."""
+        node = self.members[number]
+        given: dict[str, str | int] = {
+            "data": str(node.data),
+            "node": node.name,
+            "host": node.host,
+            "port": node.port,
+            "shards": self.shards,
+            **self.settings,
+        }
+        if number > 0:
+            founder = self.members[0]
+            given["join"] = f"{founder.host}:{founder.port}"
+        flags = [
+            part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        return [sys.executable, "-P", "-m", "laminar.cli", "serve", *flags]
+
+    def spawn(self, number: int) -> None:
+        """Start a node, and do not wait for it."""
+        node = self.members[number]
+        assert not node.running, f"{node.name} runs already"
+        assert self._lifeline >= 0, "the cluster was stopped"
+        node.folder.mkdir(parents=True, exist_ok=True)
+        with open(node.log, "ab") as log:
+            node.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "laminar.testing.tether",
+                    str(self._lifeline),
+                    *self.command(number),
+                ],
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[self._lifeline],
+                process_group=0,
+            )
+        node.starts += 1
+
+    def kill(self, number: int) -> None:
+        """SIGKILL to all processes of a node at once; returns when none is left."""
+        node = self.members[number]
+        if node.process is None:
+            return
+        group = node.process.pid
+        while True:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                break
+            # Our own child counts until it is reaped; its children are init's.
+            node.process.poll()
+            time.sleep(_PAUSE_S / 10)
+        node.process.wait()
+        node.process = None
+
+    def restart(self, number: int, *, timeout: float = START_TIMEOUT_S) -> None:
+        """Start a node that was killed, on its data and address; returns when it serves."""
+        self.spawn(number)
+        self.wait_ready([number], timeout=timeout)
+
+    def pids(self, number: int) -> list[int]:
+        """Of a node that is ready: the supervisor's pid, then its children's."""
+        process = self.members[number].process
+        told = self._node_file(number)
+        if process is None or told is None:
+            return []
+        return [process.pid, *(int(pid) for pid in told["pids"].values())]
+
+    # -- readiness -----------------------------------------------------------------------------
+
+    def wait_ready(self, numbers: Iterable[int] | None = None, *, timeout: float = START_TIMEOUT_S) -> None:
+        """Wait until these nodes (None: all) serve and see every running node alive.
+
+        Raises ServerFailed with the end of a log when a process ended, or the time is over.
+        """
+        waited = list(range(self.nodes) if numbers is None else numbers)
+        deadline = time.monotonic() + timeout
+        missing = waited
+        while missing := [number for number in missing if not self._is_ready(number)]:
+            for number in missing:
+                node = self.members[number]
+                if not node.running:
+                    code = node.process.returncode if node.process is not None else None
+                    raise ServerFailed(f"{node.name} ended with {code}:\n{node.log_tail()}")
+            if time.monotonic() >= deadline:
+                names = ", ".join(self.members[number].name for number in missing)
+                tail = self.members[missing[0]].log_tail()
+                raise ServerFailed(f"{names} not ready within {timeout:g} s:\n{tail}")
+            time.sleep(_PAUSE_S)
+
+    def _is_ready(self, number: int) -> bool:
+        node = self.members[number]
+        if not node.running or self._node_file(number) is None:
+            return False
+        if get_json(f"{node.url}/readyz") is None:
+            return False
+        told = get_json(f"{node.url}/v1/cluster") or {}
+        seen = {each["node"] for each in told.get("nodes", ()) if each.get("alive", True)}
+        return {member.name for member in self.members if member.running} <= seen
+
+    def _node_file(self, number: int) -> dict[str, Any] | None:
+        node = self.members[number]
+        try:
+            told = json.loads((node.data / "node.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        assert isinstance(told, dict), f"node.json holds {told!r}"
+        # A node that was killed leaves its file behind; its successor's carries another pid.
+        return told if node.process is not None and told["pid"] == node.process.pid else None
+
+
+def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 2.0) -> Any:
+    """What exactly this address answers, None if it does not answer 200. No retry, no other node."""
+    # Imported here: pytest loads this package in every session of whoever installed us.
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout
+        ) as answer:
+            return json.loads(answer.read())
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+
+
+def marked_processes(mark: str) -> list[int]:
+    """The live processes, this one aside, that have ``NAME=value`` in the environment they began with."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        if mark.encode() in environment and state not in "ZX":
+            found.append(int(entry.name))
+    return sorted(found)
