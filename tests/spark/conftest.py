@@ -1,0 +1,76 @@
+"""One Spark session and one node for all of Spark's tests, in the small: two cores, no UI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import laminar
+import laminar.spark
+from laminar.testing import nodes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """A node's URL."""
+    with nodes.serve(shards=2) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def client(url: str) -> Iterator[laminar.Client]:
+    with laminar.connect(url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def topic(client: laminar.Client, request: pytest.FixtureRequest) -> laminar.Topic[bytes]:
+    """A topic of three partitions, named after the test."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    return client.create_topic(name, partitions=3, replicas=1)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session as `configure` sets it up. Nothing registers the source: Spark finds it."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    home = tmp_path_factory.mktemp("spark")
+    builder = laminar.spark.configure(SparkSession.builder).master("local[2]").appName("laminar-tests")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(home / "local"),
+        "spark.sql.warehouse.dir": str(home / "warehouse"),
+        "spark.sql.streaming.stopTimeout": "20s",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def read(spark: SparkSession, url: str) -> Callable[..., DataFrame]:
+    """``read(topic, option=value, ...)``: the batch DataFrame of a topic."""
+
+    def load(topic: laminar.Topic[bytes], schema: str | None = None, **options: str) -> DataFrame:
+        reader = spark.read.format("laminar").option("laminar.endpoints", url).option("subscribe", topic.name)
+        if schema is not None:
+            reader = reader.schema(schema)
+        return reader.options(**options).load()
+
+    return load

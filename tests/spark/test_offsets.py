@@ -1,0 +1,102 @@
+"""Offsets have one way to be written, and a symbolic start says what it will become."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laminar.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    Place,
+    Positions,
+    decode,
+    encode,
+    parse_offsets,
+    place_of_symbol,
+)
+
+PARTITIONS = st.tuples(st.text("aZ09._-", min_size=1, max_size=8), st.integers(0, 999))
+POSITIONS = st.dictionaries(PARTITIONS, st.integers(0, 2**53 - 1), max_size=8)
+
+
+@given(POSITIONS, st.randoms(use_true_random=False))
+def test_equal_positions_are_the_same_text(positions: Positions, random: object) -> None:
+    """However a dictionary was filled, Spark sees one text: another order would be an endless query."""
+    items = list(positions.items())
+    random.shuffle(items)  # type: ignore[attr-defined]  # hypothesis' own Random
+
+    assert json.dumps(encode(positions)) == json.dumps(encode(dict(items)))
+
+
+@given(POSITIONS)
+def test_positions_survive_the_journal(positions: Positions) -> None:
+    """What is decoded from the journal's text is what was encoded, and encodes to the same text again."""
+    text = json.dumps(encode(positions))
+
+    assert positions == decode(json.loads(text))
+    assert text == json.dumps(encode(decode(json.loads(text))))
+
+
+def test_the_form_of_an_offset_is_fixed() -> None:
+    """Checkpoints hold it: keys sorted, integers only, a version."""
+    text = json.dumps(encode({("b", 10): 7, ("b", 2): 5, ("a.x", 0): 1}))
+
+    assert '{"a.x:0": 1, "b:10": 7, "b:2": 5, "v": 1}' == text
+
+
+def test_a_newer_version_is_refused() -> None:
+    """An older program does not guess at a checkpoint of a newer one."""
+    with pytest.raises(ValueError, match="version 2"):
+        decode({"a:0": 1, "v": 2})
+
+
+def test_keys_that_nobody_knows_are_passed_over() -> None:
+    """A later release may add to the offset without a new version."""
+    assert {("a", 0): 1} == decode({"a:0": 1, "hint": "x", "v": 1})
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        Place("earliest"),
+        Place("latest"),
+        Place("timestamp", time_ms=17),
+        Place("offsets", values={("t", 1): EARLIEST, ("t", 0): 9}),
+        Place("timestamps", values={("t", 0): 1_700_000_000_000}),
+    ],
+)
+def test_a_symbolic_start_names_its_place(place: Place) -> None:
+    """Through the journal's text and back it is the same place; a concrete offset is none."""
+    assert place == place_of_symbol(json.loads(json.dumps(place.symbol())))
+    assert place_of_symbol(encode({("t", 0): 1})) is None
+
+
+def test_a_symbolic_start_is_the_same_text_each_time() -> None:
+    """Spark asks for the first offset twice, and again after a restart."""
+    one = Place("offsets", values={("t", 1): 4, ("t", 0): 9})
+    other = Place("offsets", values={("t", 0): 9, ("t", 1): 4})
+
+    assert json.dumps(one.symbol()) == json.dumps(other.symbol())
+
+
+NAMES = {"latest": LATEST, "earliest": EARLIEST}
+
+
+def test_offsets_are_given_as_to_kafka() -> None:
+    """Topics, then partitions as strings; -1 and -2 stand for the ends."""
+    found = parse_offsets('{"t": {"0": 23, "1": -2}, "u": {"0": -1}}', option="o", names=NAMES)
+
+    assert {("t", 0): 23, ("t", 1): EARLIEST, ("u", 0): LATEST} == found
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "[]", '{"t": 4}', '{"t": {"x": 4}}', '{"t": {"0": -3}}', '{"t": {"-1": 3}}']
+)
+def test_what_is_no_offsets_is_refused(text: str) -> None:
+    """With the option's name in the message."""
+    with pytest.raises(ValueError, match="startingOffsets"):
+        parse_offsets(text, option="startingOffsets", names=NAMES)
