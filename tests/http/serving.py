@@ -1,0 +1,161 @@
+"""What the HTTP tests share: an application that shows what it was asked, a server, and raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from laminar.http.errors import Problem
+from laminar.http.messages import Buffer, Request, Response
+from laminar.http.server import HttpServer, ServerLimits
+
+
+class Mirror:
+    """Answers what it was asked; some paths behave otherwise."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Buffer] = []
+        self.handled: list[str] = []
+        self.gate = asyncio.Event()
+        self.cancelled = 0
+        self.paths: dict[str, Callable[[Request], Response | Awaitable[Response]]] = {
+            "/gate": self._wait,
+            "/bug": self._bug,
+            "/bug-later": self._bug_later,
+            "/problem": self._problem,
+            "/big": lambda request: Response(200, body=[b"x" * (3 << 20), b"", bytearray(b"y" * 5)]),
+            "/stream": lambda request: Response(200, body=_stream()),
+            "/broken-stream": lambda request: Response(200, body=_broken_stream()),
+            "/nothing": lambda request: Response(204),
+            "/close": lambda request: Response(200, body=b"bye", close=True),
+        }
+
+    def head(self, request: Request) -> Response | None:
+        """Refuses what is under /refused, redirects what is under /moved."""
+        if request.path == "/refused":
+            raise Problem("too_large", field="body", value=request.content_length, limit=1)
+        if request.path == "/moved":
+            return Response(307, [("Location", "http://elsewhere:1/moved")])
+        return None
+
+    def handle(self, request: Request) -> Response | Awaitable[Response]:
+        """See the class."""
+        self.handled.append(request.target)
+        self.bodies.append(request.body)
+        special = self.paths.get(request.path)
+        if special is not None:
+            return special(request)
+        return Response.json(
+            {
+                "method": request.method,
+                "path": request.path,
+                "query": request.query,
+                "length": len(request.body),
+            }
+        )
+
+    async def _wait(self, request: Request) -> Response:
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return Response.json({"query": request.query})
+
+    def _bug(self, request: Request) -> Response:
+        raise RuntimeError("a mistake")
+
+    async def _bug_later(self, request: Request) -> Response:
+        raise RuntimeError("a later mistake")
+
+    def _problem(self, request: Request) -> Response:
+        raise Problem("no_leader", "nobody leads", retry_after_ms=1500)
+
+
+async def _stream() -> AsyncIterator[Buffer]:
+    for number in range(50):
+        await asyncio.sleep(0)
+        yield b"%04d" % number * 1000
+
+
+async def _broken_stream() -> AsyncIterator[Buffer]:
+    yield b"begun"
+    raise RuntimeError("the stream broke")
+
+
+@asynccontextmanager
+async def serving(app: Any, **limits: Any) -> AsyncIterator[tuple[HttpServer, str]]:
+    """A server on a free port of loopback, and its URL; drained at the end."""
+    server = HttpServer(app, ServerLimits(**limits))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        await server.serve(sock)
+        try:
+            yield server, f"http://127.0.0.1:{port}"
+        finally:
+            await server.drain(timeout_s=0.1)
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A raw connection."""
+    host, port = url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def exchange(url: str, *parts: bytes, eof: bool = True, pause: bool = True) -> bytes:
+    """Send the parts one by one, then EOF; everything that comes back until the server closes."""
+    reader, writer = await connect(url)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            if pause:
+                await asyncio.sleep(0)
+        if eof:
+            writer.write_eof()
+        return await reader.read()
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """One answer with a Content-Length."""
+    raw = await reader.readuntil(b"\r\n\r\n")
+    status_line, *lines = raw.decode().split("\r\n")[:-2]
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    status = int(status_line.split()[1])
+    body = await reader.readexactly(int(headers.get("content-length", "0"))) if status >= 200 else b""
+    return status, headers, body
+
+
+def answers_in(raw: bytes) -> list[tuple[int, bytes]]:
+    """Status and body of each answer in `raw`, all of them with a Content-Length."""
+    found = []
+    while raw:
+        head, _, raw = raw.partition(b"\r\n\r\n")
+        length = 0
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        found.append((int(head.split()[1]), raw[:length]))
+        raw = raw[length:]
+    return found
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """Wait, a turn of the loop at a time, until something visible from outside has happened."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
