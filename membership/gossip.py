@@ -153,6 +153,11 @@ class Gossip:
         self._loop.add_reader(self._sock, self._readable)
         self._wake()
 
+    def set_seeds(self, seeds: Sequence[str]) -> None:
+        """Replace the addresses (numeric) that are asked while nobody is known, or somebody is missing."""
+        self._core.set_seeds([seed for seed in seeds if _is_numeric(seed)])
+        self._wake()
+
     def members(self) -> dict[str, Member]:
         """Return all members by node name, this one included."""
         claims = [self._core.own, *(peer.claim for peer in self._core.peers.values())]

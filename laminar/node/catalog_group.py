@@ -139,6 +139,10 @@ class CatalogGroup:
             index = await self._driver.confirm(self.replica)
         except ConnectionError as error:
             raise NotCatalogLeader(self.replica.leader_node) from error
+        await self.applied(index)
+
+    async def applied(self, index: int) -> None:
+        """Return once everything up to `index` is applied here."""
         if self.applied_index < index:
             future: asyncio.Future[None] = self._loop.create_future()
             self._until.append((index, future))

@@ -76,7 +76,10 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
-    """Which of these groups are `creating`, or deleted, by the leader's own, confirmed word?"""
+    """Which of these groups are `creating`, or deleted, by the leader's own, confirmed word?
+
+    With no groups: which version of the catalog is the newest?
+    """
 
     groups: list[bytes]
 
@@ -99,6 +102,7 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     error: str = ""
     detail: str = ""
     leader: str = ""
+    version: int = 0
     creating: list[bytes] = []
     deleted: list[bytes] = []
 
@@ -210,6 +214,7 @@ class CatalogService:
         state = self._group.catalog.state()
         creating = {record.group for record in state.partitions.values() if record.state == "creating"}
         return CatalogAnswer(
+            version=state.version,
             creating=[group for group in request.groups if group in creating],
             deleted=[group for group in request.groups if group.hex() in state.tombstones],
         )

@@ -168,6 +168,7 @@ class Controller(Process):
         group.replica = replica
         self.group = group
         group.committed(replica.core.committed_index)
+        await group.applied(replica.core.committed_index)
         self.driver.add(replica)
         if replica.configuration.voters == (replica.replica_id,):
             self.driver.campaign(replica)
@@ -276,6 +277,8 @@ class Controller(Process):
     def _applied(self) -> None:
         self.service.changed()
         self._changed()
+        if self.gossip is not None:
+            self.gossip.set_seeds(self._gossip_seeds())
         self._reconcile_now.set()
 
     async def _reconcile(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from laminar.http.errors import Problem
 from laminar.http.server import HttpServer
 from laminar.log.disk import RealDisk
 from laminar.log.document import Document
@@ -44,6 +45,7 @@ _log = logging.getLogger("laminar.shard")
 CATALOG_TIMEOUT_S = 25.0
 RETRY_S = 0.2
 HAND_OVER_S = 1.0
+VIEW_WAIT_S = 2.0
 FIRST_TERM = 1
 
 _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
@@ -133,6 +135,23 @@ class Shard(Process):
                 future.set_result(None)
         self._bringing_in_line.set()
 
+    async def refresh_view(self) -> None:
+        """Return once the view is at least as new as the catalog was when this was called.
+
+        A view may be old, so what is missing in it may exist all the same. Raises `Problem` while the
+        catalog has no leader: then nobody can say.
+        """
+        try:
+            answer = await self.ask_catalog(ConfirmRequest([]))
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
+        if answer.error:
+            raise Problem("no_leader", "the catalog has no leader now")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + VIEW_WAIT_S
+        while self.view.version < answer.version and loop.time() < deadline:
+            await self.view_change(deadline - loop.time())
+
     @property
     def ready(self) -> bool:
         """Whether this shard knows its cluster and has opened its replicas."""
@@ -179,6 +198,12 @@ class Shard(Process):
             # In the manifest, but its files are gone: it may have voted and promised. It stays away.
             self.lost.append(entry)
             _log.error("%s/%d: this replica is lost, its files are missing", entry.topic, entry.partition)
+            return
+        if log.recovering:
+            # It may have forgotten what it told others; until it can be brought back with a higher
+            # incarnation it must not take part (CONSENSUS.md 3).
+            self.lost.append(entry)
+            _log.error("%s/%d: this replica's journal or tail is damaged", entry.topic, entry.partition)
             return
         partition = Partition(
             topic=entry.topic,

@@ -112,6 +112,8 @@ class Api:
                     value=length,
                     limit=self.limits.max_body_bytes,
                 )
+        if "topic" in params and not self._known(params["topic"]):
+            return None
         if operation == "append_to_partition" and self._append.leads(**params) is None:
             self._topics.partition_record(params["topic"], params["partition"])
         if "laminar-redirect" in request.headers:
@@ -121,7 +123,18 @@ class Api:
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Do what the route says."""
         operation, params = self._match(request.head)
+        if "topic" in params and operation != "create_topic" and not self._known(params["topic"]):
+            return self._look_again(request, operation, params)
         return self._handlers[operation](request, **params)
+
+    def _known(self, topic: str) -> bool:
+        return topic in self._shard.view.topics()
+
+    async def _look_again(self, request: Request, operation: str, params: dict[str, str]) -> Response:
+        """A topic not heard of may be new: 404 is said only with a view that is up to date."""
+        await self._shard.refresh_view()
+        answer = self._handlers[operation](request, **params)
+        return answer if isinstance(answer, Response) else await answer
 
     def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
         if head.memo is None:

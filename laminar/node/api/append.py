@@ -116,6 +116,8 @@ class AppendRoutes:
         self, partition: Partition, frames: Sequence[memoryview]
     ) -> list[asyncio.Future[Receipt]]:
         """All or nothing as far as refusing goes: what is refused is refused before any is proposed."""
+        # A leader stamps batches in place, so it needs them writable and its own.
+        frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
         headers = [Header.unpack(frame) for frame in frames]
         if len(frames) > 1 and any(header.producer_id != NOBODY for header in headers[1:]):
             # Each is checked against the table as the one before it left it; a refusal in the

@@ -33,6 +33,8 @@ MAX_REPLICAS = 7
 DEFAULT_PARTITIONS = 1
 DEFAULT_REPLICAS = 3
 DESCRIBE_TIMEOUT_S = 2.0
+LED_WAIT_S = 2.0
+LED_RETRY_S = 0.02
 
 SETTINGS: dict[str, tuple[type, str]] = {
     "min_replicas": (int, "refuse to create the topic with fewer nodes than this"),
@@ -168,6 +170,7 @@ class TopicRoutes:
                 limit=None if known is None else f"{known.partitions} partitions, {known.replicas} replicas",
             )
         await self._until_seen(topic)
+        await self._until_led(topic)
         record = self.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
@@ -185,6 +188,17 @@ class TopicRoutes:
             await self._shard.view_change(0.2)
         if topic not in self._shard.view.topics():
             raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
+
+    async def _until_led(self, topic: str) -> None:
+        """A topic that was just made is usable at once: give its first elections a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LED_WAIT_S
+        wanted = self.record(topic).partitions
+        while loop.time() < deadline:
+            states = await self.states(topic)
+            if len({state.partition for state in states.values() if state.leading}) == wanted:
+                return
+            await asyncio.sleep(LED_RETRY_S)
 
     async def update(self, request: Request, topic: str) -> Response:
         """PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""

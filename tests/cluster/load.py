@@ -1,0 +1,129 @@
+"""A load that knows what it was told: numbered records per key, their receipts, and everything read back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import laminar
+from laminar.client.producer import Delivery
+from laminar.testing.checkers import Read, Sent, Violation, check_history, check_replicas
+from laminar.testing.cluster import LocalCluster, get_json
+
+KEYS = [f"key-{number:02d}" for number in range(24)]
+
+
+@dataclass
+class Load:
+    """Sends until told to finish, through the idempotent producer, and keeps every receipt."""
+
+    urls: list[str]
+    topic: str
+    acknowledged: list[Sent] = field(default_factory=list)
+    uncertain: list[tuple[str, int]] = field(default_factory=list)
+    _next: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; a failure of the load shows at the next wait."""
+        self._task = asyncio.create_task(self._run())
+
+    async def finish(self) -> None:
+        """No further round; wait for the receipts of the last."""
+        self._stop.set()
+        assert self._task is not None
+        await self._task
+
+    async def _run(self, *, round_size: int = 200) -> None:
+        """Rounds of records over all keys, each round awaited, until `finish`."""
+        async with (
+            laminar.aio.connect(self.urls, timeout=60.0) as client,
+            client.topic(self.topic).producer() as producer,
+        ):
+            while not self._stop.is_set():
+                sent: list[tuple[str, int, Delivery]] = []
+                for turn in range(round_size):
+                    key = KEYS[turn % len(KEYS)]
+                    number = self._next[key]
+                    self._next[key] = number + 1
+                    sent.append((key, number, producer.send(f"{key} {number}".encode(), key=key)))
+                for key, number, delivery in sent:
+                    receipt = await delivery
+                    self.acknowledged.append(Sent(key, number, receipt.partition, receipt.offset))
+                self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+        """Wait until the acknowledged records satisfy a condition."""
+        assert self._task is not None
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                done, _ = await asyncio.wait({changed, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self._task in done:
+                    self._task.result()
+                    raise AssertionError("the load has ended")
+
+    async def more(self, count: int) -> None:
+        """Wait until `count` more records are acknowledged than now."""
+        goal = len(self.acknowledged) + count
+        await self.until(lambda: len(self.acknowledged) >= goal)
+
+
+async def read_all(urls: list[str], topic: str) -> list[Read]:
+    """Every record of a topic in the order of reading, with nothing removed."""
+    found: list[Read] = []
+    async with (
+        laminar.aio.connect(urls, timeout=60.0) as client,
+        client.topic(topic).read(start="earliest") as records,
+    ):
+        async for record in records:
+            key, number = record.text.split()
+            found.append(Read(record.partition, record.offset, key, int(number)))
+    return found
+
+
+async def violations(urls: list[str], topic: str, load: Load) -> list[Violation]:
+    """What is wrong with the history, if anything."""
+    return check_history(load.acknowledged, await read_all(urls, topic), uncertain=load.uncertain)
+
+
+async def converged(
+    cluster: LocalCluster, topic: str, partitions: int, *, timeout_s: float = 30.0
+) -> list[Violation]:
+    """Wait until all replicas of each partition are as far, then compare their committed bytes."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        digests: dict[int, dict[str, str]] = {}
+        indexes: dict[int, set[int]] = {}
+        listed = await asyncio.to_thread(get_json, f"{cluster.urls[0]}/v1/topics/{topic}/partitions")
+        for partition in listed["partitions"] if listed else []:
+            number = partition["partition"]
+            for replica in partition["replicas"]:
+                url = f"{replica['url']}/v1/topics/{topic}/partitions/{number}/digest"
+                told = await asyncio.to_thread(get_json, url, headers={"Laminar-Local": "1"})
+                if told is not None:
+                    digests.setdefault(number, {})[replica["node"]] = told["digest"]
+                    indexes.setdefault(number, set()).add(told["committed_index"])
+        level = all(len(found) == 1 for found in indexes.values())
+        whole = len(digests) == partitions and all(len(found) == cluster.nodes for found in digests.values())
+        if level and whole:
+            return check_replicas(digests)
+        if loop.time() > deadline:
+            raise TimeoutError(f"the replicas of {topic} are not level after {timeout_s:g} s: {indexes}")
+        await asyncio.sleep(0.1)
+
+
+def leaders(url: str, topic: str) -> dict[int, str]:
+    """Node that leads each partition, as one node tells it."""
+    listed = get_json(f"{url}/v1/topics/{topic}/partitions")
+    return {
+        partition["partition"]: partition["leader"]["node"]
+        for partition in listed["partitions"]
+        if partition["leader"] is not None
+    }
