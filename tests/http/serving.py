@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -137,6 +138,13 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
     status = int(status_line.split()[1])
     body = await reader.readexactly(int(headers.get("content-length", "0"))) if status >= 200 else b""
     return status, headers, body
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a killed process's machine would: by a reset."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 def answers_in(raw: bytes) -> list[tuple[int, bytes]]:
