@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from laminar.batch import Batch, Codec, build, stamp
 from laminar.spark.options import COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 pyarrow = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
@@ -32,7 +37,7 @@ TYPES["array<struct<key:string,value:binary>>"] = types.ArrayType(
 )
 
 
-def schema(**columns: str) -> types.StructType:
+def schema(**columns: str) -> StructType:
     """A schema by Spark's names of types; Spark's own parser of them needs a JVM."""
     made = types.StructType()
     for name, kind in columns.items():
@@ -63,7 +68,7 @@ def whole(*batches: Batch) -> list[tuple[Batch, int, int]]:
     return [(each, 0, len(each)) for each in batches]
 
 
-def rows(form: types.StructType, pieces: list[tuple[Batch, int, int]]) -> list[dict[str, object]]:
+def rows(form: StructType, pieces: list[tuple[Batch, int, int]]) -> list[dict[str, object]]:
     found = []
     for made in Builder(form, topic="t", partition=3).record_batches(pieces):
         made.validate(full=True)

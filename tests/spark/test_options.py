@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from laminar.spark import SETTINGS
 from laminar.spark.offsets import Place
 from laminar.spark.options import COLUMNS, OPTIONS, parse
 
@@ -114,8 +115,8 @@ def test_an_option_of_the_other_kind_of_query_is_refused(
         parse({"subscribe": "a", **given}, streaming=streaming)
 
 
-def test_every_option_and_column_is_documented() -> None:
+def test_every_option_column_and_setting_is_documented() -> None:
     """docs/spark.md has a row for each, and no row for what is not there."""
-    rows = re.findall(r"^\| `([A-Za-z.]+)` \|", DOCS.read_text(), re.M)
+    rows = re.findall(r"^\| `([A-Za-z.]+)` \|", DOCS.read_text("utf-8"), re.M)
 
-    assert sorted([*OPTIONS, *COLUMNS]) == sorted(rows)
+    assert sorted([*OPTIONS, *COLUMNS, *SETTINGS]) == sorted(rows)

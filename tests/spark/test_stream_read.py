@@ -14,7 +14,7 @@ import laminar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Topic = laminar.Topic[bytes]
 Start = Callable[..., "StreamingQuery"]
@@ -44,7 +44,7 @@ def start(spark: SparkSession, url: str, tmp_path: Path, topic: Topic) -> Iterat
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
         )
         trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
-        queries.append(writer.trigger(**trigger).start(str(tmp_path / "out")))  # type: ignore[arg-type]
+        queries.append(writer.trigger(**trigger).start(str(tmp_path / "out")))
         return queries[-1]
 
     yield begin
