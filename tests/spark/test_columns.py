@@ -39,7 +39,7 @@ TYPES["array<struct<key:string,value:binary>>"] = types.ArrayType(
 
 def schema(**columns: str) -> StructType:
     """A schema by Spark's names of types; Spark's own parser of them needs a JVM."""
-    made = types.StructType()
+    made: StructType = types.StructType()
     for name, kind in columns.items():
         made.add(name, TYPES[kind])
     return made
