@@ -103,7 +103,9 @@ class Controller(Process):
             await self._open_group()
         else:
             await self._join()
-        assert self.cluster_id is not None
+        if self.cluster_id is None:
+            await self.close()  # told to stop before any member answered
+            return
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
@@ -223,7 +225,7 @@ class Controller(Process):
         """Ask a member of the cluster for a place in it, until one answers."""
         request = msgspec.msgpack.encode(Join(record=self._own_record()))
         said = ""
-        while True:
+        while not self.stopping.is_set():
             for address in await find_controllers(self.boot.settings.join):
                 try:
                     payload = await self.transport.call(address, "join", request, timeout=10.0)
@@ -238,7 +240,7 @@ class Controller(Process):
                 if answer.cluster_id:
                     await self._accept(answer)
                     return
-            await asyncio.sleep(JOIN_RETRY_S)
+            await self.stopped_within(JOIN_RETRY_S)
 
     async def _accept(self, answer: JoinAnswer) -> None:
         self.cluster_id = answer.cluster_id

@@ -173,6 +173,15 @@ class Process:
             _log.critical("%s ends: %r", self.transport, error, exc_info=error)
         self.stopping.set()
 
+    async def stopped_within(self, timeout_s: float) -> bool:
+        """Sleep, but no longer than until this process is told to stop."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def stop(self) -> None:
         """Ask the process to end in order."""
         self.stopping.set()

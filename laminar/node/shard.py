@@ -78,6 +78,9 @@ class Shard(Process):
         await self.listen()
         if self.cluster_id is None:
             await self._first_view()
+        if self.stopping.is_set():
+            await self.close()
+            return
         await self._open_replicas()
         servers = []
         loop = asyncio.get_running_loop()
@@ -111,7 +114,7 @@ class Shard(Process):
                     return
             except TransportError:
                 pass
-            await asyncio.sleep(RETRY_S / 4)
+            await self.stopped_within(RETRY_S / 4)
 
     # -- the view ------------------------------------------------------------------------
 
