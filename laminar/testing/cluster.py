@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -74,7 +74,8 @@ class Node:
     port: int
     folder: Path
     process: subprocess.Popen[bytes] | None = None
-    starts: int = 0
+    exit_codes: list[int | None] = field(default_factory=list)
+    """How each run ended that `stop` ended; None: it had to be killed."""
 
     @property
     def name(self) -> str:
@@ -168,8 +169,12 @@ class LocalCluster:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for node in self.members:
             if node.process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                try:
                     node.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    node.exit_codes.append(None)
+                else:
+                    node.exit_codes.append(node.process.returncode)
                 self.kill(node.number)
         for fd in (self._lifeline, self._lifeline_end):
             if fd >= 0:
@@ -218,40 +223,28 @@ class LocalCluster:
         assert not node.running, f"{node.name} runs already"
         assert self._lifeline >= 0, "the cluster was stopped"
         node.folder.mkdir(parents=True, exist_ok=True)
-        with open(node.log, "ab") as log:
-            node.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "laminar.testing.tether",
-                    str(self._lifeline),
-                    *self.command(number),
-                ],
+        node.process = self.open_process(self.command(number), log=node.log)
+
+    def open_process(self, command: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
+        """A process that belongs to the cluster: marked, in a group of its own, and gone when we are."""
+        tether = [sys.executable, "-P", "-m", "laminar.testing.tether", str(self._lifeline)]
+        with open(log, "ab") as opened:
+            return subprocess.Popen(
+                [*tether, *command],
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=opened,
+                stderr=opened,
                 pass_fds=[self._lifeline],
                 process_group=0,
             )
-        node.starts += 1
 
     def kill(self, number: int) -> None:
         """SIGKILL to all processes of a node at once; returns when none is left."""
         node = self.members[number]
         if node.process is None:
             return
-        group = node.process.pid
-        while True:
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                break
-            # Our own child counts until it is reaped; its children are init's.
-            node.process.poll()
-            time.sleep(_PAUSE_S / 10)
-        node.process.wait()
+        kill_group(node.process)
         node.process = None
 
     def restart(self, number: int, *, timeout: float = START_TIMEOUT_S) -> None:
@@ -310,6 +303,18 @@ class LocalCluster:
         return told if node.process is not None and told["pid"] == node.process.pid else None
 
 
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the whole group that a process leads; returns when none of it is left."""
+    # Not killpg: it would go on finding those that are dead, and that their new parent has not asked about.
+    while members := processes_of_group(process.pid):
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()
+        time.sleep(_PAUSE_S / 10)
+    process.wait()
+
+
 def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 2.0) -> Any:
     """What exactly this address answers, None if it does not answer 200. No retry, no other node."""
     # Imported here: pytest loads this package in every session of whoever installed us.
@@ -325,17 +330,35 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: flo
         return None
 
 
-def marked_processes(mark: str) -> list[int]:
-    """The live processes, this one aside, that have ``NAME=value`` in the environment they began with."""
-    found = []
+def _living() -> Iterator[tuple[Path, list[str]]]:
+    """Each process that lives: its folder in /proc, and its `stat` behind the name (state, parent, group...).
+
+    One that ended and that its parent has not asked about (Z) lives no more.
+    """
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+        if not entry.name.isdecimal():
             continue
         try:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        if stat[0] not in "ZX":
+            yield entry, stat
+
+
+def processes_of_group(group: int) -> list[int]:
+    """The living processes of a process group: pids."""
+    return [int(entry.name) for entry, stat in _living() if int(stat[2]) == group]
+
+
+def marked_processes(mark: str) -> list[int]:
+    """The living processes, this one aside, that have ``NAME=value`` in the environment they began with."""
+    found = []
+    for entry, _ in _living():
+        try:
             environment = (entry / "environ").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue  # gone meanwhile, or another user's
-        if mark.encode() in environment and state not in "ZX":
+        if mark.encode() in environment and int(entry.name) != os.getpid():
             found.append(int(entry.name))
     return sorted(found)

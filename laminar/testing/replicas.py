@@ -1,0 +1,63 @@
+"""Asks each replica of a topic for the digest of its committed log, at its own shard, with nobody in between.
+
+The client would ask whoever answers best; here the answer must come from the replica itself, so each is asked
+by plain HTTP with ``Laminar-Local: 1``, and one that does not answer is waited for. Whether the digests are
+equal is for `laminar.testing.checkers.check_replicas` to say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from laminar.testing.cluster import get_json
+from laminar.testing.nodes import ServerFailed
+
+Digests = dict[int, dict[str, str]]
+
+_PAUSE_S = 0.1
+
+
+def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0) -> Digests:
+    """Partition -> node -> sha256 of the log up to one committed index, once every replica got there.
+
+    `urls` are nodes to ask where the replicas are. Raises ServerFailed, naming the replica that is behind
+    or silent, when `timeout` seconds are over.
+    """
+    deadline = time.monotonic() + timeout
+    target = f"/v1/topics/{quote(topic, safe='')}/partitions"
+    while True:
+        answer = next(filter(None, (get_json(url + target) for url in urls)), None)
+        missing = "nobody says where the replicas are"
+        if answer is not None:
+            digests: Digests = {}
+            missing = ""
+            for partition in answer["partitions"]:
+                number = int(partition["partition"])
+                digests[number] = {}
+                missing = missing or _digests_of(partition, f"{target}/{number}/digest", digests[number])
+            if not missing:
+                return digests
+        if time.monotonic() >= deadline:
+            raise ServerFailed(f"the replicas of {topic} have not come together in {timeout:g} s: {missing}")
+        time.sleep(_PAUSE_S)
+
+
+def _digests_of(partition: dict[str, Any], target: str, found: dict[str, str]) -> str:
+    """Fill `found` with the digest of each replica at one index; what is missing, or nothing."""
+    local = {"Laminar-Local": "1"}
+    states = {}
+    for replica in partition["replicas"]:
+        state = get_json(f"{replica['url']}{target}", headers=local)
+        if state is None:
+            return f"{replica['node']} is silent about partition {partition['partition']}"
+        states[replica["url"]] = state
+    index = max(int(state["committed_index"]) for state in states.values())
+    for url, state in states.items():
+        state = get_json(f"{url}{target}?to_index={index}", headers=local)
+        if state is None:
+            return f"{url} has not committed entry {index} of partition {partition['partition']}"
+        found[str(state["node"])] = str(state["digest"])
+    return ""
