@@ -29,6 +29,7 @@ from laminar.spark.plan import DataLoss, Range, loss_message
 T = TypeVar("T")
 
 FETCH_BYTES: Final = 4 << 20
+LEAST_FETCH_BYTES: Final = 64 << 10
 # Answers without a record, from replicas that have them all, before that counts as a fault.
 EMPTY_ANSWERS: Final = 3
 
@@ -73,6 +74,8 @@ class Cluster:
         self._portal = Portal()
         self._client = Client(endpoints, timeout=timeout_s)
         self._portal.run(self._client.__aenter__())
+        # Bytes of a record in each partition, as last seen: a small range asks for no more than it needs.
+        self._record_bytes: dict[Partition, float] = {}
 
     @property
     def session(self) -> Session:
@@ -105,9 +108,8 @@ class Cluster:
         The end may be a moment old, and a partition nobody can speak for just now is left out.
         """
         found: dict[Partition, tuple[int, int]] = {}
-        for topic in await self.topics(options):
-            answer = await self.session.get_json(f"{topic_path(topic)}/partitions")
-            for row in answer["partitions"]:
+        for topic, rows in await self._rows(options):
+            for row in rows:
                 if row.get("end_offset") is not None:
                     bounds = (int(row.get("start_offset") or 0), int(row["end_offset"]))
                     found[(topic, int(row["partition"]))] = bounds
@@ -116,13 +118,19 @@ class Cluster:
     async def partitions(self, options: Options) -> list[Partition]:
         """Every partition that `options` name. NotFound if one is not there."""
         found: list[Partition] = []
-        for topic in await self.topics(options):
-            answer = await self.session.get_json(f"{topic_path(topic)}/partitions")
-            found += [(topic, number) for number in range(len(answer["partitions"]))]
+        for topic, rows in await self._rows(options):
+            found += [(topic, number) for number in range(len(rows))]
         missing = sorted(set(options.assigned) - set(found))
         if missing:
             raise NotFound(f"there is no partition {partition_key(missing[0])}", code="no_such_partition")
         return list(options.assigned) if options.assigned else found
+
+    async def _rows(self, options: Options) -> list[tuple[str, list[dict[str, Any]]]]:
+        """Each topic with the descriptions of its partitions."""
+        topics = await self.topics(options)
+        paths = [f"{topic_path(topic)}/partitions" for topic in topics]
+        answers = await asyncio.gather(*map(self.session.get_json, paths))
+        return [(topic, answer["partitions"]) for topic, answer in zip(topics, answers, strict=True)]
 
     async def offset_at(self, partition: Partition, at: str) -> int:
         """The offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority."""
@@ -215,11 +223,18 @@ class Cluster:
                 wanted.topic,
                 wanted.partition,
                 offset=offset,
-                max_bytes=FETCH_BYTES,
+                max_bytes=self._fetch_bytes(wanted, offset),
                 # A replica that has not all of the range must not answer with a part as if it were all.
                 at_least=wanted.end,
             )
         )
+
+    def _fetch_bytes(self, wanted: Range, offset: int) -> int:
+        """How much to ask for: what is wanted, by what records weighed so far, and a quarter more."""
+        known = self._record_bytes.get((wanted.topic, wanted.partition))
+        if known is None:
+            return FETCH_BYTES
+        return int(min(FETCH_BYTES, max(LEAST_FETCH_BYTES, (wanted.end - offset) * known * 1.25)))
 
     def _batches(self, answer: Answer, wanted: Range, offset: int) -> tuple[list[Batch], int]:
         """The answer's batches that hold records of `wanted` from `offset` on; and the offset behind them."""
@@ -235,6 +250,9 @@ class Cluster:
                 )
             batches.append(batch)
             offset = batch.next_offset
+        if batches:
+            records = sum(map(len, batches))
+            self._record_bytes[(wanted.topic, wanted.partition)] = len(answer.body) / records
         return batches, min(offset, wanted.end)
 
     def _behind_loss(
@@ -260,6 +278,8 @@ class Watch:
     POLL_MS: Final = 8_000
     # After a poll that failed: not at once again.
     PAUSE_S: Final = 0.25
+    # A long poll is a connection; with more partitions than this, a trigger just waits and looks.
+    MOST_POLLS: Final = 128
     # New partitions and topics are looked for so often, while nothing else makes us look.
     LOOK_S: Final = 5.0
 
@@ -289,6 +309,9 @@ class Watch:
         return self._cluster.run(self._wait_for_news(timeout_ms / 1000))
 
     async def _wait_for_news(self, timeout_s: float) -> bool:
+        if len(self.ends) > self.MOST_POLLS:
+            await asyncio.sleep(timeout_s)
+            return True
         for partition, end in self.ends.items():
             if partition not in self._polls:
                 self._polls[partition] = asyncio.create_task(self._poll(partition, end))
