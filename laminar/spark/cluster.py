@@ -255,12 +255,14 @@ class Cluster:
             self._record_bytes[(wanted.topic, wanted.partition)] = len(answer.body) / records
         return batches, min(offset, wanted.end)
 
+    def _earliest(self, wanted: Range) -> int:
+        return self.run(self.offset_at((wanted.topic, wanted.partition), "earliest"))
+
     def _behind_loss(
         self, wanted: Range, offset: int, gone: OffsetExpired, *, fail_on_data_loss: bool
     ) -> int:
         """Where to go on when retention has overtaken the reading."""
-        partition = (wanted.topic, wanted.partition)
-        earliest = self.run(self.offset_at(partition, "earliest"))
+        earliest = self._earliest(wanted)
         if fail_on_data_loss or earliest <= offset:
             lost = f"{wanted.topic}/{wanted.partition}: {offset} to {min(earliest, wanted.end) - 1}"
             raise DataLoss(loss_message(lost)) from gone

@@ -1,0 +1,127 @@
+"""A range is read whole or raises, whatever replicas answer; scripted, as no node gives such answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from laminar.batch import build, stamp
+from laminar.client.connection import Answer
+from laminar.client.errors import OffsetExpired, Unavailable
+from laminar.spark.cluster import EMPTY_ANSWERS, FETCH_BYTES, LEAST_FETCH_BYTES, Cluster
+from laminar.spark.plan import DataLoss, Range
+
+WANTED = Range("t", 0, 10, 20)
+
+
+def frame(base_offset: int, count: int) -> bytes:
+    made = build([b"%d" % offset for offset in range(base_offset, base_offset + count)])
+    stamp(
+        made,
+        index=base_offset + 1,
+        term=1,
+        prev_term=1,
+        base_offset=base_offset,
+        append_time_ms=1_700_000_000_000,
+        committed_index=0,
+    )
+    return bytes(made)
+
+
+class Scripted(Cluster):
+    """A cluster that gives these answers, one after the other, and notes the offsets it was asked for."""
+
+    def __init__(self, *answers: bytes | Exception, earliest: int = 0) -> None:
+        self.answers = list(answers)
+        self.asked: list[int] = []
+        self.earliest = earliest
+        self._record_bytes = {}
+
+    def _fetch(self, wanted: Range, offset: int) -> Future[Answer]:
+        self.asked.append(offset)
+        coming: Future[Answer] = Future()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            coming.set_exception(answer)
+        else:
+            coming.set_result(Answer(200, {}, answer))
+        return coming
+
+    def _earliest(self, wanted: Range) -> int:
+        return self.earliest
+
+    def values(self, *, fail_on_data_loss: bool = True) -> list[int]:
+        pieces = self.read(WANTED, fail_on_data_loss=fail_on_data_loss)
+        return [int(value) for batch, first, stop in pieces for value in batch.values[first:stop]]
+
+
+def expired() -> OffsetExpired:
+    return OffsetExpired("gone", code="offset_expired", status=410)
+
+
+def test_batches_that_reach_over_the_ends_are_cut() -> None:
+    """A batch may begin before the range and end behind it; what lies outside is another task's."""
+    script = Scripted(frame(7, 5) + frame(12, 3), frame(15, 9) + frame(24, 5))
+
+    assert list(range(10, 20)) == script.values()
+    assert [10, 15] == script.asked
+
+
+def test_nothing_is_asked_for_behind_the_end() -> None:
+    """The fetch ahead is of this range only."""
+    script = Scripted(frame(10, 10))
+
+    assert list(range(10, 20)) == script.values()
+    assert [10] == script.asked
+
+
+def test_a_hole_is_an_error() -> None:
+    """Records that nobody answered with are never passed over."""
+    with pytest.raises(DataLoss, match=r"t/0: .* answered 13 for 12"):
+        Scripted(frame(10, 2) + frame(13, 7)).values()
+
+
+def test_answers_without_records_are_an_error_in_the_end() -> None:
+    """A replica that should have them and sends none is asked again, some times."""
+    assert list(range(10, 20)) == Scripted(b"", frame(10, 4), b"", frame(14, 6)).values()
+    with pytest.raises(Unavailable, match="no records at 10"):
+        Scripted(*[b""] * EMPTY_ANSWERS).values()
+
+
+def test_retention_during_the_read_is_an_error_that_names_what_is_gone() -> None:
+    """Partition and offsets, and what to do about it."""
+    with pytest.raises(DataLoss, match=r"t/0: 14 to 16\. .*failOnDataLoss"):
+        Scripted(frame(10, 4), expired(), earliest=17).values()
+
+
+def test_without_fail_on_data_loss_what_is_left_is_read() -> None:
+    """From the first record that is still there; nothing at all if that lies behind the range."""
+    script = Scripted(frame(10, 4), expired(), frame(17, 3), earliest=17)
+
+    assert [10, 11, 12, 13, 17, 18, 19] == script.values(fail_on_data_loss=False)
+    assert [] == Scripted(expired(), earliest=99).values(fail_on_data_loss=False)
+
+
+def test_a_reader_that_stops_early_leaves_nothing_under_way() -> None:
+    """`LIMIT` ends a task in the middle: the fetch ahead is given up."""
+    script = Scripted(frame(10, 4))
+    ahead: Future[Answer] = Future()
+    first = script._fetch(WANTED, 10)
+    script._fetch = lambda wanted, offset: first if offset == 10 else ahead  # type: ignore[method-assign]
+    pieces = script.read(WANTED)
+
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]  # it is a generator
+
+    assert ahead.cancelled()
+
+
+def test_a_small_range_asks_for_little() -> None:
+    """By the weight of the records seen so far; unknown records get a whole fetch."""
+    script = Scripted(frame(10, 10))
+
+    assert FETCH_BYTES == script._fetch_bytes(WANTED, 10)
+    script.values()
+    assert LEAST_FETCH_BYTES == script._fetch_bytes(WANTED, 10)
+    assert FETCH_BYTES == script._fetch_bytes(Range("t", 0, 0, 10**9), 0)
