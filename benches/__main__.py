@@ -1,0 +1,273 @@
+"""Every figure of the targets beside its floor, both sides measured in one run: ``python -m benches``.
+
+Three nodes of two shards and the client share this machine, its loopback and one disk. The order is: the
+floors, a cluster under its loads, leaders killed, clusters started, the floors again. What is measured is in
+`loads` and `outages`, beside what in `floors`; this module only runs them and prints. `--quick` is the same
+with tiny sizes: it shows that everything runs and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benches import bench_batch, floors, loads, outages, usage
+from benches.targets import TARGETS, last_line
+from laminar.aio import Topic, connect
+from laminar.testing.cluster import LocalCluster
+
+NODES, SHARDS, PARTITIONS = 3, 2, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything."""
+
+    rounds: int = 3
+    floor_syncs: int = 2000
+    floor_blocks: int = 600
+    produced: int = 200_000
+    in_flight: int = 40_000
+    single: int = 1000
+    post_s: float = 2.0
+    kills: int = 7
+    starts: int = 3
+    codec_rounds: int = 5
+
+
+QUICK = Sizes(
+    rounds=1,
+    floor_syncs=50,
+    floor_blocks=6,
+    produced=2_000,
+    in_flight=1_024,
+    single=20,
+    post_s=0.2,
+    kills=1,
+    starts=1,
+    codec_rounds=1,
+)
+
+
+class Report:
+    """Prints each figure as it is found, and keeps what the last line needs."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        self.missed: list[str] = []
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def row(self, name: str, value: float, beside: str = "") -> None:
+        """A figure of the targets."""
+        target = TARGETS[name]
+        if "MISSED" in target.verdict(value):
+            self.missed.append(target.title)
+        self.say(target.line(value, beside))
+
+
+def main() -> int:
+    """Run everything, print, and end 0; a missed target is said, not punished."""
+    parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument(
+        "--directory", type=Path, default=Path("bench-out"), help="on the disk to be measured"
+    )
+    given = parser.parse_args()
+    given.directory.mkdir(parents=True, exist_ok=True)
+    kind = usage.filesystem(given.directory)
+    if kind == "tmpfs":
+        sys.exit(f"{given.directory} is on tmpfs, where nothing is synced: give --directory on a disk")
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=given.directory))
+    try:
+        run(folder, kind, QUICK if given.quick else Sizes(), quick=given.quick)
+    finally:
+        shutil.rmtree(folder)
+    return 0
+
+
+def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
+    """All measurements, in order; the last line printed is the summary."""
+    report = Report()
+    began = time.monotonic()
+    uname = os.uname()
+    report.say(
+        f"{os.cpu_count()} CPUs, {uname.sysname} {uname.release}, Python {platform.python_version()},"
+        f" uvloop {version('uvloop')}, {filesystem}; {NODES} nodes of {SHARDS} shards and the client on this"
+        f" machine; records of 1 KiB, {PARTITIONS} partitions, {NODES} replicas, synced before the"
+        " acknowledgement"
+    )
+    if quick:
+        report.say("--quick: these sizes measure nothing")
+    before = _quiet_floor(folder, sizes, report)
+    _codec(sizes, report)
+    # Floors first: they fork, and a process with a cluster's threads and sockets should not.
+    echo1, echo64 = _echo(sizes)
+    copy = floors.socket_copy_mb_per_s(blocks=32 if quick else 512)
+    with LocalCluster(folder / "cluster", nodes=NODES, shards=SHARDS) as cluster:
+        floors.run_loop(_loads(cluster, sizes, report, before, (echo1, echo64), copy))
+    shutil.rmtree(folder / "cluster")
+    # What was written behind the journals would be under way for many seconds yet, and is nobody's floor.
+    os.sync()
+    with LocalCluster(folder / "kills", nodes=NODES, shards=SHARDS) as cluster:
+        floors.run_loop(_kills(cluster, sizes, report))
+    floors.run_loop(_starts(folder, sizes, report))
+    os.sync()
+    after = floors.disk_floor(folder, syncs=sizes.floor_syncs, blocks=sizes.floor_blocks)
+    report.say(f"floor after:  {after}")
+    if not after.quiet:
+        report.say(f"NOT QUIET: fdatasync p99 over {floors.QUIET_P99_MS:g} ms at the end: run it again")
+    report.say(f"missed: {', '.join(report.missed) or 'nothing'}; took {time.monotonic() - began:.0f} s")
+    report.say(last_line(report.figures))
+
+
+def _quiet_floor(folder: Path, sizes: Sizes, report: Report) -> floors.DiskFloor:
+    """The disk's floor, asked up to three times for a moment when nobody else uses it."""
+    for attempt in range(3):
+        found = floors.disk_floor(folder, syncs=sizes.floor_syncs, blocks=sizes.floor_blocks)
+        report.say(f"floor before: {found}")
+        if found.quiet:
+            break
+        report.say(f"NOT QUIET: fdatasync p99 over {floors.QUIET_P99_MS:g} ms (attempt {attempt + 1} of 3)")
+        time.sleep(2)
+    return found
+
+
+def _codec(sizes: Sizes, report: Report) -> None:
+    found = bench_batch.run(rounds=sizes.codec_rounds, calls=20)
+    for way in ("encode", "decode", "arrow"):
+        rival = "decode" if way == "arrow" else way
+        shown = [
+            f"{size} B {found[f'{way}_batch_{size}']:.0f} against {found[f'{rival}_rows_{size}']:.0f} ns"
+            f" ({found[f'{way}_ratio_{size}']:.1f} x)"
+            for size in (12, 100, 1024)
+            if f"{way}_ratio_{size}" in found
+        ]
+        if shown:
+            report.say(f"{way} a record, batch against struct rows: {', '.join(shown)}")
+
+
+def _echo(sizes: Sizes) -> tuple[float, float]:
+    """POST/s of the bare echo, over one connection and over 64."""
+    found = []
+    with floors.forked(floors.serve_echo) as port:
+        targets = [("127.0.0.1", port, loads.post_request("load", 0))]
+
+        async def measure(connections: int) -> None:
+            found.append(
+                await loads.posts(
+                    targets, connections=connections, seconds=sizes.post_s / 2, rounds=sizes.rounds
+                )
+            )
+
+        for connections in (1, 64):
+            floors.run_loop(measure(connections))
+    return found[0], found[1]
+
+
+async def _loads(
+    cluster: LocalCluster,
+    sizes: Sizes,
+    report: Report,
+    floor: floors.DiskFloor,
+    echo: tuple[float, float],
+    copy_mb_per_s: float,
+) -> None:
+    nodes = [cluster.pids(member.number) for member in cluster.members]
+    pids = [pid for node in nodes for pid in node]
+    idle_mib = max(usage.pss_mib(node) for node in nodes)
+    async with connect(cluster.urls) as client:
+        topics: dict[str, Topic[bytes]] = {}
+        for name in ("batched", "flight", "single", "post"):
+            topics[name] = await client.create_topic(name, partitions=PARTITIONS, replicas=NODES)
+
+        batched = topics["batched"]
+        produced = await loads.produce(batched, pids, records=sizes.produced, rounds=sizes.rounds)
+        ratio = produced.mb_per_s / floor.mib_mb_per_s
+        report.row(
+            "produce",
+            produced.records_per_s,
+            f"{produced.mb_per_s:.0f} MB/s, {ratio:.3f} of the 1 MiB floor's {floor.mib_mb_per_s:,.0f}",
+        )
+        report.row("cpu", produced.cpu_us_per_record, f"over {produced.records:,} records of batched produce")
+        report.figures |= {"produce": ratio, "cpu_us": produced.cpu_us_per_record}
+
+        rate = await loads.in_flight(topics["flight"], records=sizes.in_flight, rounds=sizes.rounds)
+        ratio = rate / floor.syncs_per_s
+        report.row(
+            "inflight", rate, f"{ratio:.2f} of the 4 KiB fdatasync floor's {floor.syncs_per_s:,.0f} a second"
+        )
+        report.figures["inflight"] = ratio
+
+        p50, p99 = await loads.one_at_a_time(topics["single"], records=sizes.single, rounds=sizes.rounds)
+        ratio = p50 / floor.sync_p50_ms
+        report.row("single_p50", p50, f"{ratio:.1f} of an fdatasync's p50 of {floor.sync_p50_ms:.3f} ms")
+        report.row("single_p99", p99)
+        report.figures["single"] = ratio
+
+        await _posts(topics["post"], sizes, report, echo)
+
+        written = produced.records + max(1, sizes.produced // 4)
+        rate = await loads.fetch(batched, records=written, rounds=sizes.rounds)
+        mb_per_s = rate * loads.VALUE_BYTES / 1e6
+        ratio = mb_per_s / copy_mb_per_s
+        report.row(
+            "fetch", rate, f"{mb_per_s:,.0f} MB/s, {ratio:.3f} of a bare socket copy's {copy_mb_per_s:,.0f}"
+        )
+        report.figures["fetch"] = ratio
+        memory_mib = max(usage.pss_mib(node) for node in nodes)
+        report.row("memory", memory_mib, f"the largest of {NODES} nodes; idle {idle_mib:.0f} MiB")
+        report.figures["rss_mib"] = memory_mib
+
+
+async def _posts(topic: Topic[bytes], sizes: Sizes, report: Report, echo: tuple[float, float]) -> None:
+    """One record a POST, to each partition's leader."""
+    targets = []
+    for row in await topic.partitions():
+        url = urlsplit(row.raw["leader"]["url"])
+        assert url.hostname is not None and url.port is not None, row.raw
+        targets.append((url.hostname, url.port, loads.post_request(topic.name, row.partition)))
+    one = await loads.posts(targets, connections=1, seconds=sizes.post_s, rounds=sizes.rounds)
+    report.say(
+        f"single-record POST, 1 connection: {one:,.0f} POST/s,"
+        f" {one / echo[0]:.3f} of the bare echo's {echo[0]:,.0f}"
+    )
+    many = await loads.posts(targets, connections=64, seconds=sizes.post_s, rounds=sizes.rounds)
+    ratio = many / echo[1]
+    report.row("post64", many, f"{ratio:.3f} of the bare uvloop + httptools echo's {echo[1]:,.0f}")
+    report.figures["post64"] = ratio
+
+
+async def _kills(cluster: LocalCluster, sizes: Sizes, report: Report) -> None:
+    async with connect(cluster.urls) as client:
+        topic = await client.create_topic("kills", partitions=PARTITIONS, replicas=NODES)
+        took = await outages.kills(cluster, topic, count=sizes.kills)
+    p50 = statistics.median(took)
+    report.row("kill_p50", p50, f"{len(took)} kills: {', '.join(f'{each:.2f}' for each in sorted(took))} s")
+    report.row("kill_max", max(took))
+    report.figures["kill_p50_s"] = p50
+
+
+async def _starts(folder: Path, sizes: Sizes, report: Report) -> None:
+    took = [
+        await outages.start(folder / f"start-{number}", nodes=NODES, shards=SHARDS)
+        for number in range(sizes.starts)
+    ]
+    found = statistics.median(took)
+    report.row("start", found, f"{NODES} nodes and a topic: {', '.join(f'{each:.2f}' for each in took)} s")
+    report.figures["start_s"] = found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

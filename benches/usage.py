@@ -1,0 +1,40 @@
+"""What processes cost: CPU seconds and memory, as /proc tells it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU seconds, user and system, that these processes have used since they began."""
+    ticks = 0
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(stat[11]) + int(stat[12])
+    return ticks / _TICKS_PER_S
+
+
+def pss_mib(pids: Iterable[int]) -> float:
+    """Proportional set size in MiB: what is shared by forked processes counts once in the sum."""
+    total_kib = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total_kib += int(line.split()[1])
+    return total_kib / 1024
+
+
+def filesystem(path: Path) -> str:
+    """Type of the file system that holds `path`: ext4, xfs, tmpfs, ..."""
+    real = path.resolve()
+    best, found = -1, "unknown"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        point = Path(left.split()[4])
+        if real.is_relative_to(point) and len(point.parts) > best:
+            best, found = len(point.parts), right.split()[0]
+    return found
