@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,28 @@ def test_ranges_are_complete_whatever_the_batches_in_the_log(
 
     assert [int(record.value) for record in topic.read()] == found
     assert 139 == len(found)
+
+
+def test_a_fetch_says_how_far_the_log_goes(
+    topic: Topic, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each carries the range's end: a replica that is behind it may not answer with what it has."""
+    fill(topic, 50)
+    one = reader(startingOffsets="earliest")
+    start = one.latestOffset(one.initialOffset(), ALL)
+    end = one.latestOffset(start, ALL)
+    (here,) = clusters._clusters.values()
+    fetch = here.session.fetch
+    said: list[int] = []
+
+    def noting(*where: Any, **how: Any) -> Any:
+        said.append(how["at_least"])
+        return fetch(*where, **how)
+
+    monkeypatch.setattr(here.session, "fetch", noting)
+
+    assert list(range(50)) == read_values(one, start, end)
+    assert {50} == set(said)
 
 
 def test_available_now_stops_at_what_was_there(topic: Topic, reader: Callable[..., StreamReader]) -> None:
