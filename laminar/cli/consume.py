@@ -46,7 +46,7 @@ def consume(
     check(since=since, last=last, limit=limit, cursor=cursor, follow=follow)
     show = as_json if json else compile_format(format)
     wanted = None if key is None else key.encode()
-    with cluster.connect() as client:
+    with cluster.connect(timeout=60) as client:
         make_if_dev(client, topic, cluster.url)
         handle = client.topic(topic)
         partitions = None if partition is None else [partition]

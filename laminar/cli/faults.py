@@ -7,6 +7,12 @@ import sys
 from laminar.cli import EXIT_FAILED, EXIT_PARTLY, EXIT_UNAVAILABLE, EXIT_USAGE
 from laminar.client.errors import ConfigError, Error, ProduceError, Unavailable
 
+# What the server's hint says in words of HTTP, in words of this command.
+HINTS = {
+    "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
+    "exists_differently": "`laminar topic describe` shows it",
+}
+
 
 class UsageError(Exception):
     """The command was used in a way that can't work; nothing was done."""
@@ -30,8 +36,9 @@ def line_of(error: Error) -> str:
     text = f"{error.code}: {error.message}"
     if facts:
         text += f" ({', '.join(facts)})"
-    if error.hint:
-        text += f"; {error.hint}"
+    hint = HINTS.get(error.code) or error.hint
+    if hint:
+        text += f"; {hint}"
     return " ".join(text.split())
 
 

@@ -30,14 +30,19 @@ class Cluster:
     token: Annotated[str | None, Parameter(help="Who you are. Else LAMINAR_TOKEN, else the context's.")] = (
         None
     )
-    timeout: Annotated[float, Parameter(help="Seconds for each call, over all its retries.")] = 30.0
+    timeout: Annotated[
+        float | None,
+        Parameter(help="Seconds for each call, over all its retries. [default: 10; produce and consume: 60]"),
+    ] = None
 
     @contextmanager
-    def connect(self) -> Iterator[Client]:
-        """A client of it."""
+    def connect(self, *, timeout: float = 10.0) -> Iterator[Client]:
+        """A client of it; `timeout` is for when the person gave none."""
         from laminar.client.sync import connect
 
-        with connect(self.url, token=self.token, timeout=self.timeout) as client:
+        with connect(
+            self.url, token=self.token, timeout=timeout if self.timeout is None else self.timeout
+        ) as client:
             yield client
 
 

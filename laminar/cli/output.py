@@ -53,7 +53,9 @@ def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        numeric = any(isinstance(row.get(column), int | float) for row in rows)
+        numeric = any(
+            isinstance(row.get(column), int | float) and not isinstance(row[column], bool) for row in rows
+        )
         table.add_column(
             column.replace("_", " ").upper(), justify="right" if numeric else "left", no_wrap=True
         )

@@ -49,7 +49,7 @@ def produce(
     tag_at = Pointer(tag_from, flag="--tag-from") if tag_from is not None else None
     sent = 0
     code = EXIT_DONE
-    with input_of(file) as lines, cluster.connect() as client:
+    with input_of(file) as lines, cluster.connect(timeout=60) as client:
         make_if_dev(client, topic, cluster.url)
         size_bytes = file.stat().st_size if file is not None and file.is_file() else None
         try:

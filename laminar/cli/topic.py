@@ -124,7 +124,7 @@ def delete(
     with cluster.connect() as client:
         if not yes:
             records = sum(each.end_offset - each.start_offset for each in client.topic(topic).partitions())
-            confirm(f"delete topic {topic} and its {records:,} records?")
+            confirm(f"delete topic {topic} and all its records (there are {records:,})?")
         client.delete_topic(topic)
 
 

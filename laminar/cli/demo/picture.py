@@ -109,6 +109,7 @@ def draw(delays: Delays, path: Path, *, how: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     chart = chart_of(delays)
     columns, rows = len(chart.airports), len(chart.months) + 1
@@ -140,12 +141,13 @@ def draw(delays: Delays, path: Path, *, how: str) -> None:
     bar = figure.colorbar(image, ax=[bars, cells], fraction=0.02, pad=0.012, aspect=32)
     bar.set_label("mean delay, minutes (blue: early)", fontsize=9)
     bar.ax.set_ylim(min(*known, 0.0) - 1, max(*known, 0.0))
+    bar.locator = MaxNLocator(integer=True)
     bar.outline.set_visible(False)
     months = f"{month_name(chart.months[0])} to {month_name(chart.months[-1])} {chart.months[0][:4]}"
     figure.text(
         0.02,
         0.94,
-        f"Flights from {_place(chart.airports[0])} were the latest: "
+        f"Of the busiest airports, {_place(chart.airports[0])} had the longest delays: "
         f"{minutes(chart.totals[0].mean_minutes)} minutes on average",
         fontsize=17,
         weight="bold",

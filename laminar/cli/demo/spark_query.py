@@ -44,6 +44,7 @@ def query(urls: str, topic: str, per_batch: int, folder: Path) -> Result:
     builder = SparkSession.Builder().master("local[2]").appName("laminar-demo")
     for name, value in {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.host": "127.0.0.1",

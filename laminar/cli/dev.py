@@ -1,0 +1,186 @@
+"""`laminar dev`: a cluster of real nodes on this machine, in the foreground, until Ctrl-C.
+
+While it runs, the context `dev` is the current one, and in it a topic is made when it is first used. What the
+table shows is computed by pure functions from what any client can ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from laminar.cli import EXIT_DONE
+from laminar.cli.cluster import Partitions, node_rows
+from laminar.cli.contexts import Contexts
+from laminar.cli.faults import Failed, UsageError
+
+if TYPE_CHECKING:
+    from laminar.client.sync import Client
+    from laminar.testing.cluster import LocalCluster
+
+CONTEXT = "dev"
+REFRESH_S = 1.0
+# A question to a cluster that is being watched may fail; the next one comes soon.
+ASK_TIMEOUT_S = 5.0
+MAX_NODES = 9
+COLUMNS = ("node", "status", "url", "leads", "replicas", "records", "records_per_s")
+
+
+def dev(
+    *,
+    nodes: Annotated[int, Parameter(help="How many.")] = 3,
+    shards: Annotated[int, Parameter(help="Of each node; a process each.")] = 2,
+    port: Annotated[int, Parameter(help="Of the first node; the next is 200 further, and so on.")] = 7070,
+    data: Annotated[
+        Path | None, Parameter(help="Where data and logs stay; if left out, they are gone at the end.")
+    ] = None,
+) -> int:
+    """Start, show, and end with Ctrl-C. Every node is a real one, on 127.0.0.1."""
+    from laminar.testing.cluster import PORT_STEP, LocalCluster
+    from laminar.testing.nodes import ServerFailed
+
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"--nodes is between 1 and {MAX_NODES}, not {nodes}")
+    ports = [port + PORT_STEP * number for number in range(nodes)]
+    with contextlib.ExitStack() as stack:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="laminar-dev-")))
+        cluster = LocalCluster(folder, nodes=nodes, shards=shards, hosts=["127.0.0.1"] * nodes, ports=ports)
+        try:
+            stack.enter_context(cluster)
+        except ServerFailed as failure:
+            raise Failed(str(failure)) from None
+        stack.enter_context(current_context(cluster.urls))
+        print(welcome(cluster.urls[0]), flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            watch(cluster)
+    return EXIT_DONE
+
+
+def welcome(url: str) -> str:
+    """What to do next: three lines to copy."""
+    lines = [
+        "echo hi | laminar produce hello",
+        "laminar consume hello -f",
+        f"curl {url}/v1/cluster",
+    ]
+    return "\n".join(
+        ["ready; in a second terminal:", "", *(f"  {line}" for line in lines), "", "Ctrl-C ends it."]
+    )
+
+
+@contextlib.contextmanager
+def current_context(urls: Sequence[str]) -> Iterator[None]:
+    """Make the context `dev`, and the current one; at the end, what was current before is again."""
+    contexts = Contexts.load()
+    before = contexts.current if contexts.current != CONTEXT else None
+    contexts.by_name[CONTEXT] = {"urls": list(urls), "create_topics": True}
+    contexts.current = CONTEXT
+    contexts.save()
+    try:
+        yield
+    finally:
+        contexts = Contexts.load()  # it may have been changed meanwhile
+        contexts.by_name.pop(CONTEXT, None)
+        if contexts.current == CONTEXT:
+            contexts.current = before
+        contexts.save()
+
+
+@dataclass(slots=True)
+class Rates:
+    """Records a second of each node, from how far the partitions it leads have got since the last look."""
+
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    looked_at_s: float | None = None
+
+    def look(self, topics: Partitions, *, now_s: float) -> dict[str, float]:
+        """Node -> records a second; a partition that was not there before counts from its beginning."""
+        seconds = now_s - self.looked_at_s if self.looked_at_s is not None else None
+        rates: dict[str, float] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for topic, partitions in topics.items():
+            for partition in partitions:
+                place = topic, int(partition["partition"])
+                ends[place] = int(partition.get("end_offset") or 0)
+                leader = (partition.get("leader") or {}).get("node")
+                if leader is not None and seconds:
+                    grown = max(0, ends[place] - self.ends.get(place, 0))
+                    rates[leader] = rates.get(leader, 0.0) + grown / seconds
+        self.ends, self.looked_at_s = ends, now_s
+        return rates
+
+
+def table_rows(
+    nodes: Sequence[Mapping[str, Any]], topics: Partitions, rates: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The table's rows: `records` are those in partitions the node leads."""
+    records: dict[str, int] = {}
+    for partition in (each for partitions in topics.values() for each in partitions):
+        leader = (partition.get("leader") or {}).get("node")
+        if leader is not None:
+            kept = int(partition.get("end_offset") or 0) - int(partition.get("start_offset") or 0)
+            records[leader] = records.get(leader, 0) + kept
+    return [
+        {**row, "records": records.get(row["node"], 0), "records_per_s": round(rates.get(row["node"], 0.0))}
+        for row in node_rows(nodes, topics)
+    ]
+
+
+def watch(cluster: LocalCluster) -> None:
+    """Show the table on a terminal until Ctrl-C; elsewhere only wait. Failed if a node ends by itself."""
+    from laminar.client.sync import connect
+
+    with connect(cluster.urls, timeout=ASK_TIMEOUT_S) as client, _shown() as show:
+        rates = Rates()
+        while True:
+            for node in cluster.members:
+                if not node.running:
+                    raise Failed(f"{node.name} ended:\n{node.log_tail()}")
+            if show is not None:
+                show(_look(client, rates))
+            time.sleep(REFRESH_S)
+
+
+def _look(client: Client, rates: Rates) -> list[dict[str, Any]] | None:
+    """The rows as they are now; None if nobody answers."""
+    from laminar.cli.topic import all_topics
+    from laminar.client.errors import Error
+
+    try:
+        nodes = client.cluster()["nodes"]
+        topics = {
+            topic["topic"]: [dict(each.raw) for each in client.topic(topic["topic"]).partitions()]
+            for topic in all_topics(client)
+        }
+    except Error:
+        return None
+    return table_rows(nodes, topics, rates.look(topics, now_s=time.monotonic()))
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Any]:
+    """A function that shows rows in place, or None where there is no terminal."""
+    if not sys.stdout.isatty():
+        yield None
+        return
+    from rich.live import Live
+
+    from laminar.cli.output import console_of, table_of
+
+    with Live(console=console_of(sys.stdout), auto_refresh=False, transient=True) as live:
+
+        def show(rows: list[dict[str, Any]] | None) -> None:
+            if rows is not None:
+                live.update(table_of(rows, COLUMNS), refresh=True)
+
+        yield show
