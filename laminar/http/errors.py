@@ -63,7 +63,7 @@ _ROWS: Final = (
         "A checksum does not match",
         hint="The bytes changed on their way; build the batch again.",
     ),
-    _row("invalid", 422, "A value is not allowed", hint="`field`, `value` and `limit` say which and why."),
+    _row("invalid", 422, "A value is not allowed"),
     _row(
         "idempotency_key_reused",
         422,
@@ -254,8 +254,8 @@ class Problem(Exception):
         return document
 
     def encode(self) -> bytes:
-        """The problem document as JSON."""
-        return msgspec.json.encode(self.document())
+        """The problem document as JSON, a line of its own."""
+        return msgspec.json.encode(self.document()) + b"\n"
 
     def all_headers(self) -> list[tuple[str, str]]:
         """Headers of the answer, `Retry-After` (whole seconds, rounded up) included."""

@@ -112,7 +112,7 @@ def encode_fetch(
         lines = [msgspec.json.encode(row) for row in rows]
         return Fetched(format_.value, [b"\n".join([*lines, b""])], next_offset)
     document = {"records": rows, "next_offset": next_offset}
-    return Fetched(format_.value, [msgspec.json.encode(document)], next_offset)
+    return Fetched(format_.value, [msgspec.json.encode(document), b"\n"], next_offset)
 
 
 def _columns(wanted: str | None) -> list[str] | None:

@@ -113,8 +113,8 @@ class Response:
 
     @classmethod
     def json(cls, value: Any, status: int = 200, *, headers: Sequence[tuple[str, str]] = ()) -> Response:
-        """A JSON answer of anything msgspec can write."""
-        return cls(status, headers, msgspec.json.encode(value), header_block=_JSON_BLOCK)
+        """A JSON answer of anything msgspec can write, with a newline: it ends a line on a terminal."""
+        return cls(status, headers, msgspec.json.encode(value) + b"\n", header_block=_JSON_BLOCK)
 
     @classmethod
     def problem(cls, problem: Problem) -> Response:

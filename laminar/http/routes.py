@@ -99,7 +99,6 @@ ROUTES: Final = (
     Route("GET", _T + "/cursors/{cursor}", "describe_cursor", "Describe a cursor: positions and lag"),
     Route("PUT", _T + "/cursors/{cursor}", "set_cursor", "Move a cursor, by compare-and-set", body=True),
     Route("DELETE", _T + "/cursors/{cursor}", "delete_cursor", "Delete a cursor"),
-    Route("POST", "/v1/producers", "create_producer", "Get a producer id and epoch", body=True),
     Route(
         "GET",
         "/v1/cluster",
@@ -109,7 +108,6 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/nodes", "list_nodes", "List nodes"),
     Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node"),
-    Route("GET", "/v1/health", "health", "Tell what is leaderless, under-replicated or damaged"),
     Route("GET", "/v1/version", "version", "Tell the server's version"),
     Route("GET", "/v1/limits", "limits", "Tell the limits of requests"),
     Route("GET", "/livez", "livez", "Tell whether the node lives"),
@@ -117,7 +115,7 @@ ROUTES: Final = (
     Route("GET", "/metrics", "metrics", "Metrics in Prometheus' text format"),
     Route("GET", "/openapi.json", "openapi", "This API as an OpenAPI document"),
     Route("GET", "/docs", "docs", "This API as a page"),
-    Route("GET", "/docs/errors", "docs_errors", "All error codes as a page"),
+    Route("GET", "/docs/errors", "docs", "This API as a page: where the types of problems lead"),
 )
 
 

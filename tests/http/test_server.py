@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+from functools import partial
 
 import pytest
 
 from laminar.http.content import decode_content
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
+from laminar.http.server import HttpServer
 from tests.http.serving import Mirror, answers_in, connect, exchange, read_answer, reset, serving, until
 
 POST = b"POST /a?n=%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
 GET = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"
-CHUNKED = b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+CHUNKED = (
+    b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+)
 PIPELINE = POST % (1, 5, b"hello") + CHUNKED + GET % b"last"
+
+
+async def received(server: HttpServer, size: int) -> None:
+    """Wait until the server has so many bytes."""
+    await until(lambda: server.counts.bytes_in == size)
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
@@ -38,7 +47,7 @@ async def test_a_cut_anywhere_changes_nothing() -> None:
             reader, writer = await connect(url)
             before = server.counts.bytes_in
             writer.write(PIPELINE[:at])
-            await until(lambda before=before, at=at: server.counts.bytes_in == before + at)
+            await received(server, before + at)
             writer.write(PIPELINE[at:])
             for _ in range(3):
                 status, _, _ = await read_answer(reader)
@@ -57,7 +66,7 @@ async def test_byte_by_byte_is_enough() -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for number, byte in enumerate(PIPELINE, start=1):
             writer.write(bytes([byte]))
-            await until(lambda number=number: server.counts.bytes_in == number)
+            await received(server, number)
         for _ in range(3):
             assert (await read_answer(reader))[0] == 200
         writer.close()
@@ -76,9 +85,9 @@ async def test_answers_wait_for_those_before_them() -> None:
         bodies = [(await read_answer(reader))[2] for _ in range(3)]
         writer.close()
 
-    assert b'{"query":{"first":""}}' == bodies[0]
+    assert b'{"query":{"first":""}}\n' == bodies[0]
     assert b'"path":"/second"' in bodies[1]
-    assert b'{"query":{"third":""}}' == bodies[2]
+    assert b'{"query":{"third":""}}\n' == bodies[2]
 
 
 async def test_answers_that_are_ready_together_leave_in_one_write() -> None:
@@ -317,7 +326,7 @@ async def test_a_pipeline_has_a_limit_and_loses_nothing() -> None:
         bodies = [(await read_answer(reader))[2] for _ in range(30)]
         writer.close()
 
-    assert [b'{"query":{"%d":""}}' % number for number in range(30)] == bodies
+    assert [b'{"query":{"%d":""}}\n' % number for number in range(30)] == bodies
 
 
 async def test_who_has_sent_all_and_shut_down_is_still_answered() -> None:
@@ -349,7 +358,8 @@ async def test_http_1_0_is_closed_unless_it_asks_otherwise() -> None:
     async with serving(Mirror()) as (_, url):
         kept = await exchange(
             url,
-            b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /b HTTP/1.0\r\n\r\nGET /c HTTP/1.0\r\n\r\n",
+            b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+            b"GET /b HTTP/1.0\r\n\r\nGET /c HTTP/1.0\r\n\r\n",
         )
         stream = await exchange(url, b"GET /stream HTTP/1.0\r\n\r\n", eof=False)
 
@@ -397,7 +407,7 @@ async def test_a_lost_client_ends_its_reads_and_not_its_changes() -> None:
             _, writer = await connect(url)
             handled = len(app.handled)
             writer.write(start)
-            await until(lambda handled=handled: len(app.handled) > handled)
+            await until(partial(lambda before: len(app.handled) > before, handled))
             reset(writer)
         await until(lambda: server.statistics()["open_connections"] == 0)
         await until(lambda: app.cancelled == 1)

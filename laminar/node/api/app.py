@@ -14,7 +14,7 @@ from laminar.http.errors import Problem
 from laminar.http.head import RequestHead
 from laminar.http.messages import Request, Response
 from laminar.http.records import Limits
-from laminar.http.routes import match
+from laminar.http.routes import ROUTES, match
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
@@ -95,6 +95,8 @@ class Api:
             "cursor": answering(cursors.on_cursor),
             "stats": metrics.on_stats,
         }
+        unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
+        assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
         shard.spawn(self._sweep())
 
     # -- the application -------------------------------------------------------------------

@@ -176,7 +176,7 @@ class AppendRoutes:
         appended = sum([receipt.count for receipt in receipts])
         body = (
             f'{{"appended":{appended},"placed":[{placed}],'
-            f'"durable":{{"replicas":{partition.replicas},"synced":true,"flush":"commit"}}}}'
+            f'"durable":{{"replicas":{partition.replicas},"synced":true,"flush":"commit"}}}}\n'
         ).encode()
         headers: list[tuple[str, str]] = []
         if any(receipt.duplicate for receipt in receipts):

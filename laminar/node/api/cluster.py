@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 from laminar import __version__
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from laminar.node.shard import Shard
 
 LONGEST_WAIT_MS = 30_000
+_WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 
 
 class ClusterRoutes:
@@ -28,10 +31,8 @@ class ClusterRoutes:
         view = self._shard.view
         after = integer(request, "after", 0, maximum=2**53)
         wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
-        if "after" in request.query and view.version <= after:
-            await self._shard.view_change(wait_ms / 1000)
-            if view.version <= after:
-                return Response(304)
+        if "after" in request.query and not await self._changed_since(after, wait_ms / 1000):
+            return Response(304)
         cluster_id = view.cluster_id
         return Response.json(
             {
@@ -41,6 +42,17 @@ class ClusterRoutes:
                 "nodes": [self._node(name) for name in sorted(view.nodes())],
             }
         )
+
+    async def _changed_since(self, version: int, wait_s: float) -> bool:
+        """Whether the catalog is newer than `version`, now or soon. Views come for other reasons too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while self._shard.view.version <= version:
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                return False
+            await self._shard.view_change(remaining)
+        return True
 
     def _node(self, name: str) -> dict[str, Any]:
         view = self._shard.view
@@ -63,11 +75,11 @@ class ClusterRoutes:
         """GET /v1/nodes."""
         return Response.json({"nodes": [self._node(name) for name in sorted(self._shard.view.nodes())]})
 
-    async def node(self, request: Request, name: str) -> Response:
+    async def node(self, request: Request, node: str) -> Response:
         """GET /v1/nodes/{node}."""
-        if name not in self._shard.view.nodes():
-            raise Problem("no_such_node", f"no node {name!r} in this cluster", field="node", value=name)
-        return Response.json(self._node(name))
+        if node not in self._shard.view.nodes():
+            raise Problem("no_such_node", f"no node {node!r} in this cluster", field="node", value=node)
+        return Response.json(self._node(node))
 
     def livez(self, request: Request) -> Response:
         """GET /livez: this process turns its loop."""
@@ -104,7 +116,7 @@ class ClusterRoutes:
         return Response.json(openapi_document())
 
     def docs(self, request: Request) -> Response:
-        """GET /docs."""
+        """GET /docs and /docs/errors: one page, on which every error code is an anchor."""
         return Response(200, [("Content-Type", "text/html; charset=utf-8")], docs_page().encode())
 
 
@@ -113,10 +125,10 @@ def integer(request: Request, name: str, default: int, *, maximum: int, minimum:
     text = request.query.get(name)
     if text is None:
         return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise Problem("invalid", f"{name} is a whole number", field=name, value=text) from None
+    # int() would also take signs, spaces, underscores and the digits of every script.
+    if not _WHOLE.match(text):
+        raise Problem("invalid", f"{name} is a whole number", field=name, value=text, limit=maximum)
+    value = int(text)
     if not minimum <= value <= maximum:
         raise Problem(
             "invalid", f"{name} lies between {minimum} and {maximum}", field=name, value=value, limit=maximum

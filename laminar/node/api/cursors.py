@@ -16,9 +16,11 @@ import msgspec
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.http.times import format_time
+from laminar.node.api.bodies import json_body
+from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.locate import Locator
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.topics import TopicRoutes, next_link
 from laminar.node.transport import Peer
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from laminar.node.shard import Shard
 
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+_NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
+LONGEST_OWNER = 200
+OFFSET_LIMIT = 2**53
 ASK_TIMEOUT_S = 5.0
 ATTEMPTS = 20
 RETRY_S = 0.05
@@ -75,16 +80,25 @@ class CursorRoutes:
 
     async def cursors(self, request: Request, topic: str) -> Response:
         """GET /v1/topics/{topic}/cursors."""
-        states = await self._everywhere(topic, "")
-        names = sorted({state.name for state in states})
-        return Response.json(
-            {
-                "topic": topic,
-                "cursors": [
-                    _cursor(topic, name, [state for state in states if state.name == name]) for name in names
-                ],
-            }
-        )
+        prefix = request.query.get("prefix", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        after = request.query.get("after", "")
+        found: dict[str, list[CursorState]] = {}
+        for state in await self._everywhere(topic, ""):
+            if state.name.startswith(prefix) and state.name > after:
+                found.setdefault(state.name, []).append(state)
+        names = sorted(found)
+        page = names[:limit]
+        answer: dict[str, Any] = {
+            "topic": topic,
+            "cursors": [_cursor(topic, name, found[name]) for name in page],
+        }
+        headers = []
+        if len(names) > limit:
+            answer["next"] = page[-1]
+            path = f"/v1/topics/{topic}/cursors"
+            headers.append(next_link(path, prefix=prefix, limit=limit, after=page[-1]))
+        return Response.json(answer, headers=headers)
 
     async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
         """GET /v1/topics/{topic}/cursors/{cursor}."""
@@ -98,20 +112,12 @@ class CursorRoutes:
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
         """PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
         _checked(cursor)
-        try:
-            change = msgspec.json.decode(request.body, type=_Change)
-        except msgspec.ValidationError as error:
-            raise Problem("invalid", str(error), field="body") from error
-        except msgspec.DecodeError as error:
-            raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
+        change = json_body(request, _Change)
         expected = change.expected
+        _check_change(change)
         steps = []
         for number, position in change.positions.items():
             record = self._topics.partition_record(topic, number)
-            if position < 0:
-                raise Problem(
-                    "invalid", "a position is an offset", field=f"positions.{number}", value=position, limit=0
-                )
             steps.append(
                 CursorRequest(
                     topic,
@@ -217,6 +223,32 @@ class CursorRoutes:
                 "not_leader", f"{step.topic}/{step.partition} is not led here", outcome="not_applied"
             )
         return await self._perform(partition, step)
+
+
+def _check_change(change: _Change) -> None:
+    """What can be said of a change before any partition is asked. Raises 422."""
+    if not change.positions:
+        raise Problem("invalid", "a change names a partition at least", field="positions", limit=1)
+    if len(change.owner) > LONGEST_OWNER:
+        raise Problem("invalid", "owner is too long", field="owner", value=change.owner, limit=LONGEST_OWNER)
+    for field, offsets in (("positions", change.positions), ("expected", change.expected or {})):
+        for number, offset in offsets.items():
+            if number not in change.positions or _NUMBER.match(number) is None:
+                raise Problem(
+                    "invalid",
+                    "each is the number of a partition that gets a position",
+                    field=field,
+                    value=number,
+                    limit=", ".join(change.positions),
+                )
+            if offset is not None and not 0 <= offset < OFFSET_LIMIT:
+                raise Problem(
+                    "invalid",
+                    "a position is an offset",
+                    field=f"{field}.{number}",
+                    value=offset,
+                    limit=OFFSET_LIMIT,
+                )
 
 
 def _checked(name: str) -> str:

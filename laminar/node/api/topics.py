@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import msgspec
 
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.http.times import format_time
+from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.catalog_service import (
@@ -133,14 +135,14 @@ class TopicRoutes:
         headers = []
         if len(names) > limit:
             answer["next"] = page[-1]
-            headers.append(
-                ("Link", f'</v1/topics?prefix={prefix}&limit={limit}&after={page[-1]}>; rel="next"')
-            )
+            headers.append(next_link("/v1/topics", prefix=prefix, limit=limit, after=page[-1]))
         return Response.json(answer, headers=headers)
 
     async def topic(self, request: Request, topic: str) -> Response:
         """GET /v1/topics/{topic}."""
         record = self.record(topic)
+        if _names(request.headers.get("if-none-match", ""), record):
+            return Response(304, [self._etag(record)])
         return Response.json(self._describe(record), headers=[self._etag(record)])
 
     async def create(self, request: Request, topic: str) -> Response:
@@ -153,7 +155,7 @@ class TopicRoutes:
                 value=topic,
                 limit=200,
             )
-        new = _body(request, _NewTopic)
+        new = json_body(request, _NewTopic)
         _within("partitions", new.partitions, MAX_PARTITIONS)
         _within("replicas", new.replicas, MAX_REPLICAS)
         _check_settings(new.settings)
@@ -202,9 +204,8 @@ class TopicRoutes:
 
     async def update(self, request: Request, topic: str) -> Response:
         """PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
-        record = self.record(topic)
-        version = self._if_match(request, record)
-        patch = _body(request, _Patch)
+        version = await self._if_match(request, topic)
+        patch = json_body(request, _Patch)
         _check_settings({name: value for name, value in patch.settings.items() if value is not None})
         answer = await self._ask(TopicSettingsRequest(topic, patch.settings, version))
         self._changed(answer, topic)
@@ -220,18 +221,22 @@ class TopicRoutes:
 
     async def delete(self, request: Request, topic: str) -> Response:
         """DELETE /v1/topics/{topic}: its data goes to each node's trash."""
-        record = self.record(topic)
-        version = self._if_match(request, record)
+        version = await self._if_match(request, topic)
         answer = await self._ask(DeleteTopicRequest(topic, version))
         self._changed(answer, topic)
         await self._until_version(topic, version)
         return Response.json({"topic": topic, "state": "deleted"}, status=202)
 
-    def _if_match(self, request: Request, record: TopicRecord) -> int:
+    async def _if_match(self, request: Request, topic: str) -> int:
+        """The version that the change is for. What does not match may be newer than this view: look again."""
+        record = self.record(topic)
         wanted = request.headers.get("if-match")
         if wanted is None:
             raise Problem("if_match_required", "send If-Match with the topic's ETag", field="if-match")
-        if wanted != f'"{record.version}"' and wanted != "*":
+        if not _names(wanted, record):
+            await self._shard.refresh_view()
+            record = self.record(topic)
+        if not _names(wanted, record):
             raise Problem(
                 "precondition_failed",
                 "the topic has changed since",
@@ -413,26 +418,27 @@ class TopicRoutes:
         return self.own_states(msgspec.msgpack.decode(payload, type=str))
 
 
+def _names(etags: str, record: TopicRecord) -> bool:
+    """Whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
+    return etags == "*" or f'"{record.version}"' in [etag.strip() for etag in etags.split(",")]
+
+
 def _route(record: TopicRecord) -> dict[str, Any]:
     route = Route.even(record.partitions)
     return {
         "version": route.version,
         "logical_partitions": 65536,
         "ranges": [
-            {"from": start, "to": end, "partition": partition} for start, end, partition in route.ranges()
+            {"from": held.start, "to": held.stop, "partition": partition}
+            for partition, held in enumerate(route.ranges())
         ],
     }
 
 
-def _body(request: Request, kind: Any) -> Any:
-    """The JSON body as `kind`; an empty one is all defaults."""
-    body = bytes(request.body) or b"{}"
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise Problem("invalid", str(error), field="body") from error
-    except msgspec.DecodeError as error:
-        raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
+def next_link(path: str, **query: str | int) -> tuple[str, str]:
+    """The header that leads to a list's next page; `query` without what is empty."""
+    given = urlencode({name: value for name, value in query.items() if value != ""})
+    return ("Link", f'<{path}?{given}>; rel="next"')
 
 
 def _within(name: str, value: int, maximum: int) -> None:
@@ -455,6 +461,15 @@ def _check_settings(settings: dict[str, Setting]) -> None:
                 field=f"settings.{name}",
                 value=value,
             )
+    fewest = settings.get("min_replicas", 1)
+    if not isinstance(fewest, int) or not 1 <= fewest <= MAX_REPLICAS:
+        raise Problem(
+            "invalid",
+            f"min_replicas lies between 1 and {MAX_REPLICAS}",
+            field="settings.min_replicas",
+            value=fewest,
+            limit=MAX_REPLICAS,
+        )
     if settings.get("flush", "commit") != "commit":
         raise Problem(
             "invalid",

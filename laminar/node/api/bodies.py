@@ -1,0 +1,61 @@
+"""JSON bodies of requests about resources: read into a struct, and what is wrong with them said by name.
+
+Apart from `laminar.http.payload`, which reads records: here a body is small, and its fields are ours.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from laminar.http.errors import Problem
+from laminar.http.messages import Request
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_STEP = re.compile(r"[^.\[\]]+")
+
+
+def json_body(request: Request, kind: type[Body]) -> Body:
+    """The body as `kind`; an empty one is all defaults.
+
+    Raises 400 if it isn't JSON, 422 with the field's path and its value if it doesn't fit.
+    """
+    body = bytes(request.body) or b"{}"
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), msgspec.json.decode(body), kind) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
+
+
+def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
+    """msgspec's sentence, with the place it names as `field` and what stands there as `value`."""
+    place = _PLACE.search(text)
+    path = place["path"] if place is not None else ""
+    text = text[: place.start()] if place is not None else text
+    unknown = _UNKNOWN.fullmatch(text)
+    if unknown is not None:
+        name = unknown["name"]
+        return Problem(
+            "invalid",
+            "there is no such field",
+            field=f"{path}.{name}" if path else name,
+            value=_at(document, f"{path}.{name}"),
+            limit=None if path else ", ".join(kind.__struct_encode_fields__),
+        )
+    return Problem("invalid", text, field=path or "body", value=_at(document, path))
+
+
+def _at(document: Any, path: str) -> Any:
+    """What stands at a path as msgspec writes it; None where a step of it is no name (`[...]`)."""
+    for step in _STEP.findall(path):
+        if not isinstance(document, dict) or step not in document:
+            return None
+        document = document[step]
+    return document
