@@ -11,7 +11,9 @@ over TCP and abstract Unix sockets. `laminar.http.pool` keeps connections.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -158,7 +160,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout):
                 if endpoint.unix_name:
-                    await loop.create_unix_connection(lambda: connection, "\0" + endpoint.unix_name)
+                    sock = await _connect_abstract(endpoint.unix_name)
+                    await loop.create_unix_connection(lambda: connection, sock=sock)
                 else:
                     context = ssl_context or (True if endpoint.tls else None)
                     await loop.create_connection(
@@ -306,7 +309,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self.usable = False
         if all(waiting.answer.done() for waiting in self._exchanges):
-            self.abort()
+            self._reset()
+
+    def _reset(self) -> None:
+        """Cut the connection so that the server hears it at once: a mere end might only end our sending,
+        and a long poll would be kept up for nobody."""
+        if self._transport is not None and not self.endpoint.unix_name:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     # -- What the event loop calls ----------------------------------------------------------
 
@@ -477,6 +488,18 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+async def _connect_abstract(name: str) -> socket.socket:
+    """A connected socket: uvloop would cut the path at its leading NUL."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, "\0" + name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def fetch_once(

@@ -80,11 +80,11 @@ def parse_envelope_lines(body: Buffer) -> Records:
 
 
 def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
-    """msgspec names the place as ``$[3].key``; a line's name comes before its own."""
+    """msgspec names the place as ``$[3].key``; in a line, the line's name stands for the ``$``."""
     text = str(error)
     place = _PLACE.search(text)
-    path = place["path"].lstrip(".") if place else ""
-    field = path if whole == "body" and path else whole + (f" {path}" if path else "")
+    path = place["path"] if place else ""
+    field = path.lstrip(".") or whole if whole == "body" else whole + path
     return Problem("invalid", text[: place.start()] if place else text, field=field)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import httptools
 import pytest
 from hypothesis import given
@@ -91,7 +93,7 @@ def test_what_is_encoded_is_decoded(parts: list[bytes], cuts: list[int]) -> None
     """Whatever the chunks and the cuts, and httptools reads the same."""
     data = b"".join(bytes(piece) for part in parts for piece in encode_chunk(part)) + LAST_CHUNK
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    pieces = [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [data[start:end] for start, end in pairwise(places)]
 
     assert (b"".join(parts), NEXT) == decode(*pieces, NEXT)
     assert b"".join(parts) == _by_httptools(data)
