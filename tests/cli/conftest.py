@@ -1,0 +1,70 @@
+"""The command as a function: run with arguments and input, on a node that all of these tests share."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from laminar.cli import run
+from laminar.testing import nodes
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither variables nor contexts of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith("LAMINAR_") and not name.startswith("LAMINAR_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LAMINAR_CONFIG", str(tmp_path / "contexts.toml"))
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def laminar(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``laminar("topic", "list", stdin=b"...")``, in this process."""
+
+    def command(*arguments: str, stdin: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfdbinary.readouterr()
+        code = run(arguments)
+        sys.stdout.flush()
+        written = capfdbinary.readouterr()
+        return Ran(code, written.out, written.err.decode())
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def node_url() -> Iterator[str]:
+    """A node of two shards, for this folder's tests."""
+    with nodes.serve(shards=2) as url:
+        yield url
+
+
+@pytest.fixture
+def on_node(node_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The node is where commands lead."""
+    monkeypatch.setenv("LAMINAR_URL", node_url)
+    return node_url

@@ -1,0 +1,233 @@
+"""The commands on a real node: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+pytestmark = pytest.mark.usefixtures("on_node")
+
+FLIGHTS = b"".join(
+    b'{"origin":"%s","number":%d}\n' % (origin, number)
+    for number, origin in enumerate([b"SFO", b"SEA", b"SFO", b"DEN"] * 5)
+)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, laminar: Command) -> str:
+    """A topic of four partitions, named after the test."""
+    name = str(request.node.name).partition("[")[0]
+    assert 0 == laminar("topic", "create", name, "--partitions", "4", "--replicas", "1").code
+    return name
+
+
+def test_create_list_describe_delete(topic: str, laminar: Command) -> None:
+    """A topic is made, listed in three forms, described, and deleted for good."""
+    again = laminar("topic", "create", topic, "--partitions", "4", "--replicas", "1", "--if-not-exists")
+    otherwise = laminar("topic", "create", topic, "--partitions", "5", "--replicas", "1", "--if-not-exists")
+    there = laminar("topic", "create", topic, "--partitions", "4", "--replicas", "1")
+
+    assert 0 == again.code
+    assert (1, "exists_differently") == (otherwise.code, otherwise.err.split()[1].rstrip(":"))
+    assert (1, "exists") == (there.code, there.err.split()[1].rstrip(":"))
+    assert f"{topic}\n" == laminar("topic", "list", topic, "-o", "names").text
+    assert [topic] == [row["topic"] for row in json.loads(laminar("topic", "list", topic, "--json").out)]
+    assert ["TOPIC", topic] == [line.split()[0] for line in laminar("topic", "list", topic).text.splitlines()]
+    described = json.loads(laminar("topic", "describe", topic, "-o", "json").out)
+    assert [0, 1, 2, 3] == [each["partition"] for each in described["partition_list"]]
+    assert f"{topic}: 4 partitions, 1 replicas\n" in laminar("topic", "describe", topic).text
+    assert "0\n1\n2\n3\n" == laminar("topic", "describe", topic, "-o", "names").text
+    assert 0 == laminar("topic", "delete", topic, "--yes").code
+    assert b"" == laminar("topic", "list", topic, "-o", "names").out
+    gone = laminar("topic", "describe", topic)
+    assert (1, b"") == (gone.code, gone.out)
+    assert "no_such_topic" in gone.err
+
+
+def test_delete_asks_and_where_nobody_can_be_asked_it_refuses(topic: str, laminar: Command) -> None:
+    """Without --yes and without a terminal nothing is deleted."""
+    ran = laminar("topic", "delete", topic, stdin=b"y\n")
+
+    assert 2 == ran.code
+    assert "--yes" in ran.err
+    assert 0 == laminar("topic", "describe", topic).code
+
+
+def test_lines_come_back_as_they_went_in(topic: str, laminar: Command) -> None:
+    """A record a line, bytes as they are, an empty line and a last one without its end included."""
+    lines = b"hi\n\n \xff\x00 \nlast"
+
+    produced = laminar("produce", topic, stdin=lines)
+    consumed = laminar("consume", topic, "--format", r"%v|")
+
+    assert (0, b"", "") == (produced.code, produced.out, produced.err)
+    assert sorted(lines.split(b"\n")) == sorted(consumed.out.split(b"|")[:-1])
+
+
+def test_a_file_is_produced_by_key_and_each_key_keeps_its_order(
+    topic: str, laminar: Command, tmp_path: Path
+) -> None:
+    """--key-from picks each record's key; a key's records lie in one partition, in order."""
+    file = tmp_path / "flights.jsonl"
+    file.write_bytes(FLIGHTS)
+
+    produced = laminar("produce", topic, str(file), "--key-from", "/origin", "--json")
+    consumed = laminar("consume", topic, "--format", r"%k %p %v\n").text.splitlines()
+
+    assert {"topic": topic, "appended": 20} == json.loads(produced.out)
+    assert 20 == len(consumed)
+    assert 3 == len({tuple(line.split(" ")[:2]) for line in consumed})
+    for key in ("SFO", "SEA", "DEN"):
+        numbers = [json.loads(line.split(" ", 2)[2])["number"] for line in consumed if line.startswith(key)]
+        assert sorted(numbers) == numbers
+
+
+def test_only_one_key_the_last_of_it_and_so_many(topic: str, laminar: Command) -> None:
+    """--key filters, --last begins near the end, --limit ends early."""
+    laminar("produce", topic, "--key-from", "/origin", stdin=FLIGHTS)
+
+    one = laminar("consume", topic, "--key", "SFO", "--json").text.splitlines()
+    last = laminar("consume", topic, "--key", "SFO", "--last", "2").text.splitlines()
+    newest = laminar("consume", topic, "--last", "3", "--json").text.splitlines()
+    few = laminar("consume", topic, "--limit", "4").text.splitlines()
+    none = laminar("consume", topic, "--key", "ORD")
+
+    assert ["SFO"] * 10 == [json.loads(line)["key"] for line in one]
+    assert [16, 18] == [json.loads(line)["number"] for line in last]
+    assert 3 == len(newest)
+    assert sorted(json.loads(line)["timestamp"] for line in newest) == [
+        json.loads(line)["timestamp"] for line in newest
+    ]
+    assert 4 == len(few)
+    assert (0, b"") == (none.code, none.out)
+
+
+@pytest.mark.parametrize(
+    ("since", "count"), [("earliest", 20), ("1h", 20), ("latest", 0), ("2001-01-01", 20)]
+)
+def test_since_is_a_place_a_distance_or_a_time(since: str, count: int, topic: str, laminar: Command) -> None:
+    """10m, 2h and 1d count back from now."""
+    laminar("produce", topic, stdin=FLIGHTS)
+
+    assert count == len(laminar("consume", topic, "--since", since).text.splitlines())
+
+
+def test_a_cursor_goes_on_where_it_was(topic: str, laminar: Command) -> None:
+    """What was printed is not printed again; set and delete move it back."""
+    laminar("produce", topic, stdin=FLIGHTS)
+
+    first = laminar("consume", topic, "--cursor", "billing", "--limit", "7").text.splitlines()
+    listed = json.loads(laminar("cursor", "list", topic, "--json").out)
+    rest = laminar("consume", topic, "--cursor", "billing").text.splitlines()
+    nothing = laminar("consume", topic, "--cursor", "billing").out
+
+    assert 7 == len(first)
+    assert [(7, 13)] == [(row["position"], row["lag"]) for row in listed]
+    assert sorted(FLIGHTS.decode().splitlines()) == sorted(first + rest)
+    assert b"" == nothing
+    assert 0 == laminar("cursor", "set", topic, "billing", "--at", "earliest").code
+    assert 20 == len(laminar("consume", topic, "--cursor", "billing").text.splitlines())
+    assert "billing\n" == laminar("cursor", "list", topic, "-o", "names").text
+    assert 0 == laminar("cursor", "delete", topic, "billing", "--yes").code
+    assert b"" == laminar("cursor", "list", topic, "-o", "names").out
+
+
+def test_a_line_without_json_ends_it_in_part(topic: str, laminar: Command) -> None:
+    """What stands before the bad line is durable; code 3 says that it is not all, and the line is named."""
+    ran = laminar("produce", topic, "--key-from", "/origin", stdin=b'{"origin":"SFO"}\n{oops\n')
+
+    assert 3 == ran.code
+    assert "line 2 is not JSON" in ran.err
+    assert b'{"origin":"SFO"}\n' == laminar("consume", topic).out
+
+
+def test_following_waits_for_what_comes(topic: str, on_node: str, laminar: Command) -> None:
+    """`-f` prints a record as soon as it is there, and --limit ends it."""
+    command = [sys.executable, "-m", "laminar.cli", "consume", topic, "-f", "--limit", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+        assert follower.stdout is not None
+        laminar("produce", topic, stdin=b"one\n")
+        first = follower.stdout.readline()
+        laminar("produce", topic, stdin=b"two\n")
+        second = follower.stdout.readline()
+
+        assert [b"one\n", b"two\n"] == [first, second]
+        assert 0 == follower.wait(10)
+
+
+def test_who_has_seen_enough_ends_it_quietly(topic: str, laminar: Command) -> None:
+    """A closed pipe (`| head -1`) is code 0 and no word on standard error."""
+    laminar("produce", topic, stdin=FLIGHTS * 2_000)
+    command = [sys.executable, "-m", "laminar.cli", "consume", topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as consumer:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        first = consumer.stdout.readline()
+        consumer.stdout.close()
+
+        assert first.startswith(b'{"origin"')
+        assert (0, b"") == (consumer.wait(20), consumer.stderr.read())
+
+
+def test_no_color_and_no_escape_in_a_pipe(topic: str, laminar: Command) -> None:
+    """What goes into a pipe is text alone, however wide, each row whole on its line."""
+    described = laminar("topic", "describe", topic)
+
+    assert b"\x1b" not in described.out
+    assert 6 == len(described.text.splitlines())
+
+
+def test_the_cluster_and_its_nodes(topic: str, on_node: str, laminar: Command) -> None:
+    """`cluster status` is code 0 when all is well, and names nodes with what they lead."""
+    status = laminar("cluster", "status")
+    about = json.loads(laminar("cluster", "status", "--json").out)
+    nodes = json.loads(laminar("node", "list", "--json").out)
+
+    assert (0, True) == (status.code, "all well" in status.text)
+    assert [] == about["troubles"]
+    assert [on_node] == [node["url"] for node in nodes]
+    assert 2 == nodes[0]["shards"]
+    assert f"{nodes[0]['node']}\n" == laminar("node", "list", "-o", "names").text
+
+
+def test_nobody_there_is_4(laminar: Command) -> None:
+    """A cluster that does not answer is told from one that says no."""
+    ran = laminar("topic", "list", "--url", "http://127.77.255.1:9", "--timeout", "0.3")
+
+    assert (4, b"") == (ran.code, ran.out)
+    assert 1 == len(ran.err.splitlines())
+    assert "http://127.77.255.1:9" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["consume", "t", "--last", "0"], "--last"),
+        (["consume", "t", "--last", "3", "--since", "1h"], "only one of"),
+        (["consume", "t", "--format", "%q"], "%q"),
+        (["produce", "t", "--key", "a", "--key-from", "/b"], "--key-from"),
+        (["produce", "t", "--key-from", "b"], "JSON pointer"),
+        (["topic", "create", "t", "--setting", "flush"], "NAME=VALUE"),
+        (["topic", "list", "--url", "nonsense"], "nonsense"),
+        (["consume", "t", "--since", "yesterday"], "yesterday"),
+    ],
+)
+def test_wrong_use_is_2(arguments: list[str], said: str, laminar: Command) -> None:
+    """What can't be meant is refused before anything is sent."""
+    ran = laminar(*arguments)
+
+    assert (2, b"") == (ran.code, ran.out)
+    assert said in ran.err
+
+
+def test_a_file_that_is_not_there_is_1(laminar: Command) -> None:
+    """The file is named."""
+    ran = laminar("produce", "t", "/nowhere/flights.jsonl")
+
+    assert 1 == ran.code
+    assert "/nowhere/flights.jsonl" in ran.err

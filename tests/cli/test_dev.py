@@ -1,0 +1,128 @@
+"""`laminar dev`: what its table shows, the context it makes, and that Ctrl-C ends all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.cli.contexts import Contexts
+from laminar.cli.dev import Rates, current_context, table_rows, welcome
+from laminar.testing.cluster import processes_of_group
+from tests.cli.conftest import Command
+
+NODES = [
+    {"node": "node-1", "alive": True, "shards": [1, 2]},
+    {"node": "node-2", "alive": False, "status": "dead"},
+]
+
+
+def partition(number: int, leader: str | None, end: int) -> dict[str, Any]:
+    return {
+        "partition": number,
+        "leader": {"node": leader} if leader else None,
+        "start_offset": 10,
+        "end_offset": end,
+        "replicas": [{"node": "node-1", "in_sync": True}, {"node": "node-2", "in_sync": True}],
+    }
+
+
+def test_a_row_has_what_a_node_leads() -> None:
+    """Records are those of the partitions a node leads; a partition without a leader is nobody's."""
+    topics = {"a": [partition(0, "node-1", 110), partition(1, None, 50)], "b": [partition(0, "node-1", 15)]}
+
+    first, second = table_rows(NODES, topics, {"node-1": 12.4})
+
+    assert ("alive", 2, 3, 105, 12) == tuple(
+        first[name] for name in ("status", "leads", "replicas", "records", "records_per_s")
+    )
+    assert ("dead", 0, 3, 0, 0) == tuple(
+        second[name] for name in ("status", "leads", "replicas", "records", "records_per_s")
+    )
+
+
+def test_a_rate_is_what_was_added_since_the_last_look() -> None:
+    """None at the first look; a topic made since counts whole; one that is gone is forgotten."""
+    rates = Rates()
+
+    first = rates.look({"a": [partition(0, "node-1", 100)]}, now_s=5.0)
+    second = rates.look({"a": [partition(0, "node-1", 150)], "b": [partition(0, "node-2", 30)]}, now_s=7.0)
+    third = rates.look({"b": [partition(0, "node-1", 30)]}, now_s=8.0)
+
+    assert {} == first
+    assert {"node-1": 25.0, "node-2": 15.0} == second
+    assert {"node-1": 0.0} == third
+
+
+def test_there_are_three_lines_to_copy() -> None:
+    """One produces, one consumes, one is curl."""
+    copied = [line.strip() for line in welcome("http://127.0.0.1:7070").splitlines() if line.startswith("  ")]
+
+    assert ["echo", "laminar", "curl"] == [line.split()[0] for line in copied]
+
+
+def test_the_context_is_current_while_it_runs_and_what_was_before_is_again() -> None:
+    """Also when another was chosen meanwhile: that stays."""
+    contexts = Contexts.load()
+    contexts.by_name, contexts.current = {"live": {"urls": ["http://127.0.0.9:1"]}}, "live"
+    contexts.save()
+
+    with current_context(["http://127.0.0.1:7070"]):
+        within = Contexts.load()
+    after = Contexts.load()
+
+    assert "dev" == within.current
+    assert {"urls": ["http://127.0.0.1:7070"], "create_topics": True} == within.by_name["dev"]
+    assert ("live", ["live"]) == (after.current, list(after.by_name))
+
+
+@pytest.mark.parametrize("count", ["0", "10"])
+def test_how_many_nodes_has_its_limits(count: str, laminar: Command) -> None:
+    """One at least, nine at most."""
+    ran = laminar("dev", "--nodes", count)
+
+    assert 2 == ran.code
+    assert "--nodes is between 1 and 9" in ran.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_in_the_foreground(number: signal.Signals, laminar: Command, tmp_path: Path) -> None:
+    """Ready says what to do next; the first use makes a topic; Ctrl-C ends all, code 0, nothing left."""
+    port = 20_000 + os.getpid() % 20_000
+    command = [sys.executable, "-m", "laminar.cli", "dev", "--nodes", "2", "--shards", "1"]
+    command += ["--port", str(port), "--data", str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as dev:
+        assert dev.stdout is not None
+        for line in dev.stdout:
+            if b"Ctrl-C" in line:
+                break
+
+        produced = laminar("produce", "hello", stdin=b"hi\n")
+        consumed = laminar("consume", "hello")
+        unused = laminar("consume", "unused")
+        nodes = [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal() and _mentions(entry, str(tmp_path / "data"))
+        ]
+        dev.send_signal(number)
+
+        assert 0 == dev.wait(20)
+    assert (0, b"hi\n", 0) == (produced.code, consumed.out, unused.code)
+    # Besides `dev` itself, two nodes of a supervisor, a controller and a shard.
+    assert 7 == len(nodes)
+    assert [] == [pid for pid in nodes if Path(f"/proc/{pid}").exists() and processes_of_group(pid)]
+    assert None is Contexts.load().current
+    assert (tmp_path / "data" / "node-1" / "log").exists()
+
+
+def _mentions(process: Path, text: str) -> bool:
+    try:
+        return text.encode() in (process / "cmdline").read_bytes()
+    except OSError:
+        return False

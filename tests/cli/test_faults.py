@@ -1,0 +1,75 @@
+"""Faults: one line with everything that is known, and a code a script can act on."""
+
+from __future__ import annotations
+
+import pytest
+
+from laminar.cli.faults import HINTS, Failed, UsageError, code_of, line_of, report
+from laminar.client import errors
+from laminar.http.errors import CODES
+
+
+def test_the_line_has_code_field_value_limit_and_hint() -> None:
+    """Everything the server said, on one line, whatever line breaks it had."""
+    error = errors.from_problem(
+        422,
+        {
+            "code": "invalid",
+            "detail": "too\nmany",
+            "field": "partitions",
+            "value": 9999,
+            "limit": 4096,
+            "hint": "fewer",
+        },
+        asked="PUT /v1/topics/a",
+    )
+
+    assert "invalid: too many (field=partitions, value=9999, limit=4096); fewer" == line_of(error)
+
+
+def test_a_hint_is_in_words_of_this_command() -> None:
+    """The server's hint speaks of HTTP; where the command line has a word for it, that is shown."""
+    error = errors.from_problem(404, {"code": "no_such_topic", "detail": "none", "hint": "PUT it"}, asked="")
+
+    assert "laminar topic create" in line_of(error)
+    assert HINTS.keys() <= CODES.keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Error("x"), 1),
+        (errors.NotFound("x"), 1),
+        (errors.OutcomeUnknown("x"), 1),
+        (errors.ConfigError("x"), 2),
+        (errors.ProduceError("x", undelivered=[]), 3),
+        (errors.Unavailable("x"), 4),
+        (errors.TimedOut("x"), 4),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_each_family_has_its_exit_code(error: errors.Error, code: int) -> None:
+    """1 failed, 2 wrongly used, 3 in part, 4 nobody could answer."""
+    assert code == code_of(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError("not so"), 2, "laminar: not so\n"),
+        (Failed("broken"), 1, "laminar: broken\n"),
+        (Failed("in part", code=3), 3, "laminar: in part\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "/x"),
+            1,
+            "laminar: /x: No such file or directory\n",
+        ),
+        (ZeroDivisionError("ours"), None, ""),
+    ],
+)
+def test_what_is_reported_is_one_line_and_a_code(
+    error: Exception, code: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None for our own mistake, whose traceback is wanted."""
+    assert code == report(error)
+    assert said == capsys.readouterr().err
