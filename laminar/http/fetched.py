@@ -115,6 +115,11 @@ def encode_fetch(
     return Fetched(format_.value, [msgspec.json.encode(document), b"\n"], next_offset)
 
 
+def check_fields(wanted: str | None) -> None:
+    """Raises 422 for a `fields` that names no column: before anybody waits for records."""
+    _columns(wanted)
+
+
 def _columns(wanted: str | None) -> list[str] | None:
     if wanted is None:
         return None

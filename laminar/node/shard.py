@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from laminar.http.errors import Problem
-from laminar.http.server import HttpServer
+from laminar.http.server import HttpServer, ServerLimits
 from laminar.log.disk import RealDisk
 from laminar.log.document import Document
 from laminar.log.manifest import ReplicaEntry
@@ -67,7 +67,7 @@ class Shard(Process):
         self._stood: set[bytes] = set()
         self._ready = False
         self.api = Api(self)
-        self.http = HttpServer(self.api)
+        self.http = HttpServer(self.api, ServerLimits(max_body_bytes=self.api.limits.max_body_bytes))
         self.methods = {"view": self._on_view}
         self.methods |= self.api.methods
 
@@ -169,6 +169,9 @@ class Shard(Process):
                 await future
         except TimeoutError:
             return False
+        finally:
+            if future in self._view_changed:
+                self._view_changed.remove(future)
         return True
 
     # -- replicas ------------------------------------------------------------------------
@@ -344,10 +347,14 @@ class Shard(Process):
         gone = [entry for entry in candidates if entry.group in deleted]
         for entry in gone:
             self.driver.remove(entry.group)
-            self._by_group.pop(entry.group, None)
-            partition = self.partitions.pop((entry.topic, entry.partition), None)
-            if partition is not None:
-                partition.truncated(partition.committed_index + 1)
+            partition = self._by_group.pop(entry.group, None)
+            if partition is None:
+                continue
+            partition.truncated(partition.committed_index + 1)
+            partition.stop_waiting()
+            # A topic of the same name may have been made since: what has its place now stays.
+            if self.partitions.get((entry.topic, entry.partition)) is partition:
+                del self.partitions[(entry.topic, entry.partition)]
         if gone:
             remaining = [entry for entry in self.storage.manifest.entries if entry not in gone]
             await self.storage.write_manifest(remaining)

@@ -12,6 +12,7 @@ try harmless.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ BATCH_TYPE = "application/vnd.laminar.batch"
 FORWARD_TIMEOUT_S = 15.0
 GIVE_UP_S = 5.0
 RETRY_S = 0.02
+_CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 
 
 class _Placed(msgspec.Struct):
@@ -140,9 +142,10 @@ class AppendRoutes:
         return receipts
 
     def _check_offset(self, partition: Partition, condition: str) -> None:
-        wanted = condition.strip('"')
-        if not wanted.isdigit():
+        found = _CONDITION.match(condition)
+        if found is None:
             raise Problem("invalid", 'If-Match is an offset: "812"', field="if-match", value=condition)
+        wanted = found[1]
         if not partition.stands_at(int(wanted)):
             raise Problem(
                 "precondition_failed",

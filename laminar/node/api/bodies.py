@@ -27,9 +27,11 @@ def json_body(request: Request, kind: type[Body]) -> Body:
     """
     body = bytes(request.body) or b"{}"
     try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error), msgspec.json.decode(body), kind) from error
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            # What comes behind the place that doesn't fit was not read yet, and may be no JSON.
+            raise _invalid(str(error), msgspec.json.decode(body), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from laminar.batch import Batch, Kind
+from laminar.batch import Batch, BatchError, Kind
 from laminar.http.errors import Problem
-from laminar.http.fetched import FetchFormat, encode_fetch, fetch_format
+from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format
 from laminar.http.messages import Request, Response
-from laminar.http.times import format_time, parse_time
+from laminar.http.times import EARLIEST_MS, format_time, parse_time
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
 from laminar.node.api.locate import Locator
@@ -77,7 +77,10 @@ class FetchRoutes:
                 problem = error
                 self._locator.forget(topic, record.number)
                 continue
-            return decode_response(passed)
+            response = decode_response(passed)
+            if leader:
+                response.headers = [*response.headers, ("Laminar-Leader", where.url)]
+            return response
         raise problem
 
     # -- records --------------------------------------------------------------------------
@@ -92,6 +95,8 @@ class FetchRoutes:
         max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MOST_BYTES)
         limit = integer(request, "limit", MOST_RECORDS, minimum=1, maximum=MOST_RECORDS)
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
+        check_fields(query.get("fields"))
         served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
@@ -102,7 +107,6 @@ class FetchRoutes:
         if offset >= served.end_offset and wait_s:
             await served.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
         end = served.end_offset
-        to = integer(request, "to", end, maximum=OFFSET_LIMIT)
         tag = query.get("tag")
         frames: list[Buffer] = []
         if offset < min(end, to):
@@ -115,21 +119,31 @@ class FetchRoutes:
         """Never older than the client has seen: wait for `min_offset`, then 503 `behind`."""
         if read == "leader":
             await partition.confirmed_end()
-            return
         seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
         if partition.end_offset >= seen:
             return
         remaining = max(0.0, deadline - asyncio.get_running_loop().time())
         if not await partition.wait_past(seen - 1, remaining):
-            leader = partition.replica.leader_node
-            raise Problem(
-                "behind",
-                f"this replica ends at {partition.end_offset}; {leader or 'another'} is ahead",
-                field="min_offset",
-                value=seen,
-                limit=partition.end_offset,
-                retry_after_ms=50,
-            )
+            raise self._behind(partition, "min_offset", seen)
+
+    def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
+        """503 `behind`, saying who is ahead as far as this replica knows."""
+        node = partition.replica.leader_node
+        ahead = ""
+        headers = []
+        if not partition.leads and node is not None:
+            ahead = f"; {node} leads"
+            where = self._locator.where(node, partition.topic, partition.number)
+            headers = [("Laminar-Leader", where.url)] if where is not None else []
+        return Problem(
+            "behind",
+            f"this replica ends at {partition.end_offset}{ahead}",
+            field=field,
+            value=offset,
+            limit=partition.end_offset,
+            retry_after_ms=50,
+            headers=headers,
+        )
 
     async def _offset(self, request: Request, partition: Partition, read: str) -> int:
         text = request.query.get("offset")
@@ -137,7 +151,7 @@ class FetchRoutes:
         if since is not None:
             if text is not None:
                 raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
-            return await self._offset_at(partition, parse_time(since, field="since"))
+            return self._at_time(partition, parse_time(since, field="since"))[0]
         if text is None or text == "earliest":
             return partition.start_offset
         if text == "latest":
@@ -168,14 +182,7 @@ class FetchRoutes:
             remaining = max(0.0, deadline - asyncio.get_running_loop().time())
             if await partition.wait_past(offset - 1, remaining):
                 return
-            raise Problem(
-                "behind",
-                f"this replica ends at {partition.end_offset}",
-                field="offset",
-                value=offset,
-                limit=partition.end_offset,
-                retry_after_ms=50,
-            )
+            raise self._behind(partition, "offset", offset)
         end = await partition.confirmed_end()
         if offset > end:
             raise Problem(
@@ -197,15 +204,18 @@ class FetchRoutes:
         fetched = encode_fetch(
             format_, frames, offset=offset, to=to, limit=limit, tag=tag, wanted=request.query.get("fields")
         )
-        headers = [
-            ("Content-Type", fetched.content_type),
+        headers = [("Content-Type", fetched.content_type), *self._place(partition, fetched.next_offset)]
+        return Response(200, headers, fetched.body)
+
+    def _place(self, partition: Partition, next_offset: int) -> list[tuple[str, str]]:
+        """What every answer about data says of where it came from."""
+        return [
             *self._identity,
             ("Laminar-Route", "0"),
             ("Laminar-Start-Offset", str(partition.start_offset)),
             ("Laminar-End-Offset", str(partition.end_offset)),
-            ("Laminar-Next-Offset", str(fetched.next_offset)),
+            ("Laminar-Next-Offset", str(next_offset)),
         ]
-        return Response(200, headers, fetched.body)
 
     async def record(self, request: Request, topic: str, partition: str, offset: str) -> Response:
         """GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
@@ -238,17 +248,24 @@ class FetchRoutes:
                 value=wanted,
                 limit=served.end_offset,
             )
+        # The group tells apart two topics of one name, of which one was deleted.
+        etag = f'"{served.replica.group.hex()}/{wanted}"'
+        always = [("ETag", etag), ("Cache-Control", "immutable"), *self._place(served, wanted + 1)]
+        if etag in request.headers.get("if-none-match", ""):
+            return Response(304, always)
         frames = await served.frames(wanted, max_bytes=1)
-        return self._one(served, Batch(frames[0]), wanted)
+        try:
+            return self._one(Batch(frames[0], verified=True), wanted, always)
+        except BatchError as error:
+            # The frame's checksums were right when the log read it: its producer wrote it so.
+            raise Problem("damaged", str(error), field=error.field, value=wanted) from error
 
-    def _one(self, partition: Partition, batch: Batch, offset: int) -> Response:
-        record = next(record for record in batch.records() if record.offset == offset)
+    def _one(self, batch: Batch, offset: int, always: list[tuple[str, str]]) -> Response:
+        record = next(batch.records(offset, offset + 1))
         headers = [
             ("Content-Type", "application/octet-stream"),
-            ("ETag", f'"{partition.topic}/{partition.number}/{offset}"'),
-            ("Cache-Control", "immutable"),
             ("Laminar-Timestamp", format_time(record.timestamp)),
-            *self._identity,
+            *always,
         ]
         if record.key is not None:
             headers.append(("Laminar-Key", _visible(record.key)))
@@ -271,14 +288,11 @@ class FetchRoutes:
         if read == "leader":
             await served.confirmed_end()
         at = request.query.get("at", "latest")
-        timestamp_ms: int | None = None
+        offset, timestamp_ms = served.end_offset, None
         if at == "earliest":
-            offset = served.start_offset
-        elif at == "latest":
-            offset = served.end_offset
-        else:
-            timestamp_ms = parse_time(at, field="at")
-            offset = await self._offset_at(served, timestamp_ms)
+            offset, timestamp_ms = self._at_time(served, EARLIEST_MS)
+        elif at != "latest":
+            offset, timestamp_ms = self._at_time(served, parse_time(at, field="at"))
         return Response.json(
             {
                 "offset": offset,
@@ -286,18 +300,21 @@ class FetchRoutes:
                 "start_offset": served.start_offset,
                 "end_offset": served.end_offset,
             },
-            headers=self._identity,
+            headers=self._place(served, offset),
         )
 
-    async def _offset_at(self, partition: Partition, time_ms: int) -> int:
-        """First offset of the first committed batch appended at or after a time; the end if there is none."""
+    def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
+        """First offset of the first committed batch appended at or after a time, and when it was.
+
+        The end and None if there is no such batch.
+        """
         index = partition.log.index_of_time(time_ms)
         while index <= partition.committed_index:
             row = partition.log.row(index)
             if row.kind == Kind.DATA:
-                return row.base_offset
+                return row.base_offset, row.append_time_ms
             index += 1
-        return partition.end_offset
+        return partition.end_offset, None
 
     async def digest(self, request: Request, topic: str, partition: str) -> Response:
         """GET .../digest?to_index=N|committed: sha256 over the replica's committed log, byte for byte."""

@@ -93,7 +93,7 @@ class MetricsRoute:
         shard = self._shard
         driver = shard.driver
         return {
-            "role": f"shard-{shard.number}",
+            "role": role_name(shard.boot.role),
             "storage": shard.storage.statistics(),
             "http": shard.http.statistics(),
             "transport": shard.transport.statistics(),
