@@ -121,8 +121,10 @@ class Connection(Outbound):
         else:
             data = self._server.scratch[:nbytes].tobytes()
             self._consume(self._tail + data if self._tail else data)
-        if self._out or self._stopped:
+        if self._stopped:
             self._flush()
+        elif self._out:
+            self._flush_joined()
 
     def eof_received(self) -> bool:
         """The peer sends nothing more; what it asked for is still answered."""
@@ -148,6 +150,8 @@ class Connection(Outbound):
     def _consume(self, data: bytes) -> None:
         """Take as many requests as `data` holds; what is left over becomes the tail."""
         server = self._server
+        pending = self._pending
+        most = server.limits.max_pipelined
         position = 0
         size = len(data)
         self._tail = b""
@@ -155,7 +159,7 @@ class Connection(Outbound):
             if self._phase is Phase.CHUNKED:
                 position = self._feed_chunked(data, position)
                 continue
-            if not self._has_room:
+            if self.paused_writing or len(pending) >= most:
                 self._pause_reading()
                 break
             end = data.find(b"\r\n\r\n", position)

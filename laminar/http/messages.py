@@ -23,7 +23,7 @@ Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
 JSON_TYPE: Final = "application/json"
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
-_STATUS_LINES: Final = {
+STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {reason}\r\n".encode("ascii") for status, reason in _REASONS.items()
 }
 _JSON_BLOCK: Final = b"Content-Type: application/json\r\n"
@@ -32,7 +32,7 @@ _PROBLEM_BLOCK: Final = f"Content-Type: {PROBLEM_TYPE}\r\n".encode("ascii")
 
 def status_line(status: int) -> bytes:
     """The status line with its CR LF."""
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from laminar.http.chunked import LAST_CHUNK, encode_chunk
 from laminar.http.errors import Problem
 from laminar.http.head import RequestHead
-from laminar.http.messages import CONTINUE, Buffer, Request, Response, encode_headers, status_line
+from laminar.http.messages import (
+    CONTINUE,
+    STATUS_LINES,
+    Buffer,
+    Request,
+    Response,
+    encode_headers,
+    status_line,
+)
 
 if TYPE_CHECKING:
     from laminar.http.server import HttpServer
@@ -172,7 +180,11 @@ class Outbound(asyncio.BufferedProtocol):
         # Only the last one says `close`: what is owed behind it was taken, and is answered.
         close = head.close or (self._stopped and not self._pending)
         status = response.status
-        server.counts.answered(status)
+        counts = server.counts
+        if status < 300:
+            counts.responses_2xx += 1
+        else:
+            counts.answered(status)
         body = response.body
         parts: Sequence[Buffer]
         if isinstance(body, (bytes, bytearray, memoryview)):
@@ -183,7 +195,7 @@ class Outbound(asyncio.BufferedProtocol):
         else:
             parts, size = body, sum([len(part) for part in body])
         block = self._block(head, response, close)
-        if status < 200 or status == 204 or status == 304:
+        if status == 204 or status == 304 or status < 200:
             block.append(b"\r\n")
             size = 0
         else:
@@ -197,17 +209,22 @@ class Outbound(asyncio.BufferedProtocol):
         self._out.append(joined)
         if large:
             self._written += len(joined) + size
-            server.counts.bytes_out += len(joined) + size
+            counts.bytes_out += len(joined) + size
             self._flush_joined()
             self._unwritten.extend(_pieces(parts))
             self._write_rest()
         else:
             self._written += len(joined)
-            server.counts.bytes_out += len(joined)
+            counts.bytes_out += len(joined)
 
     def _block(self, head: RequestHead, response: Response, close: bool) -> list[bytes]:
         """Status line and headers, without the framing of the body."""
-        block = [status_line(response.status), response.header_block, self._server.date_block]
+        status = response.status
+        block = [
+            STATUS_LINES.get(status) or status_line(status),
+            response.header_block,
+            self._server.date_block,
+        ]
         if response.headers:
             block.append(encode_headers(response.headers))
         if close:
