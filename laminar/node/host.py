@@ -48,7 +48,8 @@ class CpuClaims:
     each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "laminar-pinned-cpu") -> None:
+        self._name = name
         self._markers: list[socket.socket] = []
 
     def claim(self, cpus: Sequence[int]) -> bool:
@@ -57,7 +58,7 @@ class CpuClaims:
             marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._markers.append(marker)
             try:
-                marker.bind(f"\0laminar-pinned-cpu-{cpu}")
+                marker.bind(f"\0{self._name}-{cpu}")
             except OSError:
                 self.release()
                 return False

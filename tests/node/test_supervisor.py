@@ -337,7 +337,8 @@ def test_the_generic_packages_lie_beside_laminar() -> None:
 def test_shards_are_pinned_only_where_no_other_node_is() -> None:
     """`auto` needs a CPU for each shard, and a claim on each of them."""
     cpus = sorted(os.sched_getaffinity(0))
-    first, second = CpuClaims(), CpuClaims()
+    name = f"laminar-test-{os.getpid()}"  # other nodes of this machine hold claims of their own
+    first, second = CpuClaims(name), CpuClaims(name)
     try:
         assert plan_pinning("off", 1, first) is None
         assert plan_pinning("auto", len(cpus) + 1, first) is None
