@@ -23,6 +23,17 @@ class Codec(Generic[T]):
     decode: Callable[[bytes], T]
 
 
+def not_bytes(value: object) -> TypeError | None:
+    """What to say of a value that no batch can hold; None for one that it can.
+
+    Said where the value is given: found only when its batch is built, it would cost the others in it too.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return None
+    kind = type(value).__name__
+    return TypeError(f"a value is bytes, not {kind}: encode it, or give the topic a codec (laminar.json())")
+
+
 @overload
 def json(kind: type[T]) -> Codec[T]: ...
 @overload

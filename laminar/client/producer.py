@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mappin
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from laminar.client.codecs import not_bytes
 from laminar.client.decisions_lane import Lane, Pending
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
@@ -175,6 +176,8 @@ class Producer(Generic[T_in]):
         if outbox.buffered_bytes > self._overflow_bytes:
             raise self._overflow(outbox)
         raw: Any = value if self._encode is None else self._encode(value)
+        if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
+            raise wrong
         if isinstance(key, str):
             key = key.encode()
         if partition is None and tag is None and headers is None and timestamp_ms is None:

@@ -281,13 +281,15 @@ class Reader(Generic[T]):
         self._begun = True
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         partitions = list(range(len(places.places))) if self._wanted is None else self._wanted
-        beyond = [each for each in partitions if not 0 <= each < len(places.places)]
+        named = [*partitions, *self._start] if isinstance(self._start, Mapping) else partitions
+        beyond = [each for each in named if not 0 <= each < len(places.places)]
         if beyond:
             raise ConfigError(
                 f"{self._topic} has {len(places.places)} partitions, not {beyond[0]}",
                 code="no_partition",
                 field="partitions",
                 value=beyond[0],
+                limit=len(places.places) - 1,
             )
         starts = await self._starts(partitions)
         ends: list[int | None] = [None] * len(partitions)

@@ -17,7 +17,7 @@ from laminar.client import client as aio_client
 from laminar.client import producer as aio_producer
 from laminar.client import reader as aio_reader
 from laminar.client import topic as aio_topic
-from laminar.client.codecs import Codec
+from laminar.client.codecs import Codec, not_bytes
 from laminar.client.decisions_lane import Pending
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import ConfigError, Error
@@ -123,6 +123,8 @@ class Producer(Generic[T_in]):
         if outbox is None or sender is None or sender.closed:
             raise ConfigError("send outside of `with topic.producer()`", code="not_open")
         raw: Any = value if self._encode is None else self._encode(value)
+        if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
+            raise wrong
         if isinstance(key, str):
             key = key.encode()
         with self._lock:

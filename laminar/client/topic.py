@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from laminar.client.codecs import Codec
+from laminar.client.codecs import Codec, not_bytes
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import OutcomeUnknown
 from laminar.client.producer import (
@@ -69,6 +69,8 @@ class Topic(Generic[T]):
         sender = await self._appending()
         outbox = sender.outbox
         raw: Any = value if self.codec is None else self.codec.encode(value)
+        if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
+            raise wrong
         if isinstance(key, str):
             key = key.encode()
         lane = lane_for(outbox, key, partition)

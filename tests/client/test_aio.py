@@ -276,3 +276,28 @@ async def test_the_buffer_has_an_end(cluster: Any) -> None:
             await producer.room()
             await producer.send_all((None, bytes(1000)) for _ in range(100))
             assert producer.statistics()["buffered_bytes"] <= 12_000
+
+
+async def test_a_value_that_is_not_bytes_is_refused_where_it_is_given(cluster: Any) -> None:
+    """At once, by its type's name; the records beside it in the batch are delivered."""
+    async with aio.connect(cluster.urls) as client:
+        topic: Any = await client.create_topic("bytes", partitions=1)
+        with pytest.raises(TypeError, match="not str"):
+            await topic.append("text")
+        async with topic.producer() as producer:
+            producer.send(b"one")
+            with pytest.raises(TypeError, match="not int"):
+                producer.send(2)
+            producer.send(b"three")
+
+        assert [b"one", b"three"] == [record.value async for record in topic.read()]
+
+
+async def test_a_start_in_a_partition_that_is_not_there_is_refused(cluster: Any) -> None:
+    """By name: read from the earliest instead, it would look as if all had been seen."""
+    async with aio.connect(cluster.urls) as client:
+        topic = await client.create_topic("two", partitions=2)
+        with pytest.raises(laminar.ConfigError) as refused:
+            [record async for record in topic.read({7: 0})]
+
+    assert ("no_partition", 7, 1) == (refused.value.code, refused.value.value, refused.value.limit)
