@@ -46,13 +46,13 @@ def consume(
     check(since=since, last=last, limit=limit, cursor=cursor, follow=follow)
     show = as_json if json else compile_format(format)
     wanted = None if key is None else key.encode()
+    start: Any = start_of(since)
     with cluster.connect(timeout=60) as client:
         make_if_dev(client, topic, cluster.url)
         handle = client.topic(topic)
         partitions = None if partition is None else [partition]
         if wanted is not None and partition is None:
             partitions = [partition_of(handle, wanted)]
-        start: Any = start_of(since)
         printed = 0
         if last is not None:
             tail, start = newest(handle, last, partitions, wanted)
@@ -81,10 +81,14 @@ def check(
 
 
 def start_of(since: str | None) -> str:
-    """The client's word for where to begin; ``10m`` is short for ``-10m``."""
+    """The client's word for where to begin; ``10m`` is short for ``-10m``. ConfigError for what is none."""
+    from laminar.client.reader import start_parameter
+
     if since is None:
         return "earliest"
-    return f"-{since}" if since[:1].isdigit() and since[-1:] in "smhdw" else since
+    start = f"-{since}" if since[:1].isdigit() and since[-1:] in "smhdw" else since
+    start_parameter(start, now_ms=0)
+    return start
 
 
 def partition_of(topic: Topic[bytes], key: bytes) -> int:

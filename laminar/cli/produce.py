@@ -59,19 +59,21 @@ def produce(
             ):
                 for number, line in enumerate(lines, start=1):
                     value = line.removesuffix(b"\n")
-                    picked = key_at.pick(value, number=number) if key_at is not None else key
-                    tag = tag_at.pick(value, number=number) if tag_at is not None else None
+                    try:
+                        picked = key_at.pick(value, number=number) if key_at is not None else key
+                        tag = tag_at.pick(value, number=number) if tag_at is not None else None
+                    except Failed as error:
+                        complain(str(error))
+                        code = EXIT_PARTLY if sent else EXIT_FAILED
+                        break
                     producer.send(value, key=picked, tag=tag, partition=partition)
                     sent = number
                     advance(len(line))
+                # After a bad line too: what was sent before it is not taken back.
                 producer.wait()
         except errors.ProduceError as error:
             code = _say_undelivered(error, sent)
             sent -= len(error.undelivered)
-        except Failed as error:
-            # A line that is no JSON: what was sent before it is durable or on its way, and is not taken back.
-            complain(str(error))
-            code = EXIT_PARTLY if sent else EXIT_FAILED
     if json:
         from laminar.cli.output import show_json
 

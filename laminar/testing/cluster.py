@@ -130,8 +130,9 @@ class LocalCluster:
             Node(number, host, port, Path(self.directory) / f"node-{number + 1}")
             for number, (host, port) in enumerate(zip(hosts, ports, strict=True))
         ]
-        # Its write end is held by nobody else: it is not inheritable.
-        self._lifeline, self._lifeline_end = os.pipe()
+        # The write end of each process's own pipe, held by nobody else: see `tether`.
+        self._lifelines: list[int] = []
+        self._stopped = False
 
     # -- life of the whole ---------------------------------------------------------------------
 
@@ -176,10 +177,9 @@ class LocalCluster:
                 else:
                     node.exit_codes.append(node.process.returncode)
                 self.kill(node.number)
-        for fd in (self._lifeline, self._lifeline_end):
-            if fd >= 0:
-                os.close(fd)
-        self._lifeline = self._lifeline_end = -1
+        self._stopped = True
+        while self._lifelines:
+            os.close(self._lifelines.pop())
         if self._net is not None:
             self._net.close()
 
@@ -221,23 +221,28 @@ class LocalCluster:
         """Start a node, and do not wait for it."""
         node = self.members[number]
         assert not node.running, f"{node.name} runs already"
-        assert self._lifeline >= 0, "the cluster was stopped"
         node.folder.mkdir(parents=True, exist_ok=True)
         node.process = self.open_process(self.command(number), log=node.log)
 
     def open_process(self, command: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
         """A process that belongs to the cluster: marked, in a group of its own, and gone when we are."""
-        tether = [sys.executable, "-P", "-m", "laminar.testing.tether", str(self._lifeline)]
-        with open(log, "ab") as opened:
-            return subprocess.Popen(
-                [*tether, *command],
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=opened,
-                stderr=opened,
-                pass_fds=[self._lifeline],
-                process_group=0,
-            )
+        assert not self._stopped, "the cluster was stopped"
+        lifeline, end = os.pipe()
+        self._lifelines.append(end)
+        tether = [sys.executable, "-P", "-m", "laminar.testing.tether", str(lifeline)]
+        try:
+            with open(log, "ab") as opened:
+                return subprocess.Popen(
+                    [*tether, *command],
+                    env=self.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=opened,
+                    stderr=opened,
+                    pass_fds=[lifeline],
+                    process_group=0,
+                )
+        finally:
+            os.close(lifeline)
 
     def kill(self, number: int) -> None:
         """SIGKILL to all processes of a node at once; returns when none is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ FLIGHTS = b"".join(
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, laminar: Command) -> str:
     """A topic of four partitions, named after the test."""
-    name = str(request.node.name).partition("[")[0]
+    name = re.sub(r"[^a-z0-9_]+", "-", request.node.name)
     assert 0 == laminar("topic", "create", name, "--partitions", "4", "--replicas", "1").code
     return name
 
