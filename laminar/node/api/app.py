@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
+from laminar.http.head import LONGEST_HEAD_BYTES, LONGEST_TARGET_BYTES, MOST_HEADERS, RequestHead
 from laminar.http.messages import Request, Response
 from laminar.http.records import Limits
 from laminar.http.routes import ROUTES, match
@@ -25,10 +25,10 @@ from laminar.node.api.exchange import (
     decode_passed,
     encode_response,
 )
-from laminar.node.api.fetch import LOCAL, FetchRoutes
+from laminar.node.api.fetch import LOCAL, LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes
 from laminar.node.api.locate import Locator
 from laminar.node.api.metrics import MetricsRoute
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.topics import MAX_PARTITIONS, MAX_REPLICAS, TopicRoutes
 from laminar.node.transport import Peer
 
 if TYPE_CHECKING:
@@ -37,6 +37,18 @@ if TYPE_CHECKING:
 
 COMMIT_WAIT_S = 10.0
 SWEEP_S = 0.5
+
+# Of all requests, beside those of an append: what their modules enforce.
+_OTHER_LIMITS = {
+    "max_head_bytes": LONGEST_HEAD_BYTES,
+    "max_head_fields": MOST_HEADERS,
+    "max_target_bytes": LONGEST_TARGET_BYTES,
+    "max_fetch_bytes": MOST_BYTES,
+    "max_fetch_records": MOST_RECORDS,
+    "max_wait_ms": LONGEST_WAIT_MS,
+    "max_partitions": MAX_PARTITIONS,
+    "max_replicas": MAX_REPLICAS,
+}
 
 Handler = Callable[..., Response | Awaitable[Response]]
 
@@ -49,7 +61,10 @@ class Api:
         self._exchange = Exchange(shard.transport)
         self._locator = Locator(shard, self._exchange)
         settings = shard.boot.settings
-        self.limits = Limits(max_body_bytes=settings.max_append_bytes)
+        most_bytes = settings.max_append_bytes
+        self.limits = Limits(
+            max_body_bytes=most_bytes, max_record_bytes=min(Limits().max_record_bytes, most_bytes)
+        )
         topics = TopicRoutes(shard, self._exchange)
         cluster = ClusterRoutes(shard)
         cursors = CursorRoutes(shard, self._exchange, self._locator, topics)
@@ -170,7 +185,7 @@ class Api:
 
     def _limits(self, request: Request) -> Response:
         """GET /v1/limits."""
-        return Response.json(self.limits.document())
+        return Response.json(self.limits.document() | _OTHER_LIMITS)
 
     # -- for other shards ------------------------------------------------------------------
 
