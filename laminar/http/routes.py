@@ -184,6 +184,19 @@ def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Matc
     return Match(operation, params)
 
 
+_QUERIES: Final = {route.operation: frozenset(route.query) for route in ROUTES}
+
+
+def check_query(operation: str, query: Mapping[str, str]) -> None:
+    """422 `invalid` for a parameter the operation does not read: a typing error would go unnoticed."""
+    for name in query:
+        if name not in _QUERIES[operation]:
+            known = ", ".join(sorted(_QUERIES[operation])) or "none"
+            raise Problem(
+                "invalid", "there is no such query parameter here", field=name, value=query[name], limit=known
+            )
+
+
 def _allowed(operations: Mapping[str, str]) -> list[str]:
     return sorted([*operations, "HEAD"] if "GET" in operations else operations)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from laminar.http.errors import CODES, Problem, code_of_status
 from laminar.http.messages import Response
 from laminar.http.openapi import docs_page, openapi_document
-from laminar.http.routes import ROUTES, check_name, match
+from laminar.http.routes import ROUTES, check_name, check_query, match
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
@@ -133,6 +133,15 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
         match("BREW", "/v1/topics/a")
 
     assert [("Allow", "DELETE, GET, HEAD, PATCH, PUT")] == refused.value.headers
+
+
+def test_a_query_parameter_that_nobody_reads_is_refused() -> None:
+    """`?ofset=3` would else read from the start; the answer lists what there is."""
+    check_query("offsets", {"at": "latest"})
+    with pytest.raises(Problem) as refused:
+        check_query("offsets", {"at": "latest", "reed": "leader"})
+
+    assert ("reed", "leader", "at, read") == (refused.value.field, refused.value.value, refused.value.limit)
 
 
 @given(st.text(), st.text())

@@ -14,7 +14,7 @@ from laminar.http.errors import Problem
 from laminar.http.head import LONGEST_HEAD_BYTES, LONGEST_TARGET_BYTES, MOST_HEADERS, RequestHead
 from laminar.http.messages import Request, Response
 from laminar.http.records import Limits
-from laminar.http.routes import ROUTES, match
+from laminar.http.routes import ROUTES, check_query, match
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
@@ -156,6 +156,8 @@ class Api:
     def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
         if head.memo is None:
             found = match(head.method, head.path)
+            if head.query:
+                check_query(found.operation, head.query)
             head.memo = (found.operation, found.params)
         result: tuple[str, dict[str, str]] = head.memo
         return result

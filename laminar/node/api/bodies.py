@@ -17,7 +17,6 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
-_STEP = re.compile(r"[^.\[\]]+")
 
 
 def json_body(request: Request, kind: type[Body]) -> Body:
@@ -56,7 +55,9 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
 
 def _at(document: Any, path: str) -> Any:
     """What stands at a path as msgspec writes it; None where a step of it is no name (`[...]`)."""
-    for step in _STEP.findall(path):
+    if "[" in path:
+        return None
+    for step in path.split(".") if path else ():
         if not isinstance(document, dict) or step not in document:
             return None
         document = document[step]
