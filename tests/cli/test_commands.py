@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -232,3 +233,17 @@ def test_a_file_that_is_not_there_is_1(laminar: Command) -> None:
 
     assert 1 == ran.code
     assert "/nowhere/flights.jsonl" in ran.err
+
+
+def test_a_follower_commits_when_it_is_interrupted(topic: str, laminar: Command) -> None:
+    """Ctrl-C is how following ends: code 0, and the cursor is at what was printed."""
+    laminar("produce", topic, stdin=b"one\ntwo\n")
+    command = [sys.executable, "-m", "laminar.cli", "consume", topic, "-f", "--cursor", "billing"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+        assert follower.stdout is not None
+        printed = sorted([follower.stdout.readline(), follower.stdout.readline()])
+        follower.send_signal(signal.SIGINT)
+
+        assert [b"one\n", b"two\n"] == printed
+        assert 0 == follower.wait(10)
+    assert b"" == laminar("consume", topic, "--cursor", "billing").out
