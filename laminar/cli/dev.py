@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from cyclopts import Parameter
 from laminar.cli import EXIT_DONE
 from laminar.cli.cluster import Partitions, node_rows
 from laminar.cli.contexts import Contexts
-from laminar.cli.faults import Failed, UsageError
+from laminar.cli.faults import Failed, UsageError, complain
 
 if TYPE_CHECKING:
     from laminar.client.sync import Client
@@ -32,6 +33,8 @@ REFRESH_S = 1.0
 # A question to a cluster that is being watched may fail; the next one comes soon.
 ASK_TIMEOUT_S = 5.0
 MAX_NODES = 9
+RESTART_AFTER_S = 3.0
+MAX_ENDS = 5
 COLUMNS = ("node", "status", "url", "leads", "replicas", "records", "records_per_s")
 
 
@@ -136,16 +139,40 @@ def table_rows(
     ]
 
 
+@dataclass(slots=True)
+class Revival:
+    """Starts nodes again that ended by themselves (or by a `kill -9` that wanted to see what happens)."""
+
+    cluster: LocalCluster
+    starts_at_s: dict[int, float] = field(default_factory=dict)
+    ends: Counter[int] = field(default_factory=Counter)
+
+    def look(self, *, now_s: float) -> None:
+        """Note who has ended, and start whose pause is over. Failed for one that ends again and again."""
+        for node in self.cluster.members:
+            if node.running:
+                continue
+            at_s = self.starts_at_s.get(node.number)
+            if at_s is None:
+                self.ends[node.number] += 1
+                if self.ends[node.number] > MAX_ENDS:
+                    raise Failed(f"{node.name} ended {MAX_ENDS + 1} times:\n{node.log_tail()}")
+                complain(f"{node.name} ended; it is started again in {RESTART_AFTER_S:g} s")
+                self.starts_at_s[node.number] = now_s + RESTART_AFTER_S
+            elif now_s >= at_s:
+                del self.starts_at_s[node.number]
+                self.cluster.spawn(node.number)
+
+
 def watch(cluster: LocalCluster) -> None:
-    """Show the table on a terminal until Ctrl-C; elsewhere only wait. Failed if a node ends by itself."""
+    """Show the table on a terminal until Ctrl-C; elsewhere only wait. Nodes that end are started again."""
     from laminar.client.sync import connect
 
     with connect(cluster.urls, timeout=ASK_TIMEOUT_S) as client, _shown() as show:
         rates = Rates()
+        revival = Revival(cluster)
         while True:
-            for node in cluster.members:
-                if not node.running:
-                    raise Failed(f"{node.name} ended:\n{node.log_tail()}")
+            revival.look(now_s=time.monotonic())
             if show is not None:
                 show(_look(client, rates))
             time.sleep(REFRESH_S)

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from laminar.cli.contexts import Contexts
-from laminar.cli.dev import Rates, current_context, table_rows, welcome
+from laminar.cli.dev import Rates, Revival, current_context, table_rows, welcome
+from laminar.cli.faults import Failed
 from laminar.testing.cluster import processes_of_group
 from tests.cli.conftest import Command
 
@@ -57,6 +59,44 @@ def test_a_rate_is_what_was_added_since_the_last_look() -> None:
     assert {} == first
     assert {"node-1": 25.0, "node-2": 15.0} == second
     assert {"node-1": 0.0} == third
+
+
+class Nodes:
+    """Stands for a cluster: nodes 0 and 1, of which 1 has ended."""
+
+    def __init__(self) -> None:
+        self.members = [SimpleNamespace(number=number, name=f"node-{number + 1}") for number in range(2)]
+        self.members[0].running, self.members[1].running = True, False
+        self.members[1].log_tail = lambda: "its last words"
+        self.spawned: list[int] = []
+
+    def spawn(self, number: int) -> None:
+        self.spawned.append(number)
+
+
+def test_a_node_that_ends_is_started_again_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    """Said once; the others are left alone."""
+    nodes: Any = Nodes()
+    revival = Revival(nodes)
+
+    revival.look(now_s=10.0)
+    revival.look(now_s=12.9)
+    assert [] == nodes.spawned
+    revival.look(now_s=13.0)
+
+    assert [1] == nodes.spawned
+    assert ["laminar: node-2 ended; it is started again in 3 s"] == capsys.readouterr().err.splitlines()
+
+
+def test_a_node_that_ends_again_and_again_ends_dev() -> None:
+    """With the end of its log."""
+    revival: Any = Revival(Nodes())  # type: ignore[arg-type]
+
+    with pytest.raises(Failed, match="its last words"):
+        for second in range(100):
+            revival.look(now_s=float(second))
+
+    assert [1] * 5 == revival.cluster.spawned
 
 
 def test_there_are_three_lines_to_copy() -> None:
