@@ -1,0 +1,70 @@
+"""docs/protocol.md's tables of what nodes say to each other are those of the code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from laminar.node.handshake import Channel, Hello
+from laminar.node.link import HEADER_SIZE, FrameKind
+from membership.gossip import DIGEST_BYTES, MAGIC, MAX_DATAGRAM_BYTES, SALT_BYTES
+from raft import messages
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+MESSAGES = [kind for kind in vars(messages).values() if getattr(kind, "__struct_config__", None)]
+COMMON = ("cluster", "group", "sender", "receiver", "incarnation", "term")
+
+
+def test_the_frame_is_as_long_as_its_fields() -> None:
+    """The payload begins where the table says."""
+    assert f"| {HEADER_SIZE} | payload |" in PAGE
+
+
+@pytest.mark.parametrize("kind", FrameKind)
+def test_every_kind_of_frame_is_listed(kind: FrameKind) -> None:
+    assert f"| {kind.value} | `{kind.name}` |" in PAGE
+
+
+@pytest.mark.parametrize("channel", Channel)
+def test_every_channel_is_listed(channel: Channel) -> None:
+    assert f"| {channel.value} `{channel.name}` |" in PAGE
+
+
+def test_the_greeting_has_these_members() -> None:
+    """In this order, as it is an array."""
+    assert f"`[{', '.join(Hello.__struct_fields__)}]`" in PAGE
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in MESSAGES if kind.__struct_config__.tag is not None],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_raft_message_is_listed_with_its_members(kind: type) -> None:
+    """By its number on the wire, its members in their order."""
+    config, fields = kind.__struct_config__, kind.__struct_fields__  # type: ignore[attr-defined]
+    row = re.search(rf"\| {config.tag} \| `{kind.__name__}` \| (.*) \|", PAGE)
+
+    assert row is not None
+    assert COMMON == fields[: len(COMMON)]
+    assert list(fields[len(COMMON) :]) == re.findall(r"`(\w+)`", row[1])
+
+
+def test_nothing_else_is_listed_as_a_message() -> None:
+    listed = re.findall(r"^\| \d+ \| `([A-Z][a-z]\w+)` \|", PAGE, re.MULTILINE)
+
+    assert sorted(kind.__name__ for kind in MESSAGES if kind.__struct_config__.tag is not None) == sorted(
+        listed
+    )
+
+
+def test_a_datagram_is_laid_out_so() -> None:
+    """Magic, salt, digest, body."""
+    positions = [len(MAGIC), len(MAGIC) + SALT_BYTES, len(MAGIC) + SALT_BYTES + DIGEST_BYTES]
+
+    assert f"| 0 | magic | `{MAGIC.decode()}` |" in PAGE
+    for position, name in zip(positions, ("salt", "digest", "body"), strict=True):
+        assert f"| {position} | {name} |" in PAGE
+    assert f"at most {MAX_DATAGRAM_BYTES:,} bytes" in PAGE
