@@ -6,9 +6,12 @@ reader; not when whoever reads our output went away, as nobody knows what it too
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -119,21 +122,40 @@ def _copy(
     reader: Reader[bytes], show: Show, key: bytes | None, limit: int | None, positions: dict[int, int]
 ) -> None:
     out = sys.stdout.buffer
-    printed = 0
+    left = limit
     for batch in reader.batches():
-        position = batch.start_offset
-        for record in batch.records():
-            position = record.offset + 1
-            if key is not None and record.key != key:
-                continue
-            out.write(show(record))
-            printed += 1
-            if printed == limit:
-                break
-        out.flush()
-        positions[batch.partition] = position
-        if printed == limit:
+        with _not_interrupted():
+            position = batch.start_offset
+            for record in batch.records():
+                if key is None or record.key == key:
+                    out.write(show(record))
+                    left = None if left is None else left - 1
+                position = record.offset + 1
+                if left == 0:
+                    break
+            out.flush()
+            positions[batch.partition] = position
+        if left == 0:
             return
+
+
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that what was written is what is noted; a second does not."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if noted:
+        raise KeyboardInterrupt
 
 
 def newest(

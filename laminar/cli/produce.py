@@ -57,19 +57,22 @@ def produce(
                 client.topic(topic).producer(batch_bytes=batch, window=window) as producer,
                 progress_of(producer, size_bytes) as advance,
             ):
-                for number, line in enumerate(lines, start=1):
-                    value = line.removesuffix(b"\n")
-                    try:
+                try:
+                    for number, line in enumerate(lines, start=1):
+                        value = line.removesuffix(b"\n")
                         picked = key_at.pick(value, number=number) if key_at is not None else key
                         tag = tag_at.pick(value, number=number) if tag_at is not None else None
-                    except Failed as error:
-                        complain(str(error))
-                        code = EXIT_PARTLY if sent else EXIT_FAILED
-                        break
-                    producer.send(value, key=picked, tag=tag, partition=partition)
-                    sent = number
-                    advance(len(line))
-                # After a bad line too: what was sent before it is not taken back.
+                        producer.send(value, key=picked, tag=tag, partition=partition)
+                        sent = number
+                        advance(len(line))
+                except Failed as error:
+                    # What was sent before a bad line is not taken back.
+                    complain(str(error))
+                    code = EXIT_PARTLY if sent else EXIT_FAILED
+                except errors.Error:
+                    # A partition that failed takes no more; `wait` says what has no receipt.
+                    if not producer.statistics()["failed"]:
+                        raise
                 producer.wait()
         except errors.ProduceError as error:
             code = _say_undelivered(error, sent)

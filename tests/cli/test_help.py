@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,16 @@ def test_every_command_is_on_the_page_of_its_family(laminar: Laminar) -> None:
     assert {family.name for family in FAMILIES} == {
         command.path.split()[0] for command in COMMANDS if " " in command.path
     }
+
+
+def test_the_documentation_lists_every_command() -> None:
+    """As the table has them, in its order."""
+    page = (Path(__file__).parents[2] / "docs" / "first-steps.md").read_text()
+
+    listed = page.partition("## All commands")[2].splitlines()
+    assert [f"| `{command.path}` | {command.help} |" for command in COMMANDS] == [
+        line for line in listed if line.startswith("| `")
+    ]
 
 
 def test_version(laminar: Laminar) -> None:
