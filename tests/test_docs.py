@@ -13,6 +13,8 @@ from laminar.node.settings import SETTINGS, Setting
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
+FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches")
+MODULES = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 
@@ -35,6 +37,14 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
 
     assert [] == [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_that_a_page_names_are_there(page: Path) -> None:
+    """By their path from the top, from `laminar/`, or by their name alone."""
+    named = set(re.findall(r"[\w/]+\.py\b", page.read_text()))
+
+    assert [] == [name for name in named if not any(path.endswith(f"/{name}") for path in MODULES)]
 
 
 def test_every_decision_is_listed_and_whole() -> None:
