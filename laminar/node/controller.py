@@ -19,6 +19,7 @@ from laminar.log.storage import Storage
 from laminar.node.boot import Boot, Role
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.catalog_service import CatalogService, NodeRequest
+from laminar.node.forking import Hopeless
 from laminar.node.joining import Join, JoinAnswer, find_controllers
 from laminar.node.process import Process, run_process
 from laminar.node.replica import Replica, initial_frame
@@ -38,6 +39,9 @@ RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
 PUSH_TIMEOUT_S = 2.0
 CATALOG_NAME = "catalog"
+ANOTHER_NAME = (
+    "Start it on the data folder it had; if that is lost, on an empty one under a new name (--node)"
+)
 
 
 class Controller(Process):
@@ -120,9 +124,8 @@ class Controller(Process):
         entry = next((entry for entry in self.storage.manifest.entries if entry.topic == ""), None)
         if entry is None:
             if not self.boot.founding:
-                raise RuntimeError(
-                    "this node's part of the catalog is gone: its data folder is damaged; "
-                    "give it an empty folder and a new name, and let it join again"
+                raise Hopeless(
+                    f"this node's part of the catalog is gone from its data folder. {ANOTHER_NAME}"
                 )
             entry = await self._found()
         await self._start_group(entry)
@@ -236,7 +239,7 @@ class Controller(Process):
                     continue
                 answer = msgspec.msgpack.decode(payload, type=JoinAnswer)
                 if answer.refused:
-                    raise RuntimeError(f"the cluster refuses this node: {answer.refused}")
+                    raise Hopeless(f"the cluster refuses this node: {answer.refused}. {ANOTHER_NAME}")
                 if answer.cluster_id:
                     await self._accept(answer)
                     return
@@ -307,7 +310,7 @@ class Controller(Process):
         if state.nodes.get(self.boot.node) != self._own_record():
             answer = await self.service.ask(NodeRequest(self._own_record()))
             if answer.result is not None and answer.result.outcome == "store_changed":
-                self.fatal(RuntimeError(f"node {self.boot.node!r}: {answer.result.detail}"))
+                self.fatal(Hopeless(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
                 return
         if not self._ready and self.boot.node in self.state().nodes:
             self._ready = True

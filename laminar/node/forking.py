@@ -16,11 +16,20 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger("laminar.supervisor")
 
 EXIT_BUG = 70
+EXIT_HOPELESS = 78
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+class Hopeless(Exception):
+    """What ends this child would end its successors too: the node ends, and a person has to act.
+
+    The text says what is wrong and what to do.
+    """
+
+
 def fork(name: str, work: Callable[[], int], *, handled_signals: Sequence[signal.Signals]) -> int:
-    """Fork a child that runs `work` and exits with its result (70 after an exception); the child's pid.
+    """Fork a child that runs `work` and exits with its result (70 after an exception, 78 after
+    `Hopeless`); the child's pid.
 
     `handled_signals` are those that this process has handlers for; the child begins without them.
     """
@@ -42,6 +51,9 @@ def fork(name: str, work: Callable[[], int], *, handled_signals: Sequence[signal
         code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
+    except Hopeless as error:
+        log.critical("%s: %s", name, error)
+        code = EXIT_HOPELESS
     except BaseException:
         log.critical("%s ends", name, exc_info=True)
     finally:

@@ -25,6 +25,7 @@ from laminar.log.storage import Storage
 from laminar.node.boot import Boot
 from laminar.node.clock import Clock
 from laminar.node.driver import Driver
+from laminar.node.forking import Hopeless
 from laminar.node.replica import Machine, Replica, replay
 from laminar.node.transport import Address, Peer, Transport
 from laminar.node.view import View
@@ -170,7 +171,8 @@ class Process:
         """Something this process cannot go on from: it ends, and is started again by the supervisor."""
         if self.failure is None:
             self.failure = error
-            _log.critical("%s ends: %r", self.transport, error, exc_info=error)
+            if not isinstance(error, Hopeless):  # its text is all there is to say, and is said at the end
+                _log.critical("%s ends: %r", self.transport, error, exc_info=error)
         self.stopping.set()
 
     async def stopped_within(self, timeout_s: float) -> bool:
@@ -216,6 +218,8 @@ def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process])
         gc.collect()
         gc.freeze()
         await process.run()
+        if isinstance(process.failure, Hopeless):
+            raise process.failure
         return 0 if process.failure is None else 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

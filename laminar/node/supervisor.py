@@ -33,7 +33,7 @@ from laminar.node.boot import (
     role_name,
 )
 from laminar.node.entry_points import EntryPoints, default_entry_points
-from laminar.node.forking import fork
+from laminar.node.forking import EXIT_HOPELESS, fork
 from laminar.node.identity import DataFolder, Identity, IdentityError, open_data_folder
 from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
@@ -133,6 +133,7 @@ class Supervisor:
         self._stop_signals = 0
         self._kill_at_ms: int | None = None
         self._killed = False
+        self._hopeless = False
         self._said_ready = False
 
     # ---- life
@@ -167,7 +168,7 @@ class Supervisor:
             self._turn()
         if self._stop_signals:
             log.info("stopped%s", ": children had to be killed" if self._killed else "")
-            return EXIT_FAILED if self._killed else EXIT_DONE
+            return EXIT_FAILED if self._killed or self._hopeless else EXIT_DONE
         log.error("every child has been given up")
         return EXIT_FAILED
 
@@ -315,9 +316,16 @@ class Supervisor:
 
     def _take_death(self, child: _Child) -> None:
         pid = child.pid
-        how = _how_it_ended(self._reap(child))
+        code = self._reap(child)
+        how = _how_it_ended(code)
         if self._stop_signals:
             self._set_state(child, ChildState.DEAD)
+            return
+        if code == EXIT_HOPELESS:
+            self._set_state(child, ChildState.GIVEN_UP)
+            self._hopeless = True
+            log.critical("%s (pid %d) can't go on, so this node ends", role_name(child.role), pid)
+            self._stop()
             return
         pause_ms = child.policy.died(now_ms=_now_ms())
         if pause_ms is None:
@@ -416,15 +424,16 @@ class Supervisor:
             if number in PASSED_ON_SIGNALS:
                 self._tell_all(number)
             else:
-                self._stop(number)
+                if not self._stop_signals:
+                    log.info("stopping (%s)", signal.Signals(number).name)
+                self._stop()
 
-    def _stop(self, number: int) -> None:
+    def _stop(self) -> None:
         self._stop_signals += 1
         if self._stop_signals > 1:
             log.warning("told to stop a second time: children are killed")
             self._kill_all()
             return
-        log.info("stopping (%s)", signal.Signals(number).name)
         host.notify_service_manager("STOPPING=1", os.environ)
         self._folder.remove_node_file()
         self._sockets.close()  # from now on only children that still accept do so

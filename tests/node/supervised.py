@@ -2,8 +2,8 @@
 
 Each child accepts on its sockets and answers "ROLE PID" and a newline. A connection that sends one byte
 gets more: `d` ends the child with exit code 3, `b` shows the board, `t` the number of threads. BEHAVIOUR:
-`deaf` children ignore SIGTERM, `broken` shards exit at once, `norecovery` lets recovery fail, `threaded`
-starts a thread before serving.
+`deaf` children ignore SIGTERM, `broken` shards exit at once, `hopeless` ones say that no successor could do
+better, `norecovery` lets recovery fail, `threaded` starts a thread before serving.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from laminar.node.boot import Boot, role_name
 from laminar.node.entry_points import EntryPoints
-from laminar.node.forking import threads
+from laminar.node.forking import Hopeless, threads
 from laminar.node.settings import Settings
 from laminar.node.supervisor import serve
 
@@ -81,6 +81,8 @@ def main() -> int:
             raise ValueError("a journal that can't be read")
 
     def shard(boot: Boot) -> int:
+        if behaviour == "hopeless":
+            raise Hopeless("another has my name")
         return 4 if behaviour == "broken" else child(boot, behaviour)
 
     entry_points = EntryPoints(controller=lambda boot: child(boot, behaviour), shard=shard, recover=recover)

@@ -192,6 +192,16 @@ def test_an_exit_with_a_code_is_a_death_like_any_other(start: Callable[..., Node
     node.wait_for_line("shard 0 is ready")
 
 
+def test_a_child_whose_successor_could_do_no_better_ends_the_node(start: Callable[..., Node]) -> None:
+    """One line says why, nothing is started again, and the exit code is 1."""
+    node = start("0", "1", "hopeless")
+
+    said = node.wait_for_line("another has my name")
+    assert "stack" not in said
+    node.wait_for_line("can't go on, so this node ends")
+    assert node.process.wait(timeout=5) == 1
+
+
 def test_children_die_with_a_killed_supervisor_and_the_folder_is_free(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
