@@ -25,9 +25,9 @@ class StorageSettings:
     # One journal frame; what is above goes into the next.
     max_frame_bytes: int = 32 * MIB
     # Frames kept in memory for readers and followers, over all logs.
-    recent_bytes: int = 32 * MIB
+    recent_bytes: int = 16 * MIB
     # Synced, but not yet in a segment: above it the next journal frame waits.
-    max_unwritten_bytes: int = 64 * MIB
+    max_unwritten_bytes: int = 32 * MIB
     # Writeback of a segment is begun every so many bytes, so that a checkpoint's sync finds little to do.
     writeback_bytes: int = 8 * MIB
     # Quiet for so long after a sync: an empty frame is written, so that a journal at rest never ends in one
