@@ -33,6 +33,9 @@ class View:
         self.node = node
         self._unix_name = unix_name
         self.message: ViewMessage | None = None
+        # Asked for with every Raft message: kept for as long as the view stays what it is.
+        self._addresses: dict[tuple[str, str, int], Address | None] = {}
+        self._addresses_of: ViewMessage | None = None
 
     @property
     def cluster_id(self) -> bytes | None:
@@ -91,8 +94,14 @@ class View:
 
     def partition_address(self, node: str, topic: str, number: int) -> Address | None:
         """Where the process that owns a partition on `node` listens for its peers."""
-        shard = self.shard_on(node, topic, number)
-        return None if shard is None else self.address(node, shard + 1)
+        if self._addresses_of is not self.message:
+            self._addresses_of = self.message
+            self._addresses = {}
+        key = (node, topic, number)
+        if key not in self._addresses:
+            shard = self.shard_on(node, topic, number)
+            self._addresses[key] = None if shard is None else self.address(node, shard + 1)
+        return self._addresses[key]
 
     def partition_url(self, node: str, topic: str, number: int) -> str | None:
         """The HTTP URL of the shard that owns a partition on `node`."""
