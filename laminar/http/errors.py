@@ -168,7 +168,7 @@ _ROWS: Final = (
         "outcome_unknown",
         504,
         "Whether the request took effect is not known",
-        hint="Repeat it only with the same idempotency key or sequence.",
+        hint="Repeat it only where doubling does no harm, or as a batch with producer id and sequence.",
         outcome="unknown",
         family="OutcomeUnknown",
     ),

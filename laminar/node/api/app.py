@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from laminar.node.process import Method
     from laminar.node.shard import Shard
 
+# Headers that make an append safe to repeat in other hands: let pass in silence, they would double records.
+PROMISES_NOT_KEPT = ("idempotency-key", "laminar-producer", "laminar-epoch", "laminar-sequence")
 COMMIT_WAIT_S = 10.0
 SWEEP_S = 0.5
 
@@ -156,6 +158,15 @@ class Api:
     def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
         if head.memo is None:
             found = match(head.method, head.path)
+            for promise in PROMISES_NOT_KEPT:
+                if promise in head.headers:
+                    raise Problem(
+                        "not_implemented",
+                        "this promise is not kept yet; a batch that carries a producer id and sequence is "
+                        "recognised when it comes again",
+                        field=promise,
+                        value=head.headers[promise],
+                    )
             if head.query:
                 check_query(found.operation, head.query)
             head.memo = (found.operation, found.params)
