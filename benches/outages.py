@@ -86,7 +86,8 @@ async def _settled_leader(cluster: LocalCluster, topic: Topic[bytes]) -> int:
             names = [member.name for member in cluster.members]
             assert leaders[0] is not None
             return names.index(leaders[0])
-        assert time.monotonic() < deadline, f"replicas are not in sync after {_SETTLE_TIMEOUT_S:g} s"
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"replicas are not in sync after {_SETTLE_TIMEOUT_S:g} s: {partitions}")
         await asyncio.sleep(0.05)
 
 
@@ -98,7 +99,7 @@ async def start(directory: Path, *, nodes: int, shards: int) -> float:
         for member in cluster.members:
             cluster.spawn(member.number)
         async with connect(cluster.urls) as client:
-            await _all_alive(client, nodes)
+            await _all_alive(client, cluster)
             topic = await client.create_topic("first", partitions=12, replicas=nodes)
             await topic.append(b"first", partition=0)
             return time.perf_counter() - began
@@ -106,15 +107,17 @@ async def start(directory: Path, *, nodes: int, shards: int) -> float:
         await asyncio.to_thread(cluster.stop)
 
 
-async def _all_alive(client: Client, nodes: int) -> None:
+async def _all_alive(client: Client, cluster: LocalCluster) -> None:
     """Return once the cluster knows all nodes: a topic made before that gets fewer replicas."""
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
-    alive = 0
-    while alive < nodes:
-        assert time.monotonic() < deadline, f"{alive} of {nodes} nodes after {_SETTLE_TIMEOUT_S:g} s"
+    alive: list[str] = []
+    while len(alive) < cluster.nodes:
+        if time.monotonic() >= deadline:
+            tails = "\n".join(f"{member.name}:\n{member.log_tail()}" for member in cluster.members)
+            raise TimeoutError(f"only {alive} are alive after {_SETTLE_TIMEOUT_S:g} s\n{tails}")
         try:
             told = await client.cluster()
         except Unavailable:
             told = {}
-        alive = sum(1 for each in told.get("nodes", ()) if each.get("alive", True))
+        alive = [each["node"] for each in told.get("nodes", ()) if each.get("alive", True)]
         await asyncio.sleep(0.01)
