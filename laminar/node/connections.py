@@ -338,7 +338,8 @@ class Connections:
         for link in links:
             link.abort(reason)
         if not self._closed:
-            log.info("lost node %s role %d: %s", peer.node, peer.role, reason)
+            who = "controller" if peer.role == 0 else f"shard {peer.role - 1}"
+            log.info("lost the %s of node %s: %s", who, peer.node, reason)
             self._owner.peer_lost(peer)
 
     def _forget(self, link: Link) -> None:

@@ -224,7 +224,7 @@ class Link(asyncio.BufferedProtocol):
         self._owner.link_made(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end("lost")
+        self._end("connection closed")
         self._body = None
         self._body_view = memoryview(b"")
         self._owner.link_lost(self, error)

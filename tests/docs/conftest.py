@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.pages import Block
 
-DEV = "laminar dev --nodes 3"
+DEV = "laminar dev"
 PORTS = (7070, 7270, 7470)
 RUN_LIMIT_S = 60
 
@@ -41,7 +41,7 @@ def _taken(port: int) -> bool:
 
 @pytest.fixture(scope="session")
 def dev(terminal: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`laminar dev --nodes 3` as README says it, until Ctrl-C, which must end it with 0 and no complaint."""
+    """`laminar dev` as README says it, until Ctrl-C, which must end it with 0 and no complaint."""
     taken = [port for port in PORTS if _taken(port)]
     if taken:
         why = f"the documentation's ports are taken: {taken}"
