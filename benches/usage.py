@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,31 @@ def cpu_s(pids: Iterable[int]) -> float:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(stat[11]) + int(stat[12])
     return ticks / _TICKS_PER_S
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds that anybody, the kernel included, has used since the machine started."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+class Bystanders:
+    """What share of the machine's CPUs is used by others than the processes watched (and this one)."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = list(pids)
+        self._begun = time.monotonic()
+        self._others = self._others_s()
+
+    def _others_s(self) -> float:
+        return machine_cpu_s() - cpu_s(self._pids) - time.process_time()
+
+    def share(self) -> float:
+        """Since this was made; the kernel's own threads, which write to the disk, are others too."""
+        capacity_s = (time.monotonic() - self._begun) * (os.cpu_count() or 1)
+        return max(0.0, (self._others_s() - self._others) / capacity_s)
 
 
 def pss_mib(pids: Iterable[int]) -> float:

@@ -98,3 +98,19 @@ def test_what_the_kernel_says_of_us_is_read() -> None:
     assert usage.cpu_s(here) > 0
     assert usage.pss_mib(here) > 1
     assert usage.filesystem(Path("/proc")) == "proc"
+
+
+def test_a_process_that_is_not_watched_is_a_bystander() -> None:
+    """Its CPU time counts as others' until its pid is given."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            before = usage.machine_cpu_s()
+            unaware, aware = usage.Bystanders([]), usage.Bystanders([busy.pid])
+            while usage.cpu_s([busy.pid]) < 0.3:
+                pass
+            shares = unaware.share(), aware.share()
+        finally:
+            busy.kill()
+
+    assert usage.machine_cpu_s() > before
+    assert shares[0] > shares[1]
