@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 CLUSTER = Group("Cluster", sort_key=10)
 OUTPUT = Group("Output", sort_key=5)
 
+# So long a command waits for a first answer without a word.
+PATIENCE_S = 2.0
+
 Format = Literal["table", "json", "names"]
 
 
@@ -40,10 +43,26 @@ class Cluster:
         """A client of it; `timeout` is for when the person gave none."""
         from laminar.client.sync import connect
 
-        with connect(
-            self.url, token=self.token, timeout=timeout if self.timeout is None else self.timeout
-        ) as client:
+        seconds = timeout if self.timeout is None else self.timeout
+        with connect(self.url, token=self.token, timeout=seconds) as client:
+            if seconds > PATIENCE_S:
+                say_if_nobody_answers(client, timeout=seconds)
             yield client
+
+
+def say_if_nobody_answers(client: Client, *, timeout: float) -> None:
+    """A command that waits for a cluster says so after a moment: else it would look as if it hung."""
+    from laminar.cli.faults import complain
+    from laminar.client.errors import Error, Unavailable
+
+    try:
+        client.request_json("GET", "/v1/version", timeout=PATIENCE_S)
+    except Unavailable as error:
+        complain(
+            f"{error.message}; trying for {timeout:g} s more. Is a node running? `laminar dev` starts three"
+        )
+    except Error:
+        pass  # somebody answers; what is wrong the command's own question will bring to light
 
 
 @Parameter(name="*", group=OUTPUT)

@@ -206,6 +206,19 @@ def test_nobody_there_is_4(laminar: Command) -> None:
     assert "http://127.77.255.1:9" in ran.err
 
 
+def test_waiting_for_a_cluster_is_said(laminar: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a moment, on standard error, with the address; then the wait goes on."""
+    monkeypatch.setattr("laminar.cli.options.PATIENCE_S", 0.2)
+
+    ran = laminar("topic", "list", "--url", "http://127.77.255.1:9", "--timeout", "0.4")
+
+    first, last = ran.err.splitlines()
+    assert 4 == ran.code
+    assert "http://127.77.255.1:9" in first
+    assert "trying for 0.4 s more" in first
+    assert "timed_out" in last
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
