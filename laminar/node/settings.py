@@ -188,6 +188,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_append_bytes", int, "largest body of one append", _between(1024, 64 * _MI)),
 )
 
+_KINDS = {int: "a whole number", float: "a number", str: "text", tuple: "a list of texts"}
 _TABLE = {setting.name: setting for setting in SETTINGS}
 
 
@@ -232,15 +233,15 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
         # A list in a file, a repeated flag, or text with commas.
         raw = tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else raw
     target = tuple[str, ...] if setting.kind is tuple else setting.kind
+    shown = "" if name == "secret" else f" (it is {raw!r})"
     try:
         if isinstance(raw, bool):
-            raise msgspec.ValidationError(f"Expected `{setting.kind.__name__}`, got `bool`")
+            raise msgspec.ValidationError("no setting is a yes or no")
         value: Any = msgspec.convert(raw, target, strict=not isinstance(raw, str))
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{name}: {error}", name=name, origin=origin) from None
+    except msgspec.ValidationError:
+        raise SettingsError(f"{name} is {_KINDS[setting.kind]}{shown}", name=name, origin=origin) from None
     wrong = setting.check(value)
     if wrong:
-        shown = "" if name == "secret" else f" (it is {value!r})"
         raise SettingsError(f"{name} {wrong}{shown}", name=name, origin=origin)
     return value
 
