@@ -229,7 +229,11 @@ class Controller(Process):
         request = msgspec.msgpack.encode(Join(record=self._own_record()))
         said = ""
         while not self.stopping.is_set():
-            for address in await find_controllers(self.boot.settings.join):
+            addresses = await find_controllers(self.boot.settings.join)
+            if not addresses and not said:
+                said = "nobody answers"
+                _log.warning("joining: nobody answers at %s; asking on", ", ".join(self.boot.settings.join))
+            for address in addresses:
                 try:
                     payload = await self.transport.call(address, "join", request, timeout=10.0)
                 except TransportError as error:
