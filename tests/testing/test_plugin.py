@@ -1,18 +1,19 @@
-"""The fixtures that a project gets by installing us."""
+"""The fixtures that a project gets by installing us: nothing is imported here to have them."""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
-
-from laminar.testing.plugin import laminar_client, laminar_url
 
 if TYPE_CHECKING:
     from laminar import Client
 
-__all__ = [
-    "laminar_client",
-    "laminar_url",
-]  # fixtures of this module, as the entry point makes them everybody's
+
+def test_pytest_finds_the_plugin_by_itself() -> None:
+    """Through the distribution's entry point."""
+    (found,) = entry_points(group="pytest11", name="laminar")
+
+    assert "laminar.testing.plugin" == found.value
 
 
 def test_the_fixture_is_a_client_of_a_real_server(laminar_client: Client) -> None:
