@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from laminar.client.connection import Target
 from laminar.client.errors import ConfigError
+from laminar.http.endings import Target
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 

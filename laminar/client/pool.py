@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 
-from laminar.client.connection import Answer, Buffer, Connection, ConnectionFailed, Target
+from laminar.http.client import ClientConnection, open_connection
+from laminar.http.endings import Answer, Buffer
 
 
 class Pool:
@@ -16,46 +16,26 @@ class Pool:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
-        self._shared: dict[str, Connection] = {}
-        self._opening: dict[str, asyncio.Task[Connection]] = {}
-        self._idle: dict[str, list[Connection]] = {}
-        self._all: set[Connection] = set()
+        self._shared: dict[str, ClientConnection] = {}
+        self._opening: dict[str, asyncio.Task[ClientConnection]] = {}
+        self._idle: dict[str, list[ClientConnection]] = {}
+        self._all: set[ClientConnection] = set()
         self.opened = 0
 
-    async def open(self, url: str) -> Connection:
+    async def open(self, url: str) -> ClientConnection:
         """A new connection; ConnectionFailed (not sent) if there is none to be had."""
-        target = Target.of(url)
-        factory = lambda: Connection(url, self._loop)  # noqa: E731
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                if target.path is not None:
-                    # Connected by hand: uvloop knows no abstract names.
-                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-                    try:
-                        await self._loop.sock_connect(sock, target.path)
-                    except BaseException:
-                        sock.close()
-                        raise
-                    _, connection = await self._loop.create_unix_connection(factory, sock=sock)
-                else:
-                    _, connection = await self._loop.create_connection(
-                        factory, target.host, target.port, ssl=True if target.tls else None
-                    )
-        except TimeoutError:
-            raise ConnectionFailed(f"{url} did not accept a connection in time", sent=False) from None
-        except OSError as fault:
-            raise ConnectionFailed(f"{url}: {fault}", sent=False) from None
+        connection = await open_connection(url, timeout_s=self._connect_timeout_s)
         self.opened += 1
         self._all = {each for each in self._all if not each.lost.done()}
         self._all.add(connection)
         return connection
 
-    def shared_nowait(self, url: str) -> Connection | None:
+    def shared_nowait(self, url: str) -> ClientConnection | None:
         """The pipelining connection to `url`, if it is open."""
         connection = self._shared.get(url)
         return None if connection is None or connection.closed else connection
 
-    async def shared(self, url: str) -> Connection:
+    async def shared(self, url: str) -> ClientConnection:
         """The pipelining connection to `url`; opened by the first who asks, awaited by all."""
         connection = self.shared_nowait(url)
         if connection is not None:
@@ -79,28 +59,12 @@ class Pool:
     ) -> Answer:
         """One request on a connection of its own; ConnectionFailed if no answer came."""
         connection = self._idle_connection(url) or await self.open(url)
-        result: asyncio.Future[Answer] = self._loop.create_future()
-
-        def on_answer(answer: Answer | None, failure: ConnectionFailed | None) -> None:
-            if result.done():
-                return
-            if answer is not None:
-                result.set_result(answer)
-            else:
-                assert failure is not None
-                result.set_exception(failure)
-
-        connection.request(head, body, on_answer, timeout_s=timeout_s, bodyless=bodyless)
-        try:
-            answer = await result
-        except asyncio.CancelledError:
-            connection.abort("cancelled")
-            raise
+        answer = await connection.ask(head, body, timeout_s=timeout_s, bodyless=bodyless)
         if not connection.closed:
             self._idle.setdefault(url, []).append(connection)
         return answer
 
-    def _idle_connection(self, url: str) -> Connection | None:
+    def _idle_connection(self, url: str) -> ClientConnection | None:
         idle = self._idle.get(url)
         while idle:
             connection = idle.pop()

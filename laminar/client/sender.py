@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from laminar.batch import BatchError, build
-from laminar.client.connection import Answer, ConnectionFailed
 from laminar.client.decisions import OUT_OF_SEQUENCE, Backoff, Step, judge_loss
 from laminar.client.decisions_lane import Lane, Pending, padded
 from laminar.client.decisions_window import Outbox
@@ -31,6 +30,7 @@ from laminar.client.session import (
     origin_of,
     topic_path,
 )
+from laminar.http.endings import Answer, ConnectionFailed
 
 
 class _Placed(msgspec.Struct):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from laminar.client.configuration import Endpoints
-from laminar.client.connection import Answer, ConnectionFailed, Target, head_bytes
 from laminar.client.decisions import Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.pool import Pool
+from laminar.http.client import head_bytes
+from laminar.http.endings import Answer, ConnectionFailed, Target
 
 if TYPE_CHECKING:
     from laminar.client.sender import Sender

@@ -1,468 +1,330 @@
-"""The client's side of HTTP/1.1: one connection, and a few functions on top.
+"""The client's side of HTTP/1.1: one connection, with requests pipelined.
 
-`HttpConnection.request` may be called again before it returns: requests leave
-in the order of the calls and answers are matched in that order (pipelining). It
-follows no redirects and repeats nothing; it says, when it fails, whether
-anything of the request can have been executed (`HttpError.outcome`), which is
-what whoever decides about repeating needs to know. Works on asyncio and uvloop,
-over TCP and abstract Unix sockets. `laminar.http.pool` keeps connections.
+It does what a log's client needs: several appends of a partition on their way
+on one connection, answered in order, by callback, without a task each; and
+answers of known length received straight into their own buffer. It follows no
+redirects and repeats nothing: a request ends in an `Answer` or in a
+`ConnectionFailed`, which says whether the server may have acted on it. Works on
+asyncio and uvloop, over TCP, TLS and Unix sockets. Which connection is used for
+what is decided above (`laminar.client.pool`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
 
-from laminar.http.chunked import LAST_CHUNK, ChunkedDecoder, ChunkedError, encode_chunk
-from laminar.http.endings import (
-    BadResponse,
-    ClientResponse,
-    ConnectFailed,
-    ConnectionLost,
-    Endpoint,
-    HttpError,
-    Outcome,
-    RequestTimeout,
-)
-from laminar.http.head import BadResponseHead, ResponseHead, parse_response_head
-from laminar.http.messages import Buffer
+from laminar.http.chunked import ChunkedDecoder
+from laminar.http.endings import Answer, Buffer, ConnectionFailed, OnAnswer, Target
+from laminar.http.response_head import ResponseHead, parse_response_head
 
-__all__ = [
-    "BadResponse",
-    "ClientResponse",
-    "ConnectFailed",
-    "ConnectionLost",
-    "Endpoint",
-    "Headers",
-    "HttpConnection",
-    "HttpError",
-    "Outcome",
-    "RequestBody",
-    "RequestTimeout",
-    "fetch_once",
-]
+# What was received of an answer before its body's length is known; no head is longer.
+HEAD_BUFFER_BYTES: Final = 64 << 10
+# Below this, head and body are joined into one write: a system call costs more than the copy.
+JOINED_BODY_BYTES: Final = 32 << 10
+# A server that sends more is not one of ours.
+MAX_ANSWER_BYTES: Final = 256 << 20
 
-Headers: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]]
-RequestBody: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
-
-LONGEST_HEAD_BYTES: Final = 65536
-# The largest answer that is collected; a server that sends more is not one of ours.
-LARGEST_ANSWER_BYTES: Final = 1 << 30
-# Below this, head and body leave in one buffer.
-JOINED_BODY_BYTES: Final = 65536
-_SCRATCH_BYTES: Final = 65536
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
-class _Exchange:
-    """A request whose answer is awaited."""
-
-    __slots__ = ("answer", "head_only", "sent")
-
-    def __init__(self, answer: asyncio.Future[ClientResponse], *, head_only: bool) -> None:
-        self.answer = answer
-        self.head_only = head_only
-        self.sent = False  # True once a byte of it was handed to the transport
+@dataclass(slots=True)
+class _Waiting:
+    on_answer: OnAnswer
+    bodyless: bool
+    deadline: float
 
 
-class HttpConnection(asyncio.BufferedProtocol):
-    """One connection; made by `open`. Not usable any more once `usable` is False."""
+class ClientConnection(asyncio.BufferedProtocol):
+    """An open connection. `request` may be called again before the answers came."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.usable = False
+    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.url = url
+        self.closed = False
+        self.idle_since = 0.0
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._tail = b""
-        self._head: ResponseHead | None = None
-        self._body = bytearray()
-        self._body_view: memoryview | None = None
-        self._filled = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._buffer = bytearray(HEAD_BUFFER_BYTES)
+        self._buffer_view = memoryview(self._buffer)
+        self._held = 0  # bytes of `_buffer` that are filled
+        self._head: ResponseHead | None = None  # of the body being received, which is one of these:
+        self._body: memoryview | None = None  # of known length
+        self._body_filled = 0
         self._chunked: ChunkedDecoder | None = None
-        self._exchanges: deque[_Exchange] = deque()
-        self._paused = False
-        self._writable: asyncio.Future[None] | None = None
-        self._sending = asyncio.Lock()
-        self._heads: dict[bytes, ResponseHead] = {}
-        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._body_to_end: bytearray | None = None  # ends with the connection
+        self._timer: asyncio.TimerHandle | None = None
 
-    @classmethod
-    async def open(
-        cls, url: str | Endpoint, *, timeout: float = 10.0, ssl_context: ssl.SSLContext | None = None
-    ) -> HttpConnection:
-        """Connect; `ConnectFailed` or `RequestTimeout` (both ``not_sent``) if that doesn't work."""
-        endpoint = Endpoint.parse(url) if isinstance(url, str) else url
-        loop = asyncio.get_running_loop()
-        connection = cls(endpoint)
-        try:
-            async with asyncio.timeout(timeout):
-                if endpoint.unix_name:
-                    sock = await _connect_abstract(endpoint.unix_name)
-                    await loop.create_unix_connection(lambda: connection, sock=sock)
-                else:
-                    context = ssl_context or (True if endpoint.tls else None)
-                    await loop.create_connection(
-                        lambda: connection, endpoint.host, endpoint.port, ssl=context
-                    )
-        except TimeoutError as error:
-            raise RequestTimeout(
-                f"no connection to {endpoint} within {timeout} s", outcome="not_sent"
-            ) from error
-        except OSError as error:
-            raise ConnectFailed(f"no connection to {endpoint}: {error}") from error
-        return connection
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<ClientConnection {self.url} {state}, {self.outstanding} outstanding>"
 
     @property
     def outstanding(self) -> int:
         """Requests whose answers are awaited."""
-        return len(self._exchanges)
+        return len(self._waiting)
 
-    def __repr__(self) -> str:
-        state = "usable" if self.usable else "closed"
-        return f"<HttpConnection {self.endpoint} {state}, {self.outstanding} outstanding>"
+    # -- requests --------------------------------------------------------------------------
 
-    # -- Requests -------------------------------------------------------------------------
-
-    async def request(
+    def request(
         self,
-        method: str,
-        target: str,
+        head: bytes,
+        body: Sequence[Buffer],
+        on_answer: OnAnswer,
         *,
-        headers: Headers = (),
-        body: RequestBody = b"",
-        timeout: float | None = None,
-    ) -> ClientResponse:
-        """Send a request and await its answer. `timeout` in seconds covers both.
-
-        A body of several buffers is written without joining them, an async
-        iterator chunked. Raises `HttpError`; an answer of any status is none.
-        """
-        loop = asyncio.get_running_loop()
-        exchange = _Exchange(loop.create_future(), head_only=method == "HEAD")
-        try:
-            async with asyncio.timeout(timeout):
-                if isinstance(body, (bytes, bytearray, memoryview)) and not self._sending.locked():
-                    self._begin(exchange)
-                    self._send_small(self._encode(method, target, headers, len(body)), body)
-                else:
-                    await self._send_large(exchange, method, target, headers, body)
-                return await exchange.answer
-        except asyncio.CancelledError:
-            self._give_up(exchange)
-            raise
-        except TimeoutError as error:
-            if isinstance(error, HttpError):
-                raise
-            self._give_up(exchange)
-            raise RequestTimeout(
-                f"{method} {target}: no answer from {self.endpoint} within {timeout} s",
-                outcome="unknown" if exchange.sent else "not_sent",
-            ) from error
-        finally:
-            if exchange.answer.done() and not exchange.answer.cancelled():
-                exchange.answer.exception()  # taken note of, also when sending failed first
-
-    def _begin(self, exchange: _Exchange) -> None:
-        if not self.usable:
-            raise ConnectionLost(f"the connection to {self.endpoint} is closed", outcome="not_sent")
-        exchange.sent = True
-        self._exchanges.append(exchange)
-
-    def _encode(self, method: str, target: str, headers: Headers, length: int | None) -> bytes:
-        pairs = headers.items() if isinstance(headers, Mapping) else headers
-        lines = [f"{method} {target} HTTP/1.1\r\nHost: {self.endpoint.authority}\r\n"]
-        lines += [f"{name}: {value}\r\n" for name, value in pairs]
-        if length is None:
-            lines.append("Transfer-Encoding: chunked\r\n")
-        elif length or method not in ("GET", "HEAD", "DELETE"):
-            lines.append(f"Content-Length: {length}\r\n")
-        head = "".join(lines)
-        assert head.count("\n") == head.count("\r\n") == len(lines) + 1, head
-        return head.encode("latin-1") + b"\r\n"
-
-    def _send_small(self, head: bytes, body: Buffer) -> None:
-        assert self._transport is not None
-        if not len(body):
-            self._transport.write(head)
-        elif len(body) <= JOINED_BODY_BYTES:
-            self._transport.write(b"".join((head, body)))
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
-
-    async def _send_large(
-        self, exchange: _Exchange, method: str, target: str, headers: Headers, body: RequestBody
+        timeout_s: float,
+        bodyless: bool = False,
     ) -> None:
-        """One at a time, each no faster than the server takes it; stop early if it has answered already."""
-        async with self._sending:
-            self._begin(exchange)
-            chunked = isinstance(body, AsyncIterator)
-            length: int | None = None
-            if isinstance(body, (bytes, bytearray, memoryview)):
-                body = [body]
-            if not isinstance(body, AsyncIterator):
-                length = sum(len(part) for part in body)
-            try:
-                self._write(self._encode(method, target, headers, length))
-                if isinstance(body, AsyncIterator):
-                    async for part in body:
-                        for piece in encode_chunk(part):
-                            self._write(piece)
-                        if not await self._may_go_on(exchange):
-                            return
-                else:
-                    for part in body:
-                        self._write(part)
-                        if not await self._may_go_on(exchange):
-                            return
-                if chunked:
-                    self._write(LAST_CHUNK)
-            except BaseException:
-                # Half a request is on the wire: whatever follows would be taken for its body.
-                self.abort()
-                raise
+        """Send a request; `on_answer` is called once, after the answers of all before it.
 
-    async def _may_go_on(self, exchange: _Exchange) -> bool:
-        """Wait for room. False when the answer came before the end of the request."""
-        while self._paused and not exchange.answer.done():
-            if self._writable is None or self._writable.done():
-                self._writable = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._writable, exchange.answer), return_when=asyncio.FIRST_COMPLETED)
-        if exchange.answer.done():
-            self.usable = False
-            if self._transport is not None:
-                self._transport.close()
-            return False
-        return True
+        `head` is the request line and all headers with the empty line. After `timeout_s` without
+        its answer the connection is given up, with everything on it. On a connection that is
+        closed already: ConnectionFailed (not sent), and `on_answer` is not called.
+        """
+        transport = self._transport
+        if transport is None or self.closed:
+            raise ConnectionFailed(f"the connection to {self.url} is closed", sent=False)
+        self._waiting.append(_Waiting(on_answer, bodyless, self._loop.time() + timeout_s))
+        if self._timer is None:
+            self._timer = self._loop.call_later(timeout_s, self._check_deadline)
+        # In-flight bytes are bounded by the windows above us, so nothing waits for the
+        # transport's water marks.
+        if sum(map(len, body)) <= JOINED_BODY_BYTES:
+            transport.write(b"".join((head, *body)))
+        else:
+            transport.write(head)
+            for part in body:
+                transport.write(part)
 
-    def _write(self, data: Buffer) -> None:
-        if self._transport is not None and len(data):
-            self._transport.write(data)
+    async def ask(
+        self, head: bytes, body: Sequence[Buffer] = (), *, timeout_s: float, bodyless: bool = False
+    ) -> Answer:
+        """Send a request and await its answer; ConnectionFailed if none came.
 
-    def _give_up(self, exchange: _Exchange) -> None:
-        """Nobody waits for this answer any more: take no new requests, close when no one waits at all."""
-        exchange.answer.cancel()
-        if not exchange.sent:
-            return
-        self.usable = False
-        if all(waiting.answer.done() for waiting in self._exchanges):
-            self._reset()
+        If the caller is cancelled, the connection is ended, with everything on it.
+        """
+        result: asyncio.Future[Answer] = self._loop.create_future()
 
-    def _reset(self) -> None:
-        """Cut the connection so that the server hears it at once: a mere end might only end our sending,
-        and a long poll would be kept up for nobody."""
-        if self._transport is not None and not self.endpoint.unix_name:
-            sock = self._transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.abort()
+        def on_answer(answer: Answer | None, failure: ConnectionFailed | None) -> None:
+            if result.done():
+                return
+            if answer is not None:
+                result.set_result(answer)
+            else:
+                assert failure is not None
+                result.set_exception(failure)
 
-    # -- What the event loop calls ----------------------------------------------------------
+        self.request(head, body, on_answer, timeout_s=timeout_s, bodyless=bodyless)
+        try:
+            return await result
+        except asyncio.CancelledError:
+            self.abort("cancelled")
+            raise
+
+    def abort(self, reason: str = "closed") -> None:
+        """Drop the connection; what was outstanding fails with `reason`, and may have been acted on."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            sock = transport.get_extra_info("socket") if self._waiting else None
+            if sock is not None and _is_tcp(sock):
+                # A mere end might only end our sending: the server would keep up a long poll for nobody.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            transport.abort()
+        self._end(reason, sent=True)
+
+    # -- asyncio's side --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        # Not asserted: uvloop's transports are not of this class.
         self._transport = cast(asyncio.Transport, transport)
-        self.usable = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone, and with it every answer still awaited."""
-        head, exchange = self._head, self._exchanges[0] if self._exchanges else None
-        unframed = head is not None and not head.chunked and head.content_length is None
-        if exc is None and head is not None and exchange is not None and unframed:
-            self._answered(self._body)  # a body that ends with the connection
-        reason = f"the connection to {self.endpoint} was lost" + (f": {exc}" if exc else "")
-        self._fail(ConnectionLost, reason)
-        self._transport = None
-        if not self._closed.done():
-            self._closed.set_result(None)
-
-    def pause_writing(self) -> None:
-        """The transport has enough."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        """The transport has room again."""
-        self._paused = False
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go: the body's own buffer if its length is known."""
-        if self._body_view is not None:
-            return self._body_view[self._filled :]
-        return self._scratch
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """`nbytes` have come into the buffer given last."""
-        if self._body_view is not None:
-            self._filled += nbytes
-            if self._filled == len(self._body):
-                self._answered(self._body)
-            return
-        data = self._scratch[:nbytes].tobytes()
-        try:
-            self._consume(self._tail + data if self._tail else data)
-        except (BadResponseHead, ChunkedError) as error:
-            self._fail(BadResponse, f"{self.endpoint}: {error}")
-            self.abort()
+        sock = transport.get_extra_info("socket")
+        if sock is not None and _is_tcp(sock):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def eof_received(self) -> bool:
-        """The server sends nothing more."""
-        self.usable = False
+        """The server sends nothing more: a body may end by that, nothing else can."""
+        if self._body_to_end is not None:
+            self._finish(self._body_to_end)
+        self.abort("the server closed the connection")
         return False
 
-    def _consume(self, data: bytes) -> None:
-        position = 0
-        self._tail = b""
-        while position < len(data):
-            if self._chunked is not None:
-                position = self._chunked.feed(data, position)
-                if self._chunked.done:
-                    self._answered(self._chunked.body)
-            elif self._head is not None:  # a body that ends with the connection
-                self._body += data[position:]
-                if len(self._body) > LARGEST_ANSWER_BYTES:
-                    raise BadResponseHead(f"an answer of more than {LARGEST_ANSWER_BYTES} bytes")
-                return
-            elif not self._exchanges:
-                raise BadResponseHead("an answer to nothing")
-            else:
-                end = data.find(b"\r\n\r\n", position)
-                if end < 0:
-                    if len(data) - position > LONGEST_HEAD_BYTES:
-                        raise BadResponseHead(f"a head of more than {LONGEST_HEAD_BYTES} bytes")
-                    self._tail = data[position:]
-                    return
-                end += 4
-                position = self._take_head(data[position:end], data, end)
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._end(str(exc) if exc is not None else "the connection was closed", sent=True)
 
-    def _take_head(self, raw: bytes, data: bytes, position: int) -> int:
-        head = self._heads.get(raw)
-        if head is None:
-            head = parse_response_head(raw)
-            if len(self._heads) >= 64:
-                self._heads.clear()
-            self._heads[raw] = head
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is not None:
+            return self._body[self._body_filled :]
+        return self._buffer_view[self._held :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._body is not None:
+            self._body_filled += nbytes
+            if self._body_filled == len(self._body):
+                self._finish(self._body)
+            return
+        self._held += nbytes
+        try:
+            self._parse()
+            if self._held == len(self._buffer):
+                raise ValueError(f"a head of more than {HEAD_BUFFER_BYTES} bytes")
+        except ValueError as fault:
+            self._held = 0
+            self.abort(f"{self.url} gave no HTTP answer: {fault}")
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def _parse(self) -> None:
+        """Take every answer that is whole, and what came of an open body; a head's begin is left."""
+        position = 0
+        while position < self._held and not self.closed:
+            if self._chunked is not None:
+                position = self._chunked.feed(self._buffer_view[: self._held], position)
+                if self._chunked.done:
+                    self._finish(self._chunked.body)
+            elif self._body_to_end is not None:
+                self._body_to_end += self._buffer_view[position : self._held]
+                position = self._held
+                if len(self._body_to_end) > MAX_ANSWER_BYTES:
+                    raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            else:
+                end = self._buffer.find(b"\r\n\r\n", position, self._held)
+                if end < 0:
+                    break
+                end += 4
+                position = self._take_head(bytes(self._buffer_view[position:end]), end)
+        if self.closed:
+            self._held = 0
+        elif position:
+            rest = self._held - position
+            if rest:
+                self._buffer[:rest] = self._buffer[position : self._held]
+            self._held = rest
+
+    def _take_head(self, raw: bytes, position: int) -> int:
+        """Read one head, and what is here of its body; returns the position behind that."""
+        head = parse_response_head(raw)
+        if not self._waiting:
+            raise ValueError("an answer that nobody asked for")
         if head.status < 200:
             if head.status == 101:
-                raise BadResponseHead("a switch of protocols nobody asked for")
+                raise ValueError("a switch of protocols that nobody asked for")
             return position  # an interim answer, like 100 Continue
         self._head = head
         length = head.content_length
-        if self._exchanges[0].head_only or head.status in (204, 304) or length == 0:
-            self._answered(b"")
+        if self._waiting[0].bodyless or head.status in (204, 304):
+            self._finish(b"")
         elif head.chunked:
-            self._chunked = ChunkedDecoder(limit_bytes=LARGEST_ANSWER_BYTES)
+            self._chunked = ChunkedDecoder(limit_bytes=MAX_ANSWER_BYTES)
         elif length is None:
-            head.close = True
-            self.usable = False
-            self._body = bytearray()
-        elif length > LARGEST_ANSWER_BYTES:
-            raise BadResponseHead(f"an answer of {length} bytes")
-        elif len(data) - position >= length:
-            self._answered(data[position : position + length])
+            self._body_to_end = bytearray()
+        elif length > MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of {length} bytes")
+        elif self._held - position >= length:
+            self._finish(bytes(self._buffer_view[position : position + length]))
             return position + length
         else:
-            self._body = bytearray(length)
-            self._body_view = memoryview(self._body)
-            self._filled = len(data) - position
-            self._body_view[: self._filled] = data[position:]
-            return len(data)
+            # What is still to come is received into the body's own buffer, without a copy.
+            self._body = memoryview(bytearray(length))
+            self._body_filled = self._held - position
+            self._body[: self._body_filled] = self._buffer_view[position : self._held]
+            return self._held
         return position
 
-    def _answered(self, body: Buffer) -> None:
-        """The first exchange's answer is whole."""
+    def _finish(self, body: Buffer) -> None:
+        """The first request's answer is whole."""
         head = self._head
-        assert head is not None
-        self._head, self._chunked, self._body_view = None, None, None
-        self._body = bytearray()
-        exchange = self._exchanges.popleft()
-        if not exchange.answer.done():
-            exchange.answer.set_result(ClientResponse(head.status, head.headers, body))
+        assert head is not None, "a body without its head"
+        self._head = self._body = self._chunked = self._body_to_end = None
+        waiting = self._waiting.popleft()
+        if not self._waiting:
+            self.idle_since = self._loop.time()
         if head.close:
-            # RFC 9112, 9.6: the server won't process what came behind this request.
-            self._fail(ConnectionLost, f"{self.endpoint} closed the connection", outcome="not_sent")
+            self.closed = True
+        waiting.on_answer(Answer(head.status, head.headers, body), None)
+        if head.close:
             if self._transport is not None:
-                self._transport.close()
+                self._transport.abort()
+            # RFC 9112, 9.6: the server does not process what came behind this request.
+            self._end(f"{self.url} closed the connection after an earlier answer", sent=False)
 
-    def _fail(self, kind: type[HttpError], reason: str, *, outcome: Outcome = "unknown") -> None:
-        self.usable = False
-        self._head, self._chunked, self._body_view = None, None, None
-        exchanges, self._exchanges = self._exchanges, deque()
-        for exchange in exchanges:
-            if exchange.answer.done():
-                continue
-            if kind is BadResponse:
-                exchange.answer.set_exception(BadResponse(reason))
-            else:
-                exchange.answer.set_exception(kind(reason, outcome=outcome))
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._paused = False
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if not self._waiting or self.closed:
+            return
+        left_s = self._waiting[0].deadline - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._check_deadline)
+            return
+        self.abort(f"{self.url} did not answer in time")
 
-    # -- Ends -------------------------------------------------------------------------------
-
-    def abort(self) -> None:
-        """Cut the connection; what is awaited fails."""
-        self.usable = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def retire(self) -> None:
-        """Take no new requests; close once the answers awaited have come."""
-        self.usable = False
-        if self._transport is not None and not self._exchanges:
-            self._transport.close()
-
-    async def close(self) -> None:
-        """Close, and wait until it is."""
-        self.usable = False
-        if self._transport is not None:
-            self._transport.close()
-            await self._closed
-
-    async def __aenter__(self) -> HttpConnection:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    def _end(self, reason: str, *, sent: bool) -> None:
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._head = self._body = self._chunked = self._body_to_end = None
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.on_answer(None, ConnectionFailed(reason, sent=sent))
 
 
-async def _connect_abstract(name: str) -> socket.socket:
-    """A connected socket: uvloop would cut the path at its leading NUL."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, "\0" + name)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, str]) -> bytes:
+    """A request's head up to the empty line. `headers` must hold Content-Length for a body."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {authority}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    text = "\r\n".join(lines) + "\r\n\r\n"
+    assert text.count("\r\n\r\n") == 1 and "\n" not in text.replace("\r\n", ""), "a header holds a line break"
+    return text.encode("latin-1")
 
 
-async def fetch_once(
-    url: str,
-    method: str,
-    target: str,
-    *,
-    headers: Headers = (),
-    body: RequestBody = b"",
-    timeout: float = 10.0,
-) -> ClientResponse:
-    """One request on a connection of its own, `timeout` seconds over all."""
+async def open_connection(url: str, *, timeout_s: float) -> ClientConnection:
+    """A new connection to `url`; ConnectionFailed (not sent) if there is none to be had in time."""
+    target = Target.of(url)
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout
-    async with await HttpConnection.open(url, timeout=timeout) as connection:
-        return await connection.request(
-            method,
-            target,
-            headers=[
-                *(headers.items() if isinstance(headers, Mapping) else headers),
-                ("Connection", "close"),
-            ],
-            body=body,
-            timeout=max(0.001, deadline_s - loop.time()),
-        )
+    connection = ClientConnection(url, loop)
+    try:
+        async with asyncio.timeout(timeout_s):
+            if target.path is not None:
+                # Connected by hand: uvloop knows no abstract names.
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                try:
+                    await loop.sock_connect(sock, target.path)
+                except BaseException:
+                    sock.close()
+                    raise
+                await loop.create_unix_connection(lambda: connection, sock=sock)
+            else:
+                await loop.create_connection(
+                    lambda: connection, target.host, target.port, ssl=True if target.tls else None
+                )
+    except TimeoutError:
+        raise ConnectionFailed(f"{url} did not accept a connection in time", sent=False) from None
+    except OSError as fault:
+        raise ConnectionFailed(f"{url}: {fault}", sent=False) from None
+    return connection
+
+
+async def ask_once(url: str, method: str, target: str, *, timeout_s: float) -> Answer:
+    """One request without a body on a connection of its own, `timeout_s` over all; else ConnectionFailed."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close"})
+    connection = await open_connection(url, timeout_s=timeout_s)
+    try:
+        left_s = max(0.001, deadline - loop.time())
+        return await connection.ask(head, timeout_s=left_s, bodyless=method == "HEAD")
+    finally:
+        connection.abort()
+        await connection.lost
+
+
+def _is_tcp(sock: socket.socket) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6)

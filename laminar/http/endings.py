@@ -1,4 +1,4 @@
-"""Where a client's request goes, and the ways it can end: with an answer, or with a failure.
+"""Where a client's request goes, and the two ways it can end: with an answer, or with a failure.
 
 A failure says whether the server can have acted on the request. Whoever decides
 about repeating it needs nothing else.
@@ -6,90 +6,75 @@ about repeating it needs nothing else.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from laminar.http.messages import Buffer
-
-Outcome = Literal["not_sent", "unknown"]
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-class HttpError(Exception):
-    """No answer. `outcome` is ``not_sent`` where the server can't have acted on it, else ``unknown``."""
+class ConnectionFailed(Exception):
+    """No answer. ``sent``: the server may have acted on some of the request."""
 
-    def __init__(self, message: str, *, outcome: Outcome) -> None:
-        super().__init__(message)
-        self.outcome: Outcome = outcome
-
-
-class ConnectFailed(HttpError):
-    """There is no connection, so nothing was sent."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, outcome="not_sent")
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
 
 
-class ConnectionLost(HttpError):
-    """The connection ended before the answer."""
+@dataclass(slots=True)
+class Answer:
+    """A response: header names in lower case, the body whole."""
+
+    status: int
+    headers: dict[str, str]
+    body: Buffer
+
+    def json(self) -> Any:
+        """The body as JSON; {} when there is none or it is none."""
+        try:
+            return msgspec.json.decode(self.body) if self.body else {}
+        except msgspec.DecodeError:
+            return {}
 
 
-class RequestTimeout(HttpError, TimeoutError):
-    """The answer, or the connection, didn't come in time."""
+OnAnswer: TypeAlias = Callable[[Answer | None, ConnectionFailed | None], None]
 
 
-class BadResponse(HttpError):
-    """What came is no HTTP response, or ended within one."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, outcome="unknown")
-
-
-class Endpoint(NamedTuple):
-    """Where to connect: TCP host and port (IPv6 without brackets), or an abstract Unix name."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a URL leads. ``path`` is set for Unix sockets (abstract names begin with NUL)."""
 
     host: str
     port: int
-    unix_name: str = ""
-    tls: bool = False
+    path: str | None
+    tls: bool
 
     @classmethod
-    def parse(cls, url: str) -> Endpoint:
-        """``http://host:port``, ``https://host``, ``unix:@name``, else `ValueError`. A path is ignored."""
-        if url.startswith("unix:@") and len(url) > 6:
-            return cls("", 0, url[6:])
+    def of(cls, url: str) -> Target:
+        """Read ``http://host:port``, ``https://…``, ``unix:@name``, ``unix:/path``, ``http+unix://…``.
+
+        ValueError for anything else.
+        """
+        if url.startswith("unix:"):
+            return cls("localhost", 0, _unix_path(url[5:]), False)
         parts = urlsplit(url)
+        if parts.scheme == "http+unix":
+            return cls("localhost", 0, _unix_path(unquote(parts.netloc + parts.path)), False)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"no URL of a server: {url!r}")
+            raise ValueError(f"not a URL of a node: {url!r}")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), "", tls)
+        return cls(parts.hostname, parts.port or (443 if tls else 80), None, tls)
 
     @property
     def authority(self) -> str:
         """What the Host header says."""
-        if self.unix_name:
-            return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"unix:@{self.unix_name}" if self.unix_name else f"http{'s' * self.tls}://{self.authority}"
+        return host if self.path is not None else f"{host}:{self.port}"
 
 
-class ClientResponse:
-    """An answer, whole. Header names are lower-case; `body` is the connection's own buffer, not copied."""
-
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, headers: dict[str, str], body: Buffer) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-
-    def json(self) -> Any:
-        """The body as JSON; `msgspec.DecodeError` if it is none."""
-        return msgspec.json.decode(self.body)
-
-    def __repr__(self) -> str:
-        return f"<ClientResponse {self.status}, {len(self.body)} bytes>"
+def _unix_path(name: str) -> str:
+    name = name.removeprefix("//")
+    return "\0" + name[1:] if name.startswith("@") else name

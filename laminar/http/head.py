@@ -1,4 +1,4 @@
-"""Heads of requests and responses, as pure functions from bytes.
+"""Heads of requests, as pure functions from bytes.
 
 httptools (llhttp) reads the syntax; `parse_request_head` adds what it lets
 through (INTERFACES.md, rule 12). A head is always parsed whole and alone: the
@@ -249,64 +249,6 @@ class RequestHeads:
                 self._heads.clear()
             self._heads[data] = head
         return head
-
-
-class ResponseHead:
-    """A status line and its headers (lower-case names, repeated ones joined by ``", "``).
-
-    `content_length` is None if the body is chunked or ends with the connection.
-    """
-
-    __slots__ = ("chunked", "close", "content_length", "headers", "status")
-
-    def __init__(self, status: int, headers: dict[str, str]) -> None:
-        self.status = status
-        self.headers = headers
-        self.content_length: int | None = None
-        self.chunked = False
-        self.close = False
-
-
-class BadResponseHead(ValueError):
-    """What came from the server is no HTTP/1.x response."""
-
-
-_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n\x00]*)?\Z")
-_NAME: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
-
-
-def parse_response_head(data: bytes) -> ResponseHead:
-    """Parse one whole response head, its empty line included; `BadResponseHead` if it is none."""
-    lines = data[:-4].split(b"\r\n")
-    match = _STATUS_LINE.match(lines[0])
-    if match is None:
-        raise BadResponseHead(f"no status line: {lines[0][:80]!r}")
-    headers: dict[str, str] = {}
-    for line in lines[1:]:
-        raw_name, mark, raw_value = line.partition(b":")
-        if not mark or not _NAME.match(raw_name):
-            raise BadResponseHead(f"no header: {line[:80]!r}")
-        name = raw_name.decode("ascii").lower()
-        value = raw_value.strip(b" \t").decode("latin-1")
-        if name in headers:
-            if name in _SINGLE:
-                raise BadResponseHead(f"the header {name} occurs twice")
-            value = f"{headers[name]}, {value}"
-        headers[name] = value
-    head = ResponseHead(int(match[2]), headers)
-    options = headers.get("connection", "").lower()
-    head.close = "close" in options or (match[1] == b"0" and "keep-alive" not in options)
-    coding = headers.get("transfer-encoding")
-    length = headers.get("content-length")
-    if coding is not None:
-        if coding.lower() != "chunked" or length is not None:
-            raise BadResponseHead(f"body framed as {coding[:40]!r} with length {length}")
-        head.chunked = True
-    elif length is not None:
-        if not (length.isascii() and length.isdigit()) or len(length) > 18:
-            raise BadResponseHead(f"Content-Length {length[:40]!r}")
-        head.content_length = int(length)
-    return head
 
 
 def split_path(path: str) -> tuple[str, ...]:

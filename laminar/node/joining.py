@@ -6,13 +6,13 @@ controllers listen; the rest goes over the node transport, which the secret prot
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import logging
 from collections.abc import Sequence
 
 import msgspec
 
+from laminar.http.client import ask_once
+from laminar.http.endings import ConnectionFailed
 from laminar.node.transport import Address, TcpAddress
 from membership.records import CatalogState, NodeRecord
 
@@ -50,12 +50,11 @@ class _Cluster(msgspec.Struct):
 
 async def find_controllers(joins: Sequence[str]) -> list[Address]:
     """Addresses of controllers, asked from the HTTP addresses `host:port` in turn; empty if none answers."""
-    loop = asyncio.get_running_loop()
     for join in joins:
         try:
-            body = await loop.run_in_executor(None, _get_cluster, join)
-            cluster = msgspec.json.decode(body, type=_Cluster)
-        except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+            answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
+            cluster = msgspec.json.decode(answer.body if answer.status == 200 else b"", type=_Cluster)
+        except (ConnectionFailed, ValueError, msgspec.DecodeError) as error:
             _log.debug("no answer from %s: %s", join, error)
             continue
         addresses: list[Address] = []
@@ -64,14 +63,3 @@ async def find_controllers(joins: Sequence[str]) -> list[Address]:
             addresses.append(TcpAddress(host.strip("[]"), int(port)))
         return addresses
     return []
-
-
-def _get_cluster(join: str) -> bytes:
-    """GET /v1/cluster, blocking: once in a node's life, so the standard library's client will do."""
-    connection = http.client.HTTPConnection(join, timeout=TIMEOUT_S)
-    try:
-        connection.request("GET", "/v1/cluster")
-        response = connection.getresponse()
-        return response.read() if response.status == 200 else b""
-    finally:
-        connection.close()

@@ -18,10 +18,10 @@ from typing import Any, Final, TypeVar
 from laminar.batch import Batch, split
 from laminar.client.client import Client
 from laminar.client.configuration import Endpoints, resolve
-from laminar.client.connection import Answer
 from laminar.client.errors import Error, NotFound, OffsetExpired, Unavailable
 from laminar.client.portal import Portal
 from laminar.client.session import Session, topic_path
+from laminar.http.endings import Answer
 from laminar.spark.offsets import EARLIEST, LATEST, Partition, Place, Positions, partition_key
 from laminar.spark.options import Options
 from laminar.spark.plan import DataLoss, Range, loss_message

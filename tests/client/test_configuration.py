@@ -8,8 +8,8 @@ import pytest
 
 import laminar
 from laminar.client.configuration import DEFAULT_URL, context_file, resolve
-from laminar.client.connection import Target
 from laminar.client.reader import start_parameter
+from laminar.http.endings import Target
 
 
 def test_the_argument_wins(tmp_path: Path) -> None:

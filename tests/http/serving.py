@@ -87,6 +87,42 @@ async def _broken_stream() -> AsyncIterator[Buffer]:
     raise RuntimeError("the stream broke")
 
 
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def scripted(script: Script) -> AsyncIterator[str]:
+    """A server that does exactly this on each connection, then closes it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await script(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def saying(*parts: bytes, requests: int = 1) -> Script:
+    """Reads so many heads, says the parts one by one."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(requests):
+            await reader.readuntil(b"\r\n\r\n")
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    return script
+
+
 @asynccontextmanager
 async def serving(app: Any, **limits: Any) -> AsyncIterator[tuple[HttpServer, str]]:
     """A server on a free port of loopback, and its URL; drained at the end."""

@@ -1,206 +1,224 @@
-"""The client's side: order, buffers, failures that say what may have happened; and the pool."""
+"""The client's connection: answers whole and split, of every framing, pipelined, lost."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from laminar.http.client import (
-    BadResponse,
-    ConnectFailed,
-    ConnectionLost,
-    Endpoint,
-    HttpConnection,
-    HttpError,
-    RequestTimeout,
-    fetch_once,
-)
-from laminar.http.messages import Buffer
-from laminar.http.pool import ConnectionPool
+from laminar.http import client
+from laminar.http.client import ClientConnection, ask_once, head_bytes, open_connection
+from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
 from laminar.http.server import HttpServer
-from tests.http.serving import Mirror, serving, until
+from tests.http.serving import Mirror, saying, scripted, serving, until
 
-Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nX-Sum: 1\r\n\r\n"
+)
+EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+BIG = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.aborted = False
+
+    def write(self, data: Buffer) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def deliver(connection: ClientConnection, data: bytes, cuts: list[int]) -> None:
+    """Hand `data` to the protocol in pieces that end at `cuts`, as a socket would."""
+    ends = sorted({cut for cut in cuts if 0 < cut < len(data)} | {len(data)})
+    position = 0
+    for end in ends:
+        while position < end:
+            if connection.closed:
+                return
+            buffer = connection.get_buffer(-1)
+            size = min(len(buffer), end - position)
+            buffer[:size] = data[position : position + size]
+            connection.buffer_updated(size)
+            position += size
+
+
+async def answers(data: bytes, requests: int, cuts: list[int]) -> list[Answer | ConnectionFailed | None]:
+    """What becomes of so many requests when the server says `data`, then nothing more."""
+    connection = ClientConnection("http://x", asyncio.get_running_loop())
+    connection.connection_made(Wire())
+    found: list[Answer | ConnectionFailed | None] = []
+    for _ in range(requests):
+        connection.request(b"GET / HTTP/1.1\r\n\r\n", (), lambda a, f: found.append(a or f), timeout_s=5)
+    deliver(connection, data, cuts)
+    if not connection.closed:
+        connection.eof_received()
+    connection.connection_lost(None)
+    return found
+
+
+async def ask(
+    connection: ClientConnection, target: str, body: bytes = b"", *, method: str = "GET", timeout_s: float = 5
+) -> Answer:
+    """A request as the client would make it."""
+    headers = {"Content-Length": str(len(body))} if body else {}
+    head = head_bytes(method, target, "x", headers)
+    return await connection.ask(head, (body,), timeout_s=timeout_s, bodyless=method == "HEAD")
 
 
 @asynccontextmanager
-async def scripted(script: Script) -> AsyncIterator[str]:
-    """A server that does exactly this on each connection, then closes it."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await script(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+async def connected(url: str) -> AsyncIterator[ClientConnection]:
+    """A connection, gone afterwards."""
+    connection = await open_connection(url, timeout_s=5)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield connection
     finally:
-        server.close()
+        connection.abort()
+        await connection.lost
 
 
-def saying(*parts: bytes, requests: int = 1) -> Script:
-    """Reads so many heads, says the parts one by one."""
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(requests):
-            await reader.readuntil(b"\r\n\r\n")
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0)
-
-    return script
+# -- answers -----------------------------------------------------------------------------------
 
 
-async def test_concurrent_requests_are_matched_in_order() -> None:
-    """Pipelined on one connection, of all sizes, answered at different times."""
-    app = Mirror()
-    async with serving(app) as (_, url), await HttpConnection.open(url) as connection:
-        asking = [
-            asyncio.ensure_future(
-                connection.request(
-                    "POST", f"/gate?{number}" if number % 3 == 0 else f"/{number}", body=b"x" * number * 999
-                )
-            )
-            for number in range(50)
-        ]
-        await until(lambda: len(app.handled) == 50)
-        assert 50 == connection.outstanding
-        app.gate.set()
-        answers = [(await answer).json() for answer in asking]
+@given(
+    st.lists(st.sampled_from([PLAIN, CHUNKED, EMPTY, INTERIM + PLAIN]), max_size=4),
+    st.lists(st.integers(1, 300)),
+)
+def test_answers_are_the_same_however_they_are_cut(parts: list[bytes], cuts: list[int]) -> None:
+    """Pipelined answers come in order, with the same bodies, whole or byte by byte."""
+    found = asyncio.run(answers(b"".join(parts), len(parts), cuts))
 
-        for number, answer in enumerate(answers):
-            if number % 3 == 0:
-                assert {"query": {str(number): ""}} == answer
-            else:
-                assert (f"/{number}", number * 999) == (answer["path"], answer["length"])
+    bodies = [bytes(each.body) for each in found if isinstance(each, Answer)]
+    assert [b"" if part == EMPTY else b"hello" for part in parts] == bodies
 
 
-async def test_a_body_may_be_many_buffers_or_an_iterator() -> None:
-    """Written without joining; the server sees one body."""
+@given(st.lists(st.integers(1, 210_000), max_size=5))
+def test_a_large_body_goes_into_its_own_buffer(cuts: list[int]) -> None:
+    """However it is cut, the next answer is not touched."""
+    first, second = asyncio.run(answers(BIG + PLAIN, 2, cuts))
 
-    async def parts() -> AsyncIterator[Buffer]:
-        for _ in range(100):
-            yield b"chunk" * 1000
-            yield b""
-
-    app = Mirror()
-    async with serving(app) as (_, url), await HttpConnection.open(url) as connection:
-        buffers: list[Buffer] = [b"head", memoryview(bytearray(5 << 20)), bytearray(b"tail")]
-        sent, streamed, after = await asyncio.gather(
-            connection.request("POST", "/a", body=buffers),
-            connection.request("POST", "/b", body=parts()),
-            connection.request("POST", "/c", body=b"small"),
-        )
-
-    assert (5 << 20) + 8 == sent.json()["length"]
-    assert 500_000 == streamed.json()["length"]
-    assert 5 == after.json()["length"]
-    assert ["/a", "/b", "/c"] == app.handled
+    assert isinstance(first, Answer) and isinstance(second, Answer)
+    assert (200_000, b"hello") == (len(first.body), bytes(second.body))
 
 
-async def test_a_known_body_is_received_into_one_buffer() -> None:
-    """Large, small, empty, chunked, absent: all come whole."""
-    async with serving(Mirror()) as (_, url), await HttpConnection.open(url) as connection:
-        big = await connection.request("GET", "/big")
-        stream = await connection.request("GET", "/stream")
-        nothing = await connection.request("GET", "/nothing")
-        head = await connection.request("HEAD", "/big")
+async def test_a_large_chunked_body_may_come_in_any_pieces() -> None:
+    """Far larger than the buffer, in chunks larger and smaller than it."""
+    chunks = [b"x" * size for size in (1, 100_000, 70_000, 3)]
+    coded = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + b"0\r\n\r\n"
+    first, second = await answers(data + PLAIN, 2, list(range(0, len(data), 997)))
 
-    assert isinstance(big.body, bytearray)
-    assert b"x" * (3 << 20) + b"y" * 5 == big.body
-    assert 50 * 4000 == len(stream.body)
-    assert (204, b"") == (nothing.status, nothing.body)
-    assert (str((3 << 20) + 5), b"") == (head.headers["content-length"], head.body)
+    assert isinstance(first, Answer) and isinstance(second, Answer)
+    assert (170_004, b"hello") == (len(first.body), bytes(second.body))
 
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nA: b\r\n\r\nhello"
-STREAMED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
-
-
-@pytest.mark.parametrize("answer", [ANSWER, STREAMED, b"HTTP/1.1 103 Early\r\n\r\n" + ANSWER])
-async def test_an_answer_may_be_cut_anywhere(answer: bytes) -> None:
-    """And another one may follow in the same segment."""
-    for at in range(1, len(answer)):
-        async with (
-            scripted(saying(answer[:at], answer[at:] + ANSWER, requests=2)) as url,
-            await HttpConnection.open(url) as connection,
-        ):
-            first, second = await asyncio.gather(
-                connection.request("GET", "/1"), connection.request("GET", "/2")
-            )
-            assert (b"hello", b"hello") == (first.body, second.body)
-
-
-async def test_a_body_may_end_with_the_connection() -> None:
+@pytest.mark.parametrize("cuts", [[], [20], list(range(40))])
+async def test_what_ends_with_the_connection_is_a_body(cuts: list[int]) -> None:
     """As HTTP/1.0 servers do."""
-    async with scripted(saying(b"HTTP/1.0 200 OK\r\n\r\nhel", b"lo")) as url:
-        connection = await HttpConnection.open(url)
+    (answer,) = await answers(b"HTTP/1.0 200 OK\r\n\r\nuntil the end", 1, cuts)
 
-        assert b"hello" == (await connection.request("GET", "/")).body
-        assert not connection.usable
-        await connection.close()
+    assert isinstance(answer, Answer)
+    assert b"until the end" == answer.body
+
+
+async def test_a_body_cut_off_by_a_fault_is_no_answer() -> None:
+    """Only the server's own end of sending ends a body of unknown length."""
+    connection = ClientConnection("http://x", asyncio.get_running_loop())
+    connection.connection_made(Wire())
+    found: list[Answer | ConnectionFailed | None] = []
+    connection.request(b"GET / HTTP/1.1\r\n\r\n", (), lambda a, f: found.append(a or f), timeout_s=5)
+    deliver(connection, b"HTTP/1.0 200 OK\r\n\r\nuntil the", [])
+    connection.connection_lost(ConnectionResetError("reset"))
+
+    assert isinstance(found[0], ConnectionFailed) and found[0].sent
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "outcome"),
+    "data",
     [
-        (b"", ConnectionLost, "unknown"),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", ConnectionLost, "unknown"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello", ConnectionLost, "unknown"),
-        (STREAMED[:-3], ConnectionLost, "unknown"),
-        (b"SSH-2.0\r\n\r\n", BadResponse, "unknown"),
-        (STREAMED.replace(b"5\r\n", b"x\r\n"), BadResponse, "unknown"),
-        (b"HTTP/1.1 101 Switching\r\n\r\n", BadResponse, "unknown"),
+        b"",
+        PLAIN[:-1],
+        CHUNKED[:-4],
+        CHUNKED.replace(b"3\r\n", b"x\r\n"),
+        b"HTTP/1.1 200",
+        b"SMTP hello\r\n\r\n",
+        PLAIN.replace(b"5", b"-5"),
+        b"HTTP/1.1 101 Switching\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: " + b"b" * (64 << 10),
+    ],
+    ids=lambda data: repr(data[:30]),
+)
+async def test_half_an_answer_is_a_failure(data: bytes) -> None:
+    """Truncated, or no HTTP at all: never an answer, and the request may have been carried out."""
+    (failure,) = await answers(data, 1, [])
+
+    assert isinstance(failure, ConnectionFailed)
+    assert failure.sent
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n" + b"x" * 100 + b"\r\n1\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 101,
     ],
 )
-async def test_an_answer_that_does_not_come_whole_is_unknown(
-    said: bytes, kind: type[HttpError], outcome: str
-) -> None:
-    """The request may have been carried out."""
-    async with scripted(saying(said)) as url:
-        connection = await HttpConnection.open(url)
+async def test_an_answer_over_the_limit_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every framing, before memory is spent on it."""
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 100)
+    (failure,) = await answers(data, 1, [])
 
-        with pytest.raises(kind) as failed:
-            await connection.request("POST", "/", body=b"hi")
-        assert outcome == failed.value.outcome
-        assert not connection.usable
-        await connection.close()
+    assert isinstance(failure, ConnectionFailed)
+    assert "101" in str(failure) or "more than 100" in str(failure)
+
+
+async def test_an_answer_to_nothing_ends_the_connection() -> None:
+    """It would be taken for the next request's."""
+    connection = ClientConnection("http://x", asyncio.get_running_loop())
+    wire = Wire()
+    connection.connection_made(wire)
+    deliver(connection, PLAIN, [])
+
+    assert (True, True) == (connection.closed, wire.aborted)
+
+
+# -- ends --------------------------------------------------------------------------------------
 
 
 async def test_what_is_pipelined_behind_a_closing_answer_was_not_done() -> None:
     """RFC 9112, 9.6: so it may be sent again elsewhere."""
-    closing = ANSWER.replace(b"A: b", b"Connection: close")
-    async with scripted(saying(closing, requests=2)) as url:
-        connection = await HttpConnection.open(url)
-        first, second = await asyncio.gather(
-            connection.request("POST", "/1"), connection.request("POST", "/2"), return_exceptions=True
-        )
-        await connection.close()
+    found = await answers(PLAIN.replace(b"X-A: b", b"Connection: close") + PLAIN, 3, [])
 
-    assert not isinstance(first, BaseException) and first.status == 200
-    assert isinstance(second, ConnectionLost) and second.outcome == "not_sent"
+    assert [Answer, ConnectionFailed, ConnectionFailed] == [type(each) for each in found]
+    assert [False, False] == [each.sent for each in found if isinstance(each, ConnectionFailed)]
 
 
 async def test_a_request_on_a_closed_connection_was_not_sent() -> None:
     """Nor is one that finds the connection closed by the server meanwhile."""
-    async with scripted(saying(requests=0)) as url:
-        connection = await HttpConnection.open(url)
-        await until(lambda: not connection.usable)
+    async with scripted(saying(requests=0)) as url, connected(url) as connection:
+        await until(lambda: connection.closed)
 
-        with pytest.raises(ConnectionLost) as failed:
-            await connection.request("POST", "/")
-        assert "not_sent" == failed.value.outcome
-        await connection.close()
+        with pytest.raises(ConnectionFailed) as failed:
+            await ask(connection, "/")
+        assert not failed.value.sent
 
 
 async def test_no_connection_is_a_failure_of_its_own() -> None:
@@ -209,72 +227,91 @@ async def test_no_connection_is_a_failure_of_its_own() -> None:
         sock.bind(("127.0.0.1", 0))
         unused = f"http://127.0.0.1:{sock.getsockname()[1]}"
         for url in (unused, f"unix:@laminar-test-{uuid.uuid4()}"):
-            with pytest.raises(ConnectFailed) as failed:
-                await fetch_once(url, "GET", "/")
-            assert "not_sent" == failed.value.outcome
+            with pytest.raises(ConnectionFailed) as failed:
+                await ask_once(url, "GET", "/", timeout_s=5)
+            assert not failed.value.sent
 
 
-async def test_a_timeout_is_a_timeout_error_with_an_unknown_outcome() -> None:
-    """The connection takes no more requests; those before it are still answered."""
+async def test_a_silent_server_is_given_up_in_time() -> None:
+    """The failure says who it was, the outcome is unknown, and the server hears of it."""
     app = Mirror()
-    async with serving(app) as (_, url):
-        connection = await HttpConnection.open(url)
-        patient = asyncio.ensure_future(connection.request("GET", "/gate?patient"))
-        with pytest.raises(TimeoutError) as failed:
-            await connection.request("GET", "/gate?hasty", timeout=0.02)
-        assert isinstance(failed.value, RequestTimeout) and failed.value.outcome == "unknown"
-        assert not connection.usable
-        app.gate.set()
-        assert {"query": {"patient": ""}} == (await patient).json()
-        await connection.close()
+    async with serving(app) as (server, url), connected(url) as connection:
+        with pytest.raises(ConnectionFailed, match="did not answer in time") as failed:
+            await ask(connection, "/gate", timeout_s=0.02)
+        assert (True, True) == (failed.value.sent, connection.closed)
+        await until(lambda: server.statistics()["open_connections"] == 0)
+        assert 1 == app.cancelled
 
 
-async def test_a_cancelled_request_ends_the_connection_when_nobody_else_waits() -> None:
-    """The answer would otherwise be taken for the next request's."""
+async def test_a_cancelled_request_ends_the_connection_at_the_server_too() -> None:
+    """By a reset: after a mere end of our sending it would go on answering."""
     app = Mirror()
-    async with serving(app) as (server, url):
-        connection = await HttpConnection.open(url)
-        asking = asyncio.ensure_future(connection.request("GET", "/gate"))
+    async with serving(app) as (_, url), connected(url) as connection:
+        asking = asyncio.ensure_future(ask(connection, "/gate"))
         await until(lambda: len(app.handled) == 1)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: server.statistics()["open_connections"] == 0)
-        await connection.close()
+        await until(lambda: app.cancelled == 1)
 
 
 async def test_an_early_refusal_is_heard_while_the_body_is_still_being_sent() -> None:
-    """413 to a stream that has no end of its own."""
-
-    async def endless() -> AsyncIterator[Buffer]:
-        while True:
-            yield bytes(65536)
-
-    async with serving(Mirror()) as (_, url):
-        connection = await HttpConnection.open(url)
-        answer = await connection.request("POST", "/refused", body=endless(), timeout=10)
+    """The server closes over what it did not read, yet its answer comes through."""
+    async with serving(Mirror()) as (_, url), connected(url) as connection:
+        answer = await ask(connection, "/refused", bytes(8 << 20), method="POST")
 
         assert 413 == answer.status
-        assert not connection.usable
-        await connection.close()
+        assert connection.closed
 
 
-async def test_a_body_that_fails_half_way_ends_the_connection() -> None:
-    """The server must not take what follows for its rest."""
+def test_a_header_cannot_smuggle_another() -> None:
+    """A line break in a header is our mistake, not a request."""
+    with pytest.raises(AssertionError, match="line break"):
+        head_bytes("GET", "/", "h", {"X": "a\r\nY: b\r\n\r\n"})
 
-    async def failing() -> AsyncIterator[Buffer]:
-        yield b"begun"
-        raise ValueError("no more")
 
+# -- with a server -----------------------------------------------------------------------------
+
+
+async def test_concurrent_requests_are_matched_in_order() -> None:
+    """Pipelined on one connection, of all sizes, answered at different times."""
     app = Mirror()
-    async with serving(app) as (_, url):
-        connection = await HttpConnection.open(url)
-        with pytest.raises(ValueError, match="no more"):
-            await connection.request("POST", "/a", body=failing())
-        assert not connection.usable
-        await connection.close()
+    async with serving(app) as (_, url), connected(url) as connection:
+        asking = [
+            asyncio.ensure_future(
+                ask(
+                    connection,
+                    f"/gate?{number}" if number % 3 == 0 else f"/{number}",
+                    b"x" * number * 999,
+                    method="POST",
+                )
+            )
+            for number in range(50)
+        ]
+        await until(lambda: len(app.handled) == 50)
+        assert 50 == connection.outstanding
+        app.gate.set()
+        found = [(await answer).json() for answer in asking]
 
-    assert [] == app.handled
+        for number, answer in enumerate(found):
+            if number % 3 == 0:
+                assert {"query": {str(number): ""}} == answer
+            else:
+                assert (f"/{number}", number * 999) == (answer["path"], answer["length"])
+
+
+async def test_answers_of_every_framing_come_whole() -> None:
+    """Large, streamed, absent, and the head of a large one alone."""
+    async with serving(Mirror()) as (_, url), connected(url) as connection:
+        big = await ask(connection, "/big")
+        stream = await ask(connection, "/stream")
+        nothing = await ask(connection, "/nothing")
+        head = await ask(connection, "/big", method="HEAD")
+
+    assert b"x" * (3 << 20) + b"y" * 5 == big.body
+    assert 50 * 4000 == len(stream.body)
+    assert (204, b"") == (nothing.status, nothing.body)
+    assert (str((3 << 20) + 5), b"") == (head.headers["content-length"], head.body)
 
 
 async def test_abstract_unix_sockets_work_as_tcp_does() -> None:
@@ -285,95 +322,43 @@ async def test_abstract_unix_sockets_work_as_tcp_does() -> None:
         sock.bind("\0" + name)
         await server.serve(sock)
         try:
-            answer = await fetch_once(f"unix:@{name}", "POST", "/a", body=b"hello")
+            answer = await ask_once(f"unix:@{name}", "GET", "/a", timeout_s=5)
         finally:
             await server.drain(timeout_s=1)
 
-    assert 5 == answer.json()["length"]
+    assert (200, "/a") == (answer.status, answer.json()["path"])
 
 
 def test_plain_asyncio_serves_the_client_too() -> None:
     """A user's program may have any loop; the server runs on it as well."""
 
     async def main() -> None:
-        app = Mirror()
-        async with serving(app) as (_, url), await HttpConnection.open(url) as connection:
-            answers = await asyncio.gather(
-                *[connection.request("POST", "/a", body=[b"x" * 300_000] * 3) for _ in range(10)]
-            )
-            assert [900_000] * 10 == [answer.json()["length"] for answer in answers]
-            assert (3 << 20) + 5 == len((await connection.request("GET", "/big")).body)
+        async with serving(Mirror()) as (_, url), connected(url) as connection:
+            asking = [ask(connection, "/a", b"x" * 900_000, method="POST") for _ in range(10)]
+            assert [900_000] * 10 == [answer.json()["length"] for answer in await asyncio.gather(*asking)]
+            assert (3 << 20) + 5 == len((await ask(connection, "/big")).body)
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         runner.run(main())
 
 
 @pytest.mark.parametrize(
-    ("url", "endpoint", "authority"),
+    ("url", "target", "authority"),
     [
-        ("http://a:7070", Endpoint("a", 7070), "a:7070"),
-        ("http://[::1]:7070/path", Endpoint("::1", 7070), "[::1]:7070"),
-        ("https://a", Endpoint("a", 443, tls=True), "a:443"),
-        ("unix:@n", Endpoint("", 0, "n"), "localhost"),
+        ("http://a:7070", Target("a", 7070, None, False), "a:7070"),
+        ("http://[::1]:7070/path", Target("::1", 7070, None, False), "[::1]:7070"),
+        ("https://a", Target("a", 443, None, True), "a:443"),
+        ("unix:@n", Target("localhost", 0, "\0n", False), "localhost"),
+        ("http+unix://%2Ftmp%2Fn", Target("localhost", 0, "/tmp/n", False), "localhost"),
     ],
 )
-def test_endpoints_are_read_from_urls(url: str, endpoint: Endpoint, authority: str) -> None:
+def test_targets_are_read_from_urls(url: str, target: Target, authority: str) -> None:
     """With the Host header that belongs to each."""
-    assert endpoint == Endpoint.parse(url)
-    assert authority == endpoint.authority
+    assert (target, authority) == (Target.of(url), target.authority)
 
 
-@pytest.mark.parametrize("url", ["a:7070", "ftp://a", "http://", "unix:/path", ""])
-def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
+@pytest.mark.parametrize("url", ["a:7070", "ftp://a", "http://", ""])
+def test_what_is_no_url_of_a_node_is_refused(url: str) -> None:
     """Before anything is tried."""
-    with pytest.raises(ValueError, match="no URL"):
-        Endpoint.parse(url)
-
-
-def test_a_header_cannot_smuggle_another() -> None:
-    """A line break in a header is our mistake, not a request."""
-
-    async def main() -> None:
-        async with serving(Mirror()) as (_, url), await HttpConnection.open(url) as connection:
-            with pytest.raises(AssertionError):
-                await connection.request("GET", "/", headers={"A": "b\r\nC: d"})
-
-    asyncio.run(main())
-
-
-async def test_the_pool_keeps_connections_and_replaces_stale_ones() -> None:
-    """One connection serves many requests; when the server closed it, another is opened unseen."""
-    app = Mirror()
-    async with serving(app) as (server, url), ConnectionPool() as pool:
-        for _ in range(5):
-            await pool.request(url, "POST", "/a")
-        assert 1 == pool.opened
-        await pool.request(url, "GET", "/close")
-        assert 200 == (await pool.request(url, "POST", "/a")).status
-        assert 2 == pool.opened
-        assert 2 == server.statistics()["connections"]
-
-
-async def test_the_pool_has_a_limit_for_each_endpoint() -> None:
-    """What is beyond waits its turn, or times out without having been sent."""
-    app = Mirror()
-    async with serving(app) as (_, url), ConnectionPool(most_per_endpoint=2) as pool:
-        waiting = [asyncio.ensure_future(pool.request(url, "GET", f"/gate?{n}")) for n in range(3)]
-        await until(lambda: len(app.handled) == 2)
-        with pytest.raises(RequestTimeout) as failed:
-            await pool.request(url, "GET", "/a", timeout=0.02)
-        assert "not_sent" == failed.value.outcome
-        app.gate.set()
-        assert [200] * 3 == [answer.status for answer in await asyncio.gather(*waiting)]
-        assert 2 == pool.opened
-
-
-async def test_the_pool_does_not_repeat_what_may_have_been_done() -> None:
-    """A connection lost after the request was sent is the caller's to judge."""
-    async with scripted(saying(ANSWER, b"", requests=1)) as url, ConnectionPool() as pool:
-        await pool.request(url, "POST", "/1")
-
-        async with scripted(saying(b"")) as dying:
-            with pytest.raises(ConnectionLost) as failed:
-                await pool.request(dying, "POST", "/2")
-        assert "unknown" == failed.value.outcome
+    with pytest.raises(ValueError, match="not a URL"):
+        Target.of(url)

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 
 from laminar.batch import build, stamp
-from laminar.client.connection import Answer
 from laminar.client.errors import OffsetExpired, Unavailable
+from laminar.http.endings import Answer
 from laminar.spark.cluster import EMPTY_ANSWERS, FETCH_BYTES, LEAST_FETCH_BYTES, Cluster
 from laminar.spark.plan import DataLoss, Range
 

@@ -1,0 +1,70 @@
+"""Heads of responses, as a pure function from bytes.
+
+Apart from the heads of requests because a client needs neither their parser
+(httptools) nor their problems: importing this costs nothing. Strict, since a
+client that guessed would take one answer's body for the next answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# The whole head in one pass: a check of each line would cost more than taking it apart.
+_HEAD: Final = re.compile(
+    rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n\x00]*)?\r\n"
+    rb"(?:[A-Za-z0-9!#$%&'*+.^_`|~-]+:[^\r\n\x00]*\r\n)*\r\n\Z"
+)
+# Given twice, these would be read differently by two readers.
+_SINGLE: Final = frozenset({"content-length", "content-type", "transfer-encoding"})
+
+
+class ResponseHead:
+    """A status line and its headers (lower-case names, repeated ones joined by ``", "``).
+
+    `content_length` is None if the body is chunked or ends with the connection.
+    """
+
+    __slots__ = ("chunked", "close", "content_length", "headers", "status")
+
+    def __init__(self, status: int, headers: dict[str, str]) -> None:
+        self.status = status
+        self.headers = headers
+        self.content_length: int | None = None
+        self.chunked = False
+        self.close = False
+
+
+class BadResponseHead(ValueError):
+    """What came from the server is no HTTP/1.x response."""
+
+
+def parse_response_head(data: bytes) -> ResponseHead:
+    """Parse one whole response head, its empty line included; `BadResponseHead` if it is none."""
+    match = _HEAD.match(data)
+    if match is None:
+        raise BadResponseHead(f"no head of a response: {data[:80]!r}")
+    headers: dict[str, str] = {}
+    for line in data.decode("latin-1").split("\r\n")[1:-2]:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        value = value.strip(" \t")
+        if name in headers:
+            if name in _SINGLE:
+                raise BadResponseHead(f"the header {name} occurs twice")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    head = ResponseHead(int(match[2]), headers)
+    options = headers.get("connection", "").lower()
+    head.close = "close" in options or (match[1] == b"0" and "keep-alive" not in options)
+    coding = headers.get("transfer-encoding")
+    length = headers.get("content-length")
+    if coding is not None:
+        if coding.lower() != "chunked" or length is not None:
+            raise BadResponseHead(f"body framed as {coding[:40]!r} with length {length}")
+        head.chunked = True
+    elif length is not None:
+        if not (length.isascii() and length.isdigit()) or len(length) > 18:
+            raise BadResponseHead(f"Content-Length {length[:40]!r}")
+        head.content_length = int(length)
+    return head
