@@ -118,7 +118,9 @@ class Outbox:
         pending.keys.append(key)
         pending.size_bytes += size_bytes
         self.buffered_bytes += size_bytes
-        if pending.size_bytes >= self._batch_bytes or len(pending.values) >= self._max_records:
+        # Full when another like this one would not fit: so a batch is closed by its own last record, and what
+        # comes next without a key begins in the next partition, even if nothing could be sent in between.
+        if pending.size_bytes + size_bytes > self._batch_bytes or len(pending.values) >= self._max_records:
             lane.close_open()
             if lane is self.sticky:
                 self.sticky = self.lanes[(lane.partition + 1) % len(self.lanes)]

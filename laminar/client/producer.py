@@ -170,6 +170,28 @@ class Producer(Generic[T_in]):
         `Overloaded` (``buffer_full``) when far more was sent than the buffer holds without awaiting
         `room` in between.
         """
+        if partition is None and tag is None and headers is None and timestamp_ms is None:
+            pending = self._put(value, key)
+        else:
+            outbox, sender, raw = self._ready(value)
+            key = key.encode() if isinstance(key, str) else key
+            lane = lane_for(outbox, key, partition)
+            pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+            sender.wake()
+        return Delivery(pending, len(pending.values) - 1)
+
+    def _put(self, value: T_in, key: str | bytes | None) -> Pending:
+        """`send` without the object that is awaited: what a stream of records costs is here."""
+        outbox, sender, raw = self._ready(value)
+        if key is None:
+            pending = outbox.put(raw, None, outbox.sticky)
+        else:
+            key = key.encode() if isinstance(key, str) else key
+            pending = outbox.put(raw, key, outbox.lane_of(key))
+        sender.wake()
+        return pending
+
+    def _ready(self, value: T_in) -> tuple[Outbox, Sender, bytes]:
         outbox = self._outbox
         sender = self._sender
         if outbox is None or sender is None or sender.closed:
@@ -179,32 +201,26 @@ class Producer(Generic[T_in]):
         raw: Any = value if self._encode is None else self._encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
             raise wrong
-        if isinstance(key, str):
-            key = key.encode()
-        if partition is None and tag is None and headers is None and timestamp_ms is None:
-            lane = outbox.sticky if key is None else outbox.lane_of(key)
-            pending = outbox.put(raw, key, lane)
-        else:
-            lane = lane_for(outbox, key, partition)
-            pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
-        sender.wake()
-        return Delivery(pending, len(pending.values) - 1)
+        return outbox, sender, raw
 
     async def send_all(self, records: Iterable[tuple[Key, T_in]] | AsyncIterable[tuple[Key, T_in]]) -> int:
         """Send every (key, value), waiting for room as needed; returns how many."""
         count = 0
-        assert self._outbox is not None, "send_all outside of the producer's block"
+        outbox = self._outbox
+        assert outbox is not None, "send_all outside of the producer's block"
         if isinstance(records, AsyncIterable):
             async for key, value in records:
-                self.send(value, key)
+                self._put(value, key)
                 count += 1
-                if self._outbox.buffered_bytes >= self._buffer_bytes:
+                if outbox.buffered_bytes >= self._buffer_bytes:
                     await self.room()
             return count
+        put = self._put
+        limit_bytes = self._buffer_bytes
         for key, value in records:
-            self.send(value, key)
+            put(value, key)
             count += 1
-            if self._outbox.buffered_bytes >= self._buffer_bytes:
+            if outbox.buffered_bytes >= limit_bytes:
                 await self.room()
         return count
 

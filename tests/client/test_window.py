@@ -218,3 +218,15 @@ def test_a_record_too_large_changes_nothing() -> None:
 
     assert (0, True) == (box.buffered_bytes, box.lanes[0].idle())
     assert {} == box.active
+
+
+@pytest.mark.parametrize("size", [10, 50, 1000])
+def test_a_stream_without_keys_fills_one_partition_after_another_before_anything_is_sent(size: int) -> None:
+    """Whether a batch's bytes divide by a record's or not: a burst is work for all partitions at once."""
+    box = outbox(partitions=3, batch_bytes=1024)
+
+    for _ in range(300):
+        box.put(bytes(size), None, box.sticky)
+
+    waiting = [sum(len(pending.values) for pending in lane.waiting()) for lane in box.lanes]
+    assert max(waiting) - min(waiting) <= 1024 // size
