@@ -44,19 +44,17 @@ def parse_response_head(data: bytes) -> ResponseHead:
     match = _HEAD.match(data)
     if match is None:
         raise BadResponseHead(f"no head of a response: {data[:80]!r}")
+    lines = data.decode("latin-1").split("\r\n")[1:-2]
     headers: dict[str, str] = {}
-    for line in data.decode("latin-1").split("\r\n")[1:-2]:
+    for line in lines:
         name, _, value = line.partition(":")
-        name = name.lower()
-        value = value.strip(" \t")
-        if name in headers:
-            if name in _SINGLE:
-                raise BadResponseHead(f"the header {name} occurs twice")
-            value = f"{headers[name]}, {value}"
-        headers[name] = value
+        headers[name.lower()] = value.strip(" \t")
+    if len(headers) < len(lines):
+        headers = _join_repeated(lines)
     head = ResponseHead(int(match[2]), headers)
-    options = headers.get("connection", "").lower()
-    head.close = "close" in options or (match[1] == b"0" and "keep-alive" not in options)
+    if "connection" in headers or match[1] == b"0":
+        options = headers.get("connection", "").lower()
+        head.close = "close" in options or (match[1] == b"0" and "keep-alive" not in options)
     coding = headers.get("transfer-encoding")
     length = headers.get("content-length")
     if coding is not None:
@@ -68,3 +66,16 @@ def parse_response_head(data: bytes) -> ResponseHead:
             raise BadResponseHead(f"Content-Length {length[:40]!r}")
         head.content_length = int(length)
     return head
+
+
+def _join_repeated(lines: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name, value = name.lower(), value.strip(" \t")
+        if name in headers:
+            if name in _SINGLE:
+                raise BadResponseHead(f"the header {name} occurs twice")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    return headers
