@@ -7,8 +7,8 @@ go through the decoder. What `handle` returns, a `Response` or a future, goes to
 the answering half (`Outbound`). No task is made unless the application asks for
 one, by a coroutine.
 
-Timers belong to the server, which sweeps over its connections: `sweep` compares
-counters with what they were at the start of a window.
+Timers belong to the server, which sweeps over its connections: `sweep` asks the
+connection's `Patience` whether its peer has stood still for too long.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final, cast
 from laminar.http.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.content import decode_content
 from laminar.http.errors import Problem
-from laminar.http.head import LONGEST_HEAD_BYTES, RequestHead
+from laminar.http.head import LONGEST_HEAD_BYTES, RequestHead, fault_of_unfinished_head, head_too_large
 from laminar.http.messages import CONTINUE, Request, Response
 from laminar.http.outbound import GO_ON, Outbound, bug
+from laminar.http.patience import Patience
 
 if TYPE_CHECKING:
     from laminar.http.server import HttpServer
@@ -56,12 +57,9 @@ class Connection(Outbound):
         "_head",
         "_linger_left",
         "_lingering",
-        "_mark_drained",
-        "_mark_received",
+        "_patience",
         "_phase",
         "_received",
-        "_since_s",
-        "_stuck",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -74,11 +72,8 @@ class Connection(Outbound):
         self._chunked: ChunkedDecoder | None = None
         self._linger_left = LINGER_BYTES
         self._lingering = False
-        self._since_s = server.now_s  # when the present window of `sweep` began
         self._received = 0
-        self._mark_received = 0
-        self._mark_drained = 0
-        self._stuck = False
+        self._patience = Patience(server.now_s)
 
     # -- What the event loop calls ------------------------------------------------------
 
@@ -88,7 +83,7 @@ class Connection(Outbound):
         high = self._server.limits.write_high_bytes
         self.transport.set_write_buffer_limits(high=high, low=high // 4)
         self._server.opened(self)
-        self._since_s = self._server.now_s
+        self._patience.restart(self._server.now_s, received=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -186,23 +181,14 @@ class Connection(Outbound):
 
     def _parse(self, raw: bytes) -> RequestHead:
         if len(raw) > LONGEST_HEAD_BYTES:
-            raise _head_too_large(len(raw))
+            raise head_too_large(len(raw))
         return self._server.heads.parse(raw.lstrip(b"\r\n"))
 
     def _unfinished_head(self, data: bytes, position: int) -> int:
         """Refuse what can't become a head, at once rather than by a time-out."""
         while data.startswith(b"\r\n", position):
             position += 2
-        size = len(data) - position
-        problem: Problem | None = None
-        if size > LONGEST_HEAD_BYTES:
-            problem = _head_too_large(size)
-        elif size and not (65 <= data[position] <= 90 or data[position] == 13):
-            problem = Problem(
-                "malformed", "no HTTP request", field="head", value=data[position : position + 20]
-            )
-        elif data.find(b"\n\n", position) >= 0 or data.find(b"\n\r\n", position) >= 0:
-            problem = Problem("malformed", "lines end with CR LF", field="head")
+        problem = fault_of_unfinished_head(data, position)
         if problem is not None:
             self._server.counts.refused += 1
             self._answer_last(_NO_HEAD, Response.problem(problem))
@@ -261,7 +247,7 @@ class Connection(Outbound):
         """The body comes next; if the client waits to be asked for it, ask, in turn like any answer."""
         self._head = head
         self._phase = phase
-        self._since_s, self._mark_received = self._server.now_s, self._received
+        self._patience.restart(self._server.now_s, received=self._received)
         if not head.expects_continue:
             return
         if self._busy:
@@ -346,7 +332,7 @@ class Connection(Outbound):
             self.transport.close()
         elif not self._lingering:
             self._lingering = True
-            self._since_s = self._server.now_s
+            self._patience.restart(self._server.now_s, received=self._received)
             self.transport.write_eof()
             self._resume_reading()
 
@@ -385,57 +371,36 @@ class Connection(Outbound):
 
     def sweep(self, now_s: float) -> None:
         """Look for a peer that stands still. Called about every second, more often with short limits."""
-        limits = self._server.limits
         if self.transport is None:
             return
+        patience, limits, floor = self._patience, self._server.limits, self._server.limits.floor_bytes_per_s
         waiting = self.transport.get_write_buffer_size()
         if waiting or self._unwritten:
-            self._sweep_writing(now_s, self._written - waiting - sum(map(len, self._unwritten)))
-            return
-        self._stuck = False
-        elapsed_s = now_s - self._since_s
-        if self._phase is Phase.LINGER:
-            if elapsed_s > limits.linger_s and not self._busy:
-                self.abort()
-        elif self._phase is not Phase.HEAD:
-            if elapsed_s > limits.body_timeout_s:
-                if self._received - self._mark_received < limits.floor_bytes_per_s * elapsed_s:
-                    self._too_slow("body", limits.body_timeout_s)
-                self._since_s, self._mark_received = now_s, self._received
-        elif self._busy:
-            self._since_s, self._mark_received = now_s, self._received
-        elif self._tail:
-            # A head has begun. Its window starts with the first sweep that sees it; no byte prolongs it.
-            if self._mark_received != -1:
-                self._since_s, self._mark_received = now_s, -1
-            elif elapsed_s > limits.head_timeout_s:
-                self._too_slow("head", limits.head_timeout_s)
-        elif self._received != self._mark_received:
-            self._since_s, self._mark_received = now_s, self._received
-        elif elapsed_s > limits.idle_timeout_s:
-            self.transport.close()
-
-    def _sweep_writing(self, now_s: float, drained: int) -> None:
-        limits = self._server.limits
-        if not self._stuck:
-            self._stuck = True
-            self._since_s, self._mark_drained = now_s, drained
-            return
-        elapsed_s = now_s - self._since_s
-        if elapsed_s > limits.write_timeout_s:
-            if drained - self._mark_drained < limits.floor_bytes_per_s * elapsed_s:
+            drained = self._written - waiting - sum(map(len, self._unwritten))
+            window_s = limits.write_timeout_s
+            if patience.over_writing(now_s, drained=drained, window_s=window_s, floor_bytes_per_s=floor):
                 self._server.counts.slow_readers += 1
                 self.abort()
-            self._since_s, self._mark_drained = now_s, drained
+            return
+        patience.written()
+        received = self._received
+        if self._phase is Phase.LINGER:
+            if patience.over(now_s, limit_s=limits.linger_s) and not self._busy:
+                self.abort()
+        elif self._phase is not Phase.HEAD:
+            window_s = limits.body_timeout_s
+            if patience.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
+                self._too_slow("body", window_s)
+        elif self._busy:
+            patience.restart(now_s, received=received)
+        elif self._tail:
+            if patience.over_head(now_s, limit_s=limits.head_timeout_s):
+                self._too_slow("head", limits.head_timeout_s)
+        elif patience.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
+            self.transport.close()
 
     def _too_slow(self, what: str, limit_s: float) -> None:
         self._server.counts.timed_out += 1
         problem = Problem("too_slow", f"the {what} came too slowly", field=what, limit=round(limit_s * 1000))
         self._answer_last(self._head or _NO_HEAD, Response.problem(problem))
         self._flush()
-
-
-def _head_too_large(size: int) -> Problem:
-    return Problem(
-        "headers_too_large", "the head is too large", field="head", value=size, limit=LONGEST_HEAD_BYTES
-    )

@@ -142,6 +142,25 @@ def parse_request_head(data: bytes) -> RequestHead:
     return head
 
 
+def head_too_large(size: int) -> Problem:
+    """431, for a head of so many bytes."""
+    return Problem(
+        "headers_too_large", "the head is too large", field="head", value=size, limit=LONGEST_HEAD_BYTES
+    )
+
+
+def fault_of_unfinished_head(data: bytes, position: int) -> Problem | None:
+    """Why what begins at `position` can't become a head, however it goes on; None while it can."""
+    size = len(data) - position
+    if size > LONGEST_HEAD_BYTES:
+        return head_too_large(size)
+    if size and not (65 <= data[position] <= 90 or data[position] == 13):
+        return Problem("malformed", "no HTTP request", field="head", value=data[position : position + 20])
+    if data.find(b"\n\n", position) >= 0 or data.find(b"\n\r\n", position) >= 0:
+        return Problem("malformed", "lines end with CR LF", field="head")
+    return None
+
+
 def _check_request_line(line: bytes) -> bool:
     """Whether the line speaks HTTP/1.1 (else 1.0); the limits that need no parsing."""
     longest = LONGEST_TARGET_BYTES + 32

@@ -1,0 +1,71 @@
+"""How long a peer may stand still, as a pure object: windows of time, with a floor of bytes in each.
+
+One belongs to each connection of a server, which tells it what has come and
+what is gone whenever it is swept over. It knows neither sockets nor answers.
+"""
+
+from __future__ import annotations
+
+
+class Patience:
+    """The present window of a connection: when it began, and the counters at that time."""
+
+    __slots__ = ("_drained", "_in_head", "_received", "_since_s", "_writing")
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._received = 0
+        self._drained = 0
+        self._in_head = False
+        self._writing = False
+
+    def restart(self, now_s: float, *, received: int) -> None:
+        """Something new is awaited from now on."""
+        self._since_s, self._received, self._in_head = now_s, received, False
+
+    def over(self, now_s: float, *, limit_s: float) -> bool:
+        """Whether the window has lasted longer than that."""
+        return now_s - self._since_s > limit_s
+
+    def over_body(self, now_s: float, *, received: int, window_s: float, floor_bytes_per_s: float) -> bool:
+        """Whether a window has passed with fewer bytes than the floor; then the next one begins."""
+        elapsed_s = now_s - self._since_s
+        if elapsed_s <= window_s:
+            return False
+        slow = received - self._received < floor_bytes_per_s * elapsed_s
+        self.restart(now_s, received=received)
+        return slow
+
+    def over_head(self, now_s: float, *, limit_s: float) -> bool:
+        """Whether a head has been begun too long ago.
+
+        Its window starts with the first sweep that sees it; no byte prolongs it.
+        """
+        if not self._in_head:
+            self._since_s, self._in_head = now_s, True
+            return False
+        return now_s - self._since_s > limit_s
+
+    def over_idle(self, now_s: float, *, received: int, limit_s: float) -> bool:
+        """Whether nothing has come for so long."""
+        if self._in_head or received != self._received:
+            self.restart(now_s, received=received)
+            return False
+        return now_s - self._since_s > limit_s
+
+    def over_writing(self, now_s: float, *, drained: int, window_s: float, floor_bytes_per_s: float) -> bool:
+        """As `over_body`, for what the peer takes of what waits to be sent."""
+        if not self._writing:
+            self._writing = True
+            self._since_s, self._drained = now_s, drained
+            return False
+        elapsed_s = now_s - self._since_s
+        if elapsed_s <= window_s:
+            return False
+        slow = drained - self._drained < floor_bytes_per_s * elapsed_s
+        self._since_s, self._drained = now_s, drained
+        return slow
+
+    def written(self) -> None:
+        """Nothing waits to be sent."""
+        self._writing = False
