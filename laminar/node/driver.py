@@ -18,15 +18,17 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from laminar.batch import BatchError, verify
-from laminar.log.errors import BrokenChain, StorageError
+from laminar.log.errors import BrokenChain, StorageClosed, StorageError
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
 from laminar.node.replica import Replica, entry_of
 from laminar.node.transport import Address, Channel, Peer, Transport
 from laminar.node.wire import Buffer, ConfigurationRecord, bulk_frame, control_frame, read_frame
 from raft.messages import AnyMessage, Append
-from raft.values import Role, SendAppend
+from raft.values import NotLeader, Role, SendAppend
 
 _log = logging.getLogger("laminar.driver")
 
@@ -38,8 +40,9 @@ class Driver:
     """Runs the replicas of one process over one storage and one transport.
 
     `address_of(node, group)` gives the address of the process on `node` that owns the group,
-    or None while it is not known. `on_fatal(error)` is called once when the journal failed:
-    the process must end, as nothing it holds in memory may be believed any more.
+    or None while it is not known. `on_fatal(error)` is called once, when the journal failed or
+    when our own code did in the middle of a step: the process must end, as nothing it holds in
+    memory may be believed any more. From that call on the driver does nothing.
     """
 
     def __init__(
@@ -86,12 +89,24 @@ class Driver:
         self.replicas[replica.group] = replica
         self.settle(replica)
 
-    def remove(self, group: bytes) -> None:
-        """Stop driving a replica; messages to it are dropped from now on."""
-        self.replicas.pop(group, None)
+    def drives(self, replica: Replica) -> bool:
+        """Whether this replica, and not one that came before or after it, is driven here."""
+        return self.replicas.get(replica.group) is replica
+
+    def remove(self, group: bytes, error: Exception) -> None:
+        """Stop driving a replica, because of `error`; whoever waits for something of it is told."""
+        replica = self.replicas.pop(group, None)
+        if replica is None:
+            return
+        replica.failure = error
+        for key in [key for key in self._confirmations if key[0] == group]:
+            self._answer(self._confirmations.pop(key), None)
+        replica.machine.failed(error)
 
     def propose(self, replica: Replica, frame: bytearray | memoryview) -> tuple[int, int]:
         """Propose one unstamped batch; (index, term) of its place. Raises NotLeader."""
+        if not self.drives(replica):
+            raise NotLeader(0)
         place = replica.propose(frame, now_ms=self._clock.monotonic_ms())
         self.proposals += 1
         self.settle(replica)
@@ -99,6 +114,8 @@ class Driver:
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
         """Propose a configuration one step from the present. Raises NotLeader, ConfigurationRefused."""
+        if not self.drives(replica):
+            raise NotLeader(0)
         replica.propose_configuration(record, now_ms=self._clock.monotonic_ms())
         self.settle(replica)
 
@@ -134,6 +151,9 @@ class Driver:
         Fails with ConnectionError when this replica is not the leader or ceases to be.
         """
         future: asyncio.Future[int] = self._loop.create_future()
+        if not self.drives(replica):
+            self._answer(future, None)
+            return future
         self._context += 1
         self._confirmations[(replica.group, self._context)] = future
         replica.core.read_index(self._context, now_ms=self._clock.monotonic_ms())
@@ -154,6 +174,14 @@ class Driver:
 
     def on_frame(self, peer: Peer, channel: Channel, frame: memoryview) -> None:
         """A frame of Raft messages from a peer."""
+        if self._stopped:
+            return
+        try:
+            self._take_frame(peer, frame)
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    def _take_frame(self, peer: Peer, frame: memoryview) -> None:
         try:
             messages = read_frame(frame)
         except ValueError as error:
@@ -169,7 +197,7 @@ class Driver:
                 continue
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
-            except (BatchError, ValueError) as error:
+            except (BatchError, ValueError, msgspec.DecodeError) as error:
                 self.bad_frames += 1
                 _log.warning("a batch from %s for %s is damaged: %s", peer, replica.name, error)
                 continue
@@ -178,8 +206,33 @@ class Driver:
 
     def settle(self, replica: Replica) -> None:
         """Apply what the core decided to the log in memory, and note what the turn must do."""
+        if self._stopped or not self.drives(replica):
+            return
+        try:
+            self._settle(replica)
+        except Exception as error:
+            self._die(error)
+            raise
+
+    def _die(self, error: BaseException) -> None:
+        """The journal failed, or a mistake of ours left a core and its log in disagreement: no way on."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for group in list(self.replicas):
+            self.remove(group, StorageClosed(f"this process ends: {error!r}"))
+        self._on_fatal(error)
+
+    def _settle(self, replica: Replica) -> None:
         ready = replica.core.take_ready()
         must_sync = False
+        # Before the entries: should the journal's frame be cut between them, a log must not be of a later
+        # term than its replica.
+        if ready.hard_state is not None:
+            self._storage.record_hard_state(
+                replica.replica_id, term=ready.hard_state.term, vote=ready.hard_state.vote
+            )
+            must_sync = True
         try:
             if ready.truncate_from is not None:
                 replica.truncate(ready.truncate_from)
@@ -190,11 +243,6 @@ class Driver:
         except (StorageError, BrokenChain) as error:
             self._fail(replica, error)
             return
-        if ready.hard_state is not None:
-            self._storage.record_hard_state(
-                replica.replica_id, term=ready.hard_state.term, vote=ready.hard_state.vote
-            )
-            must_sync = True
         for message in ready.messages:
             self._queue_control(replica, message)
         for append in ready.appends:
@@ -224,13 +272,16 @@ class Driver:
         Nothing of what the core decided leaves, so nobody is told of entries that are not there.
         """
         _log.critical("%s stops: %s", replica.name, error)
-        replica.failure = error
-        self.remove(replica.group)
-        replica.machine.failed(error)
+        self.remove(replica.group, error)
 
     def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
         future = self._confirmations.pop((replica.group, context), None)
-        if future is None or future.done():
+        if future is not None:
+            self._answer(future, index)
+
+    @staticmethod
+    def _answer(future: asyncio.Future[int], index: int | None) -> None:
+        if future.done():
             return
         if index is None:
             future.set_exception(ConnectionError("no longer the leader"))
@@ -287,7 +338,7 @@ class Driver:
             return
         finally:
             self._reads.discard(key)
-        if replica.core.is_leader and replica.core.term == append.message.term:
+        if not self._stopped and self.drives(replica) and replica.core.term == append.message.term:
             self._bulk.setdefault(address, []).append((append.message, frames))
             self._schedule_turn()
 
@@ -303,12 +354,17 @@ class Driver:
 
     def _end_turn(self) -> None:
         self._turn_scheduled = False
-        if self._waiting and not self._stopped:
+        if self._stopped:
+            return
+        if self._waiting:
             waiting, self._waiting = self._waiting, []
             self.syncs += 1
             future = self._storage.sync()
             future.add_done_callback(lambda done: self._synced(done, waiting))
-        self._flush()
+        try:
+            self._flush()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
 
     def _flush(self) -> None:
         if self._bulk:
@@ -328,20 +384,22 @@ class Driver:
     ) -> None:
         if self._stopped or done.cancelled():
             return
-        error = done.exception()
-        if error is not None:
-            self._stopped = True
-            self._on_fatal(error)
+        failure = done.exception()
+        if failure is not None:
+            self._die(failure)
             return
-        for replica, messages, index, term in waiting:
-            if replica.group not in self.replicas:
-                continue
-            for message in messages:
-                self._queue_control(replica, message)
-            replica.core.persisted(index=index, term=term)
-            self.settle(replica)
-        # Answers to what just became durable leave now, not at the end of another turn.
-        self._flush()
+        try:
+            for replica, messages, index, term in waiting:
+                if not self.drives(replica):
+                    continue
+                for message in messages:
+                    self._queue_control(replica, message)
+                replica.core.persisted(index=index, term=term)
+                self.settle(replica)
+            # Answers to what just became durable leave now, not at the end of another turn.
+            self._flush()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
 
     # -- time --------------------------------------------------------------------------
 
@@ -371,10 +429,16 @@ class Driver:
     def _tick(self) -> None:
         self._timer = None
         self._timer_at_ms = None
+        try:
+            self._expire()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    def _expire(self) -> None:
         now_ms = self._clock.monotonic_ms()
         while self._timers and self._timers[0][0] <= now_ms:
             scheduled_ms, _, replica = heapq.heappop(self._timers)
-            if replica.scheduled_ms != scheduled_ms or self.replicas.get(replica.group) is not replica:
+            if replica.scheduled_ms != scheduled_ms or not self.drives(replica):
                 continue  # an older entry of a replica whose deadline came nearer, or a removed one
             replica.scheduled_ms = None
             deadline = replica.core.deadline_ms()
@@ -389,15 +453,16 @@ class Driver:
 
     async def close(self) -> None:
         """Stop driving. What was recorded is synced by the storage's own close."""
-        self._flush()
+        if not self._stopped:
+            self._flush()
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         for future in self._confirmations.values():
-            if not future.done():
-                future.set_exception(ConnectionError("the node is stopping"))
+            self._answer(future, None)
+            if not future.cancelled():
                 future.exception()
         self._confirmations.clear()
 

@@ -162,11 +162,11 @@ class Partition:
             _fail(knock.future, _lost_leadership(self, outcome="not_applied"))
 
     def failed(self, error: Exception) -> None:
-        """See Machine. What was proposed may be on other replicas: nobody can tell from here."""
+        """See Machine. What was proposed may be on other replicas: nobody can tell what becomes of it."""
         self.led(False)
         for waiters in self._waiters.values():
             for waiter in waiters:
-                _fail(waiter.future, Problem("outcome_unknown", f"the log of this replica failed: {error}"))
+                _fail(waiter.future, Problem("outcome_unknown", f"this replica has stopped: {error}"))
         self._waiters.clear()
         self.stop_waiting()
 

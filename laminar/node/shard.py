@@ -17,6 +17,7 @@ from laminar.http.errors import Problem
 from laminar.http.server import HttpServer, ServerLimits
 from laminar.log.disk import RealDisk
 from laminar.log.document import Document
+from laminar.log.errors import StorageClosed
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import Map, shard_home
 from laminar.log.storage import Storage
@@ -346,12 +347,10 @@ class Shard(Process):
         deleted = set(answer.deleted)
         gone = [entry for entry in candidates if entry.group in deleted]
         for entry in gone:
-            self.driver.remove(entry.group)
+            self.driver.remove(entry.group, StorageClosed(f"topic {entry.topic!r} is deleted"))
             partition = self._by_group.pop(entry.group, None)
             if partition is None:
                 continue
-            partition.truncated(partition.committed_index + 1)
-            partition.stop_waiting()
             # A topic of the same name may have been made since: what has its place now stays.
             if self.partitions.get((entry.topic, entry.partition)) is partition:
                 del self.partitions[(entry.topic, entry.partition)]

@@ -1,0 +1,346 @@
+"""A partition on three members: what is acknowledged stays, whatever stops, is lost or comes late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from laminar.batch import Header
+from laminar.http.errors import Problem
+from laminar.http.records import Records
+from laminar.log.errors import StorageClosed
+from laminar.node.partition import Receipt
+from laminar.node.transport import Channel
+from raft.messages import AnyMessage, Append, AppendAnswer, Heartbeat, PreVote, Vote
+from tests.node.trio import GROUP, NODES, Member, Trio, batch, send, trio
+
+Messages = list[AnyMessage]
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+async def test_pitfall_40_what_is_acknowledged_survives_the_end_of_all_three_under_load(
+    seed: int, power: bool
+) -> None:
+    """`kill -9`, or power loss, of everybody in the same instant, again and again: nothing acknowledged is
+    lost, doubled or reordered, and the producer tables are equal on all replicas.
+    """
+    async with trio(seed=seed) as cluster:
+        cluster.disk_takes_s = 0.004
+        async with load_on(cluster) as load:
+            for _ in range(4):
+                await load.acknowledges(60)
+                await asyncio.sleep(cluster.rng.random() * 0.02)
+                await asyncio.gather(
+                    *(member.cut_power() if power else member.kill() for member in cluster.alive)
+                )
+                for member in cluster.members.values():
+                    await member.start()
+        await cluster.settled()
+
+        cluster.check_equal()
+        load.check(cluster.alive[0].values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_nothing_is_lost_under_kills_cuts_losses_and_slow_disks(seed: int) -> None:
+    """One fault after the other under load, then all is healed, equal and complete."""
+    async with trio(seed=seed) as cluster:
+        cluster.disk_takes_s = 0.002
+        rng = random.Random(seed)
+
+        def bad(sender: Member, receiver: Member, channel: Channel, messages: object) -> float | None:
+            if rng.random() < 0.03:
+                return None
+            return rng.random() * 0.03 if rng.random() < 0.2 else 0
+
+        async with load_on(cluster) as load:
+            for _ in range(10):
+                await load.acknowledges(20)
+                leader = next((m for m in cluster.alive if m.partition.leads), None)
+                victim = rng.choice([*cluster.members.values(), *([leader] * 3 if leader else [])])
+                fault = rng.randrange(5)
+                cluster.wire = bad
+                if fault == 0:
+                    cluster.cut_off(victim.node)
+                elif fault == 1:
+                    victim.hold_disk()
+                    await asyncio.sleep(rng.random() * 0.1)
+                    await victim.cut_power()
+                elif fault == 2:
+                    victim.hold_disk()
+                elif fault == 3:
+                    await victim.kill()
+                else:
+                    await victim.cut_power()
+                await asyncio.sleep(0.1 + rng.random() * 0.4)
+                for member in cluster.members.values():
+                    if not member.alive:
+                        await member.start()
+                    elif member.held is not None:
+                        member.release_disk()
+                cluster.heal()
+        await cluster.settled()
+
+        cluster.check_equal()
+        load.check(cluster.alive[0].values())
+
+
+class Load:
+    """Idempotent producers that retry until acknowledged, each with several batches in flight.
+
+    They append wherever somebody believes to lead, so also at leaders that were deposed.
+    """
+
+    def __init__(self, cluster: Trio) -> None:
+        self._cluster = cluster
+        self.acknowledged: list[dict[int, Receipt]] = [{} for _ in range(3)]
+        self.sent = [0, 0, 0]
+        self.retries = 0
+        self.stopping = False
+
+    async def acknowledges(self, count: int) -> None:
+        """Wait for so many more acknowledgements."""
+        target = sum(map(len, self.acknowledged)) + count
+        await self._cluster.until(
+            lambda: sum(map(len, self.acknowledged)) >= target, what=f"{count} acknowledgements"
+        )
+
+    async def produce(self, number: int) -> None:
+        """Until `stopping`, and until all that was sent is acknowledged."""
+        done = self.acknowledged[number]
+        while not self.stopping or len(done) < self.sent[number]:
+            leaders = [member for member in self._cluster.alive if member.partition.leads]
+            futures: list[asyncio.Future[Receipt]] = []
+            first = len(done)  # acknowledged without a gap
+            if leaders:
+                member = self._cluster.rng.choice(leaders)
+                for sequence in range(first, first + 6):
+                    if self.stopping and sequence >= self.sent[number]:
+                        break
+                    frame = batch(sequence, *_values(number, sequence), producer=b"producer-%07d" % number)
+                    try:
+                        futures.append(send(member, frame))
+                    except Problem as problem:
+                        assert problem.code in ("out_of_sequence", "not_leader"), problem
+                        break
+                    self.sent[number] = max(self.sent[number], sequence + 1)
+            if not futures:
+                await asyncio.sleep(0.005)
+                continue
+            await asyncio.wait(futures, timeout=0.15)
+            for sequence, future in enumerate(futures, first):
+                if not future.done() or future.exception() is not None:
+                    self.retries += 1
+                    break
+                done[sequence] = future.result()
+            for future in futures:
+                future.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def check(self, values: list[bytes]) -> None:
+        """Everything acknowledged is where its receipt says, once, in order, and nothing else is there."""
+        for number, done in enumerate(self.acknowledged):
+            for sequence, receipt in done.items():
+                here = values[receipt.offset : receipt.offset + receipt.count]
+                assert _values(number, sequence) == here, f"batch {sequence} of {number} is not at {receipt}"
+            mine = [value for value in values if value.startswith(b"%d:" % number)]
+            assert [value for sequence in sorted(done) for value in _values(number, sequence)] == mine
+
+
+def _values(number: int, sequence: int) -> list[bytes]:
+    return [b"%d:%d:%d" % (number, sequence, record) for record in range(1 + sequence % 3)]
+
+
+@asynccontextmanager
+async def load_on(cluster: Trio) -> AsyncIterator[Load]:
+    """Load within, all of it acknowledged at the end."""
+    load = Load(cluster)
+    tasks = [asyncio.ensure_future(load.produce(number)) for number in range(3)]
+    try:
+        yield load
+        load.stopping = True
+        async with asyncio.timeout(20):
+            await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_pitfall_53_a_follower_with_an_old_tail_commits_only_what_it_has_matched() -> None:
+    """A deposed leader comes back with entries nobody else has; it hears of commits beyond them before it is
+    sent what was committed there.
+    """
+    async with trio() as cluster:
+        old = await cluster.leader()
+        await send(old, batch(0, b"common"))
+        await cluster.settled()
+        cluster.cut_off(old.node)
+        lost = [send(old, batch(1 + number, b"old tail %d" % number)) for number in range(20)]
+        await cluster.until(lambda: old.partition.log.durable_index == old.partition.log.last_index)
+        others = [node for node in NODES if node != old.node]
+        new = await cluster.leader(among=others)
+        await asyncio.gather(
+            *(send(new, batch(number, b"new %d" % number, producer=b"q" * 16)) for number in range(20))
+        )
+        tail = old.partition.log.last_index
+        assert old.partition.committed_index < tail <= new.partition.committed_index
+
+        # Heartbeats, which carry the commit index, pass; appends do not, yet.
+        seen: list[int] = []
+
+        def no_appends(
+            sender: Member, receiver: Member, channel: Channel, messages: Messages
+        ) -> float | None:
+            if receiver is old and any(isinstance(message, Append) for message in messages):
+                return None
+            seen.extend(message.commit for message in messages if isinstance(message, Heartbeat))
+            return 0
+
+        cluster.wire = no_appends
+        await cluster.until(lambda: max(seen, default=0) >= tail, what="a heartbeat with the commit index")
+        await asyncio.sleep(0.1)
+        assert old.values() == [b"common"], "an old tail was committed"
+        cluster.heal()
+        await cluster.settled()
+
+        assert [b"common", *(b"new %d" % number for number in range(20))] == old.values()
+        for future in lost:
+            error = future.exception()
+            assert isinstance(error, Problem) and error.outcome == "not_applied"
+        cluster.check_equal()
+
+
+@pytest.mark.parametrize("where", ["on_frame", "_synced", "_expire", "propose"])
+async def test_a_mistake_in_a_callback_of_the_driver_ends_the_process(where: str) -> None:
+    """It never goes on with a core and a log that may disagree: it falls silent, waiters are told, once."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        machine = leader.partition
+
+        def unanswered(
+            sender: Member, receiver: Member, channel: Channel, messages: Messages
+        ) -> float | None:
+            return None if any(isinstance(message, AppendAnswer) for message in messages) else 0
+
+        cluster.wire = unanswered
+        waiting = send(leader, batch(0, b"x"))
+
+        def broken(*_: object, **__: object) -> None:
+            raise RuntimeError("a mistake")
+
+        core = leader.replica.core
+        if where == "on_frame":
+            core.receive = broken  # type: ignore[method-assign]
+        elif where == "_synced":
+            core.persisted = broken  # type: ignore[method-assign]
+        elif where == "_expire":
+            core.expire = broken  # type: ignore[method-assign]
+        else:
+            machine.appended = broken  # type: ignore[method-assign]
+            with pytest.raises(RuntimeError):
+                send(leader, batch(1, b"y"))
+        failures = leader.failures
+        async with asyncio.timeout(5):
+            while not failures:  # noqa: ASYNC110  # a list, filled from within
+                await asyncio.sleep(0.002)
+            with pytest.raises(Problem) as problem:
+                await waiting
+            assert "outcome_unknown" == problem.value.code
+            with pytest.raises(Problem):
+                await machine.confirmed_end()
+        sent: list[object] = []
+
+        def listening(sender: Member, receiver: Member, channel: Channel, messages: Messages) -> float:
+            sent.extend(messages if sender is leader else [])
+            return 0
+
+        cluster.wire = listening
+
+        assert ["a mistake"] == [str(failure) for failure in failures]
+        assert not machine.leads
+        with pytest.raises(Problem):
+            machine.append_records(Records([b"z"]))
+        failures.clear()
+        await cluster.leader(among=[node for node in NODES if node != leader.node])
+        assert [] == sent, "it still speaks"
+
+
+async def test_whoever_waits_on_a_replica_that_is_removed_is_told() -> None:
+    """Appends, knocks at the door, confirmations and readers; and nothing can be appended any more."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        partition = leader.partition
+        cluster.cut_off(leader.node)
+        append = send(leader, batch(0, b"x"))
+        knocks = [partition.append_records(Records([b"y"])) for _ in range(3)]
+        confirmation = asyncio.ensure_future(partition.confirmed_end())
+        reader = asyncio.ensure_future(partition.wait_past(100, 20.0))
+        await asyncio.sleep(0)
+
+        leader.driver.remove(GROUP, StorageClosed("deleted"))
+
+        async with asyncio.timeout(2):
+            for future in (append, *knocks):
+                with pytest.raises(Problem) as problem:
+                    await future
+                assert problem.value.code in ("outcome_unknown", "not_leader")
+            with pytest.raises(Problem):
+                await confirmation
+            assert not await reader
+            with pytest.raises(Problem):
+                await partition.confirmed_end()
+        with pytest.raises(Problem):
+            partition.append_records(Records([b"z"]))
+        await asyncio.sleep(0.05)
+        assert partition.log.last_index == partition.log.index_of_time(1 << 60) - 1
+
+
+async def test_a_journal_never_holds_an_entry_without_its_term() -> None:
+    """A frame of the journal may be cut anywhere between two records: so term and vote go first. Here to a
+    follower that hears of a term only by its leader's append.
+    """
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        late = cluster.followers(leader)[0]
+        cluster.cut_off(late.node)
+        await leader.kill()
+        await leader.start()
+        deaf_to = (PreVote, Vote, Heartbeat)
+        order: list[tuple[str, int]] = []
+        storage, log = late.storage, late.partition.log
+        record, append = storage.record_hard_state, log.append
+
+        def recorded(replica_id: int, *, term: int, vote: int) -> None:
+            order.append(("term", term))
+            record(replica_id, term=term, vote=vote)
+
+        def appended(frames: Any) -> None:
+            order.extend(("entry", Header.unpack(frame).term) for frame in frames)
+            append(frames)
+
+        def appends_only(
+            sender: Member, receiver: Member, channel: Channel, messages: Messages
+        ) -> float | None:
+            if late not in (sender, receiver):
+                return 0
+            if sender is late:
+                return None if any(isinstance(message, PreVote | Vote) for message in messages) else 0
+            return None if any(isinstance(message, deaf_to) for message in messages) else 0
+
+        storage.record_hard_state = recorded  # type: ignore[method-assign]
+        log.append = appended  # type: ignore[method-assign]
+        before = late.replica.core.term
+        cluster.wire = appends_only
+        await cluster.until(lambda: late.replica.core.term > before, what="a new term by an append")
+
+        known = before
+        for kind, term in order:
+            known = max(known, term) if kind == "term" else known
+            assert term <= known, f"an entry of term {term} was recorded before its term: {order}"
+        assert ("entry", known) in order

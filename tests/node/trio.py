@@ -1,0 +1,408 @@
+"""A partition on three members in one process and loop: real cores, real storage code, real sockets.
+
+Each member has a disk in memory that can lose power (tests.log.crash_disk) and whose work can be held back,
+and a transport on loopback whose outgoing frames can be dropped or delayed. `kill` is what `kill -9` does:
+nothing is flushed, nobody is told, what the disk had not been asked for by then is never done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from laminar.batch import Batch, Header, build
+from laminar.log import Storage, StorageSettings
+from laminar.log.manifest import ReplicaEntry
+from laminar.node.clock import Clock
+from laminar.node.driver import Driver
+from laminar.node.partition import Partition, Receipt
+from laminar.node.process import Process
+from laminar.node.replica import Replica, initial_frame
+from laminar.node.transport import Address, Channel, Peer, TcpAddress, Transport
+from laminar.node.wire import ConfigurationRecord, read_frame
+from raft.messages import AnyMessage
+from raft.values import Settings
+from tests.log.crash_disk import CrashDisk
+from tests.log.histories import HOME, LOGS, InlineExecutor
+
+NODES = ("a", "b", "c")
+CLUSTER = b"c" * 16
+GROUP = b"g" * 16
+VOTERS = ConfigurationRecord(voters=((1, "a"), (2, "b"), (3, "c")))
+SETTINGS = Settings(election_timeout_ms=120, heartbeat_ms=25)
+SMALL = StorageSettings(
+    first_journal_file_bytes=256 << 10,
+    journal_file_bytes=1 << 20,
+    checkpoint_bytes=1 << 20,
+    segment_size_bytes=64 << 10,
+    recent_bytes=128 << 10,
+)
+PATIENCE_S = 20.0
+
+
+class HeldWorker:
+    """A disk's thread as turns of the loop, which a test can hold back, and which dies with its member."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._life = member.life
+        self._loop = asyncio.get_running_loop()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._due_s = 0.0
+
+    def submit(self, task: Callable[[], None]) -> None:
+        if self._member.held is not None:
+            self._member.held.append((self, task))
+            return
+        self._tasks.append(task)
+        trio = self._member.trio
+        self._due_s = max(self._due_s, self._loop.time() + trio.rng.random() * trio.disk_takes_s)
+        self._loop.call_at(self._due_s, self._next)
+
+    def _next(self) -> None:
+        self.run(self._tasks.popleft())
+
+    def run(self, task: Callable[[], None]) -> None:
+        if self._member.life == self._life:
+            task()
+
+    def close(self) -> None:
+        return None
+
+
+class Stepped(Clock):
+    """A member's clocks, whose wall clock a test may move."""
+
+    __slots__ = ("offset_ms",)
+
+    def __init__(self) -> None:
+        self.offset_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.offset_ms
+
+
+class Member:
+    """One node with its replica of the partition. `start` and `kill` may alternate."""
+
+    def __init__(self, trio: Trio, node: str, replica_id: int) -> None:
+        self.node = node
+        self.replica_id = replica_id
+        self.disk = CrashDisk()
+        self.life = 0
+        self.alive = False
+        self.held: list[tuple[HeldWorker, Callable[[], None]]] | None = None
+        self.clock = Stepped()
+        self.failures: list[BaseException] = []
+        self.storage: Storage
+        self.driver: Driver
+        self.transport: Transport
+        self.partition: Partition
+        self.trio = trio
+        self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sock.bind(("127.0.0.1", 0))
+        self.address = TcpAddress("127.0.0.1", self._sock.getsockname()[1])
+
+    def __repr__(self) -> str:
+        return (
+            f"<Member {self.node} {self.partition.replica.core!r}>" if self.alive else f"<{self.node} down>"
+        )
+
+    async def start(self) -> None:
+        """Recover the disk and take part."""
+        assert not self.alive, f"{self.node} is running"
+        rng = random.Random(self.trio.rng.getrandbits(64))
+        self.storage = Storage.open(
+            self.disk,
+            HOME,
+            LOGS,
+            settings=SMALL,
+            rng=rng,
+            workers=lambda name: HeldWorker(self),
+            readers=InlineExecutor(),
+        )
+        self.transport = Transport(
+            cluster_id=lambda: CLUSTER,
+            node=self.node,
+            role=1,
+            nonce=rng.randbytes(16),
+            secret=None,
+            rng=rng,
+        )
+        self._filter(self.transport)
+        self.driver = Driver(
+            storage=self.storage,
+            transport=self.transport,
+            clock=self.clock,
+            address_of=lambda node, replica: self.trio.members[node].address,
+            on_fatal=self.failures.append,
+        )
+        self.transport.on_lost = self._lost
+        if self._sock.fileno() < 0:
+            self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._sock.bind(self.address)
+        self.alive = True
+        await self.transport.serve_tcp(self._sock)
+        if not self.storage.logs:
+            log = self.storage.create_log("t-0", self.replica_id)
+            log.append([initial_frame(VOTERS, created_ms=1)])
+            self.storage.record_hard_state(self.replica_id, term=1, vote=0)
+            await self.storage.sync()
+        await self._open()
+
+    async def _open(self) -> None:
+        log = self.storage.logs[self.replica_id]
+        self.partition = Partition(topic="t", number=0, driver=self.driver, log=log)
+        entry = ReplicaEntry(
+            log_id=self.replica_id,
+            replica_id=self.replica_id,
+            incarnation=1,
+            group=GROUP,
+            topic="t",
+            partition=0,
+            partition_hash=0,
+            state="made",
+            created_ms=1,
+            voters=list(VOTERS.voters),
+            settings={},
+        )
+        process: Any = SimpleNamespace(
+            cluster_id=CLUSTER,
+            storage=self.storage,
+            raft_settings=SETTINGS,
+            rng=self.trio.rng,
+            clock=self.clock,
+        )
+        replica = await Process.open_replica(process, entry, name=f"t/0@{self.node}", machine=self.partition)
+        self.partition.replica = replica
+        self.partition.committed(replica.core.committed_index)
+        self.driver.add(replica)
+
+    def _filter(self, transport: Transport) -> None:
+        send = transport.send
+
+        def filtered(address: Address, channel: Channel, parts: Sequence[Any]) -> bool:
+            receiver = next(m for m in self.trio.members.values() if m.address == address)
+            messages = [message for message, _ in read_frame(memoryview(b"".join(parts)))]
+            delay_s = self.trio.wire(self, receiver, channel, messages)
+            if delay_s is None:
+                return True  # lost on the way
+            if delay_s == 0:
+                return send(address, channel, parts)
+            life = self.life
+            kept = [bytes(part) for part in parts]
+            asyncio.get_running_loop().call_later(
+                delay_s, lambda: self.life == life and send(address, channel, kept)
+            )
+            return True
+
+        transport.send = filtered  # type: ignore[method-assign]
+
+    def _lost(self, lost: Peer | Address) -> None:
+        """As Process._on_lost, with one group."""
+        node = lost.node if isinstance(lost, Peer) else self.trio.node_at(lost)
+        replica = self.driver.replicas.get(GROUP)
+        if replica is None or node is None:
+            return
+        if replica.leading:
+            for member, name in replica.nodes.items():
+                if name == node:
+                    self.driver.unreachable(replica, member)
+        elif replica.leader_node == node:
+            self.driver.suspect_leader(replica)
+
+    @property
+    def replica(self) -> Replica:
+        return self.partition.replica
+
+    def hold_disk(self) -> None:
+        """From now on the disk does nothing."""
+        self.held = []
+
+    def release_disk(self) -> None:
+        """The disk does what was asked of it meanwhile, in order."""
+        held, self.held = self.held or [], None
+        for worker, task in held:
+            worker.run(task)
+
+    async def _end(self) -> None:
+        self.alive = False
+        self.life += 1
+        self.held = None
+        # Nothing of this life acts on what may still come: neither syncs, nor timers, nor frames.
+        self.driver._stopped = True
+        if self.driver._timer is not None:
+            self.driver._timer.cancel()
+        for task in list(self.driver._tasks):
+            task.cancel()
+        self.storage._closed = True
+        if self.storage._idle_timer is not None:
+            self.storage._idle_timer.cancel()
+        self.transport.on_frame = lambda peer, channel, payload: None
+        self.transport.on_lost = lambda whom: None
+        self._sock.close()
+        await self.transport.close(timeout=0)
+
+    async def kill(self) -> None:
+        """kill -9: what was handed to the kernel stays."""
+        await self._end()
+        self.disk.kill()
+
+    async def cut_power(self, *, keep: float = 0.5) -> None:
+        """Of what was not synced, any part may be there."""
+        await self._end()
+        self.disk.crash(self.trio.rng, keep)
+
+    async def stop(self) -> None:
+        """An orderly end."""
+        self.release_disk()
+        await self.driver.close()
+        await self.transport.close()
+        await self.storage.close()
+        self._sock.close()
+        self.alive = False
+        self.life += 1
+
+    def frames(self, *, committed: bool = True) -> list[bytes]:
+        """The log's frames, byte for byte."""
+        log = self.partition.log
+        last = self.partition.committed_index if committed else log.last_index
+        frames: list[bytes] = []
+        while log.first_index + len(frames) <= last:
+            found = log.read_nowait(log.first_index + len(frames), last, max_bytes=1 << 20)
+            assert found, f"{self}: entry {log.first_index + len(frames)} cannot be read"
+            frames += [bytes(frame) for frame in found]
+        return frames
+
+    def values(self) -> list[bytes]:
+        """All committed values in order."""
+        found: list[bytes] = []
+        for frame in self.frames():
+            if Header.unpack(frame).count:
+                assert len(found) == Header.unpack(frame).base_offset, "offsets are dense"
+                found.extend(bytes(value) for value in Batch(frame).values)
+        return found
+
+
+Wire = Callable[[Member, Member, Channel, list[AnyMessage]], float | None]
+
+
+def everything(sender: Member, receiver: Member, channel: Channel, messages: list[AnyMessage]) -> float:
+    """A wire that delivers all, at once."""
+    return 0
+
+
+class Trio:
+    """Three members. `wire` says of each frame how many seconds late it arrives; None: never."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.wire: Wire = everything
+        # A write or sync takes up to so long; none overtakes another.
+        self.disk_takes_s = 0.0
+        self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}
+
+    def node_at(self, address: Address) -> str | None:
+        return next((m.node for m in self.members.values() if m.address == address), None)
+
+    def cut_off(self, *nodes: str) -> None:
+        """Nothing passes between these and the others."""
+        self.wire = lambda sender, receiver, channel, messages: (
+            0 if (sender.node in nodes) == (receiver.node in nodes) else None
+        )
+
+    def heal(self) -> None:
+        """Everything passes."""
+        self.wire = everything
+
+    @property
+    def alive(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    async def until(self, condition: Callable[[], bool], *, what: str = "") -> None:
+        """Wait for a condition; an AssertionError with everybody's standing when it takes too long."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not condition():
+                    for member in self.alive:
+                        assert not member.failures, member.failures
+                    await asyncio.sleep(0.002)
+        except TimeoutError:
+            raise AssertionError(f"never came: {what}; {list(self.members.values())}") from None
+
+    async def leader(self, *, among: Sequence[str] = NODES) -> Member:
+        """The leader, once one of these has committed in its term."""
+
+        def found() -> Member | None:
+            leaders = [m for m in self.alive if m.node in among and m.partition.leads]
+            best = max(leaders, key=lambda m: m.replica.core.term, default=None)
+            if best is None:
+                return None
+            committed_term = best.partition.log.term(best.partition.committed_index)
+            return best if committed_term == best.replica.core.term else None
+
+        await self.until(lambda: found() is not None, what=f"a leader among {among}")
+        member = found()
+        assert member is not None
+        return member
+
+    def followers(self, leader: Member) -> list[Member]:
+        return [member for member in self.alive if member is not leader]
+
+    async def settled(self) -> None:
+        """Wait until everybody alive has committed all that the leader holds."""
+        leader = await self.leader()
+        last = leader.partition.log.last_index
+        await self.until(
+            lambda: all(m.partition.committed_index >= last for m in self.alive), what=f"{last} committed"
+        )
+
+    def check_equal(self) -> None:
+        """Committed logs are prefixes of one another, byte for byte; equal logs make equal state."""
+        longest = max((member.frames() for member in self.alive), key=len)
+        for member in self.alive:
+            frames = member.frames()
+            assert longest[: len(frames)] == frames, f"{member} committed something else"
+        ends = {member.partition.log.last_index for member in self.alive}
+        if len(ends) == 1:
+            first = self.alive[0].partition
+            for member in self.alive:
+                partition = member.partition
+                assert first.producers.snapshot() == partition.producers.snapshot(), f"{member}"
+                assert first.cursors.names() == partition.cursors.names(), f"{member}"
+
+
+@asynccontextmanager
+async def trio(*, seed: int = 1) -> AsyncIterator[Trio]:
+    """Three members, running; all that still run end in order."""
+    cluster = Trio(seed)
+    try:
+        for member in cluster.members.values():
+            await member.start()
+        yield cluster
+    finally:
+        cluster.heal()
+        for member in cluster.members.values():
+            if member.alive:
+                await member.stop()
+            else:
+                member._sock.close()
+
+
+def batch(sequence: int, *values: bytes, producer: bytes = b"p" * 16, epoch: int = 0) -> bytearray:
+    """An idempotent producer's batch."""
+    return build(list(values), producer_id=producer, producer_epoch=epoch, sequence=sequence)
+
+
+def send(member: Member, frame: bytearray) -> asyncio.Future[Receipt]:
+    """Append a batch at a member, from a copy, as it comes from a client."""
+    mine = bytearray(frame)
+    return member.partition.append_frame(mine, Header.unpack(mine))
