@@ -45,9 +45,20 @@ class Cursors:
         """The cursor as the log's end has it."""
         return self._cursors.get(name)
 
+    def committed_at(self, name: str) -> Cursor | None:
+        """The cursor as it was before the first change that may still be truncated."""
+        for _, changed, before in self._undo:
+            if changed == name:
+                return before
+        return self._cursors.get(name)
+
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """The names as the log's end has them, sorted."""
         return sorted(self._cursors)
+
+    def known(self) -> list[str]:
+        """All names that stand at the log's end or at the last commit, sorted."""
+        return sorted(self._cursors.keys() | {name for _, name, _ in self._undo})
 
     def appended(self, header: Header, payload: Buffer) -> None:
         """A `cursor` entry is now the log's last."""

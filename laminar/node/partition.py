@@ -95,7 +95,7 @@ class Partition:
         self._door_bytes = 0
         self._door_scheduled = False
         self._door_in_flight: set[int] = set()
-        self._fetchers: list[asyncio.Future[None]] = []
+        self._fetchers: set[asyncio.Future[None]] = set()
         self._draining = False
         self.appended_records = 0
         self.appended_batches = 0
@@ -107,17 +107,30 @@ class Partition:
         """See Machine."""
         if header.kind == Kind.DATA:
             self.producers.appended(header)
+            # What the header says is committed needs no way back: so a replayed log piles up no history.
+            self.producers.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
             self.cursors.appended(header, memoryview(frame)[_HEADER:])
+            self.cursors.committed(header.committed_index)
 
     def truncated(self, index: int) -> None:
         """See Machine."""
         self.producers.truncated(index)
         self.cursors.truncated(index)
+        outcome = self._outcome_of_truncated
         for lost in [waiting for waiting in self._waiters if waiting >= index]:
             for waiter in self._waiters.pop(lost):
-                _fail(waiter.future, _lost_leadership(self, outcome="not_applied"))
+                _fail(waiter.future, _truncated(self, outcome))
             self._forget(lost)
+
+    @property
+    def _outcome_of_truncated(self) -> Outcome:
+        """What becomes of an entry that a deposed leader proposed and then cut.
+
+        Of three voters two elected a leader without it, and whoever elects without it never takes it over:
+        so it was on the third alone, and is gone. Of five, a follower may still hold it and lead one day.
+        """
+        return "not_applied" if self.replicas <= 3 else "unknown"
 
     def committed(self, index: int) -> None:
         """See Machine."""
@@ -138,13 +151,13 @@ class Partition:
                     if waiter.term == term:
                         waiter.future.set_result(waiter.receipt)
                     else:
-                        waiter.future.set_exception(_lost_leadership(self, outcome="not_applied"))
+                        waiter.future.set_exception(_truncated(self, self._outcome_of_truncated))
                 self._forget(done)
             if self._door and not self._door_scheduled:
                 self._door_scheduled = True
                 self._loop.call_soon(self._open_door)
         if self._fetchers:
-            fetchers, self._fetchers = self._fetchers, []
+            fetchers, self._fetchers = self._fetchers, set()
             for fetcher in fetchers:
                 if not fetcher.done():
                     fetcher.set_result(None)
@@ -173,7 +186,7 @@ class Partition:
     def stop_waiting(self) -> None:
         """Let readers who wait for new records go: this replica will have none for them."""
         self._draining = True
-        fetchers, self._fetchers = self._fetchers, []
+        fetchers, self._fetchers = self._fetchers, set()
         for fetcher in fetchers:
             _wake(fetcher)
 
@@ -210,12 +223,13 @@ class Partition:
             if remaining <= 0 or self._draining:
                 return False
             future: asyncio.Future[None] = self._loop.create_future()
-            self._fetchers.append(future)
+            self._fetchers.add(future)
             handle = self._loop.call_later(remaining, _wake, future)
             try:
                 await future
             finally:
                 handle.cancel()
+                self._fetchers.discard(future)
         return True
 
     async def confirmed_end(self) -> int:
@@ -267,8 +281,9 @@ class Partition:
 
     def append_frame(self, frame: bytearray | memoryview, header: Header) -> asyncio.Future[Receipt]:
         """A verified, unstamped columnar batch; recognised when its producer sent it before."""
-        self._check_can_append()
+        self._check_leads()
         future: asyncio.Future[Receipt] = self._loop.create_future()
+        # A retry first: it takes no room, and to refuse it as "not applied" would be a lie.
         if header.producer_id != NOBODY:
             known = self.producers.check(header.producer_id, header.producer_epoch, header.sequence)
             if isinstance(known, Refused):
@@ -276,6 +291,11 @@ class Partition:
             if known is not None:
                 self._await_place(future, known)
                 return future
+        self._check_room()
+        if self._door:
+            # They came first: no batch overtakes them or moves the end that one of them was checked against.
+            self._empty_door(in_flight=None)
+            self._check_leads()
         self._propose(frame, [(future, header.count)])
         return future
 
@@ -289,8 +309,14 @@ class Partition:
         self._waiters.setdefault(place.index, []).append(_Waiter(future, receipt, term, self._loop.time()))
 
     def _check_can_append(self) -> None:
+        self._check_leads()
+        self._check_room()
+
+    def _check_leads(self) -> None:
         if not self.leads:
             raise _lost_leadership(self, outcome="not_applied")
+
+    def _check_room(self) -> None:
         refusal = self._refusal()
         if refusal == "disk":
             raise Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
@@ -340,7 +366,10 @@ class Partition:
         the partition, the larger the batches.
         """
         self._door_scheduled = False
-        while self._door and len(self._door_in_flight) < DOOR_BATCHES_IN_FLIGHT:
+        self._empty_door(in_flight=DOOR_BATCHES_IN_FLIGHT)
+
+    def _empty_door(self, *, in_flight: int | None) -> None:
+        while self._door and (in_flight is None or len(self._door_in_flight) < in_flight):
             if not self.leads:
                 self.led(False)
                 return
@@ -358,6 +387,10 @@ class Partition:
             except ValueError:
                 self._one_by_one(knocks)
                 continue
+            except Exception as error:
+                for knock in knocks:
+                    _fail(knock.future, Problem("bug", f"{error!r}", outcome="not_applied"))
+                raise
             index = self._propose(frame, [(knock.future, len(knock.records.values)) for knock in knocks])
             if index > self.committed_index:
                 self._door_in_flight.add(index)
@@ -420,8 +453,8 @@ class Partition:
         return future
 
     def cursor(self, name: str) -> Cursor | None:
-        """A cursor as this replica has it."""
-        return self.cursors.get(name)
+        """A cursor as it is committed here: a later change may still be lost."""
+        return self.cursors.committed_at(name)
 
 
 def _join(many: Sequence[Records]) -> bytearray:
@@ -455,6 +488,12 @@ def _lost_leadership(partition: Partition, *, outcome: Outcome) -> Problem:
     )
 
 
+def _truncated(partition: Partition, outcome: Outcome) -> Problem:
+    if outcome == "not_applied":
+        return _lost_leadership(partition, outcome=outcome)
+    return Problem("outcome_unknown", f"another replica of {partition.topic}/{partition.number} leads now")
+
+
 def _refused(refused: Refused, header: Header) -> Problem:
     if refused.code == "fenced":
         return Problem(
@@ -471,5 +510,6 @@ def _refused(refused: Refused, header: Header) -> Problem:
         field="sequence",
         value=header.sequence,
         limit=refused.expected,
-        outcome="not_applied",
+        # A number taken long ago, whose place is forgotten: it was applied then.
+        outcome="unknown" if header.sequence < refused.expected else "not_applied",
     )

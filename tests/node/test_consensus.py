@@ -344,3 +344,28 @@ async def test_a_journal_never_holds_an_entry_without_its_term() -> None:
             known = max(known, term) if kind == "term" else known
             assert term <= known, f"an entry of term {term} was recorded before its term: {order}"
         assert ("entry", known) in order
+
+
+async def test_a_cursor_that_may_still_be_lost_is_shown_to_nobody() -> None:
+    """A change shows when it is committed, at every replica; one that is cut never did."""
+    async with trio() as cluster:
+        old = await cluster.leader()
+        await send(old, batch(0, *[b"x"] * 10))
+        await old.partition.set_cursor("c", 3, expected=None, check=False, owner="", now_ms=1)
+        await cluster.settled()
+        cluster.cut_off(old.node)
+        lost = old.partition.set_cursor("c", 9, expected=3, check=True, owner="", now_ms=1)
+        made = old.partition.set_cursor("new", 1, expected=None, check=False, owner="", now_ms=1)
+
+        shown = [old.partition.cursor(name) for name in ("c", "new")]
+        assert [3, None] == [cursor and cursor.position for cursor in shown]
+        new = await cluster.leader(among=[node for node in NODES if node != old.node])
+        cluster.heal()
+        await asyncio.wait([lost, made])
+        await cluster.settled()
+
+        assert all(isinstance(future.exception(), Problem) for future in (lost, made))
+        for member in (old, new):
+            assert ["c"] == member.partition.cursors.names()
+            cursor = member.partition.cursor("c")
+            assert cursor is not None and 3 == cursor.position

@@ -28,6 +28,7 @@ def test_a_cursor_stands_where_the_last_entry_put_it() -> None:
 
     assert cursors.get("billing") is None
     assert cursors.names() == []
+    assert cursors.known() == ["billing"], "until that is committed"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 9)), max_size=30), st.data())

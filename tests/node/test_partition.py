@@ -98,9 +98,9 @@ async def test_state_is_made_again_from_the_log(tmp_path: Path) -> None:
 
     async with lone_partition(tmp_path) as partition:
         assert table == partition.producers.snapshot()
+        assert Receipt(0, 1, 1, duplicate=True) == await partition.append_frame(*produced(1, b"b"))
         cursor = partition.cursor("c")
         assert cursor is not None and (1, 5, "me") == (cursor.position, cursor.changed_ms, cursor.owner)
-        assert Receipt(0, 1, 1, duplicate=True) == await partition.append_frame(*produced(1, b"b"))
         assert [b"a", b"b"] == await values(partition)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laminar.batch import Batch, Header, build
-from laminar.http.errors import Problem
+from laminar.http.errors import CODES, Problem
 from laminar.http.messages import Request, Response
 from laminar.http.payload import Append, parse_append
 from laminar.http.records import Limits, Records
@@ -117,27 +117,23 @@ class AppendRoutes:
     def _append_frames(
         self, partition: Partition, frames: Sequence[memoryview]
     ) -> list[asyncio.Future[Receipt]]:
-        """All or nothing as far as refusing goes: what is refused is refused before any is proposed."""
+        """In order, each checked as the one before it left the partition.
+
+        What is refused at the first is refused as a whole. After that something is proposed: a later
+        refusal is told together with what becomes of those before it, never as if nothing had been done.
+        """
         # A leader stamps batches in place, so it needs them writable and its own.
         frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
-        headers = [Header.unpack(frame) for frame in frames]
-        if len(frames) > 1 and any(header.producer_id != NOBODY for header in headers[1:]):
-            # Each is checked against the table as the one before it left it; a refusal in the
-            # middle leaves the first ones appended, which their producer will see as duplicates.
-            return self._append_in_order(partition, frames, headers)
-        return [partition.append_frame(frame, header) for frame, header in zip(frames, headers, strict=True)]
-
-    def _append_in_order(
-        self, partition: Partition, frames: Sequence[memoryview], headers: Sequence[Header]
-    ) -> list[asyncio.Future[Receipt]]:
         receipts: list[asyncio.Future[Receipt]] = []
-        for frame, header in zip(frames, headers, strict=True):
+        for frame in frames:
             try:
-                receipts.append(partition.append_frame(frame, header))
+                receipts.append(partition.append_frame(frame, Header.unpack(frame)))
             except Problem as problem:
-                failed: asyncio.Future[Receipt] = self._loop.create_future()
-                failed.set_exception(problem)
-                receipts.append(failed)
+                if not receipts:
+                    raise
+                refused: asyncio.Future[Receipt] = self._loop.create_future()
+                refused.set_exception(problem)
+                receipts.append(refused)
                 break
         return receipts
 
@@ -359,8 +355,14 @@ def _whole(results: Sequence[Any], topic: str) -> list[Receipt]:
     failures = [result for result in results if isinstance(result, BaseException)]
     if not failures:
         return receipts
-    first = failures[0]
-    if isinstance(first, Problem) and receipts:
-        durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
-        first.detail = f"{first.detail or first.title}; durable in {topic} all the same: {durable}"
-    raise first
+    unknown = (each for each in failures if not isinstance(each, Problem) or each.outcome == "unknown")
+    worst = next(unknown, failures[0])
+    if not isinstance(worst, Problem) or not receipts:
+        raise worst
+    durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
+    detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
+    if CODES[worst.code].retriable:
+        # Nobody may repeat the whole of it as if nothing had been done.
+        raise Problem("outcome_unknown", detail) from worst
+    worst.detail, worst.outcome = detail, "unknown"
+    raise worst

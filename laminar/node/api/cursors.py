@@ -185,10 +185,11 @@ class CursorRoutes:
         if step.operation == "get":
             # The end that lag is counted from is confirmed: an old leader would show too little.
             await partition.confirmed_end()
-            names = [step.name] if step.name else partition.cursors.names()
+            names = [step.name] if step.name else partition.cursors.known()
         else:
             names = [step.name]
-            if step.operation == "set" or partition.cursor(step.name) is not None:
+            # Deleting what only an uncommitted entry knows of is work too: that entry may be lost or last.
+            if step.operation == "set" or step.name in partition.cursors.known():
                 await partition.set_cursor(
                     step.name,
                     step.position if step.operation == "set" else None,

@@ -128,6 +128,10 @@ class Exchange:
         except CallTimeout as error:
             raise Problem("outcome_unknown", str(error)) from error
         except RemoteError as error:
+            if error.code == "overloaded":  # said before anything was done
+                raise Problem("overloaded", f"{address}: {error}", outcome="not_applied") from error
+            if error.code == "timeout":
+                raise Problem("outcome_unknown", f"{address}: {error}") from error
             raise Problem("bug", f"{address}: {error}") from error
         except TransportError as error:
             raise Problem("no_leader", str(error), outcome="unknown", retry_after_ms=100) from error

@@ -240,6 +240,8 @@ class FetchRoutes:
                 value=wanted,
                 limit=served.start_offset,
             )
+        if wanted >= served.end_offset and served.leads:
+            await served.confirmed_end()  # a leader that was deposed unawares would deny what is there
         if wanted >= served.end_offset:
             raise Problem(
                 "no_such_record",

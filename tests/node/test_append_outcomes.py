@@ -1,0 +1,199 @@
+"""What an append is told: `not_applied` is only said when no record of it can ever be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from laminar.batch import Header, build
+from laminar.http.errors import Problem
+from laminar.http.records import Limits, Records
+from laminar.node.api.append import AppendRoutes
+from laminar.node.api.exchange import Exchange, PassedResponse
+from laminar.node.partition import Partition, Receipt
+from laminar.node.producers import REMEMBERED_BATCHES, Producers
+from laminar.node.transport import RemoteError, TcpAddress, Transport
+from laminar.node.wire import ConfigurationRecord
+from tests.node.alone import lone_partition
+from tests.node.trio import batch
+
+
+def routes() -> AppendRoutes:
+    shard: Any = SimpleNamespace(boot=SimpleNamespace(node="here"), number=0)
+    return AppendRoutes(shard, cast(Any, None), cast(Any, None), cast(Any, None), limits=Limits())
+
+
+def append(partition: Partition, frame: bytearray) -> asyncio.Future[Receipt]:
+    return partition.append_frame(frame, Header.unpack(frame))
+
+
+async def answer(partition: Partition, frames: Sequence[bytearray]) -> Problem:
+    """The problem that a request with these batches is answered with."""
+    served = routes()
+    with pytest.raises(Problem) as problem:
+        await served._answer_many(
+            served._append_frames(partition, [memoryview(frame) for frame in frames]), partition
+        )
+    return problem.value
+
+
+async def test_a_refusal_of_the_second_batch_does_not_deny_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is durable, so a client that repeats everything doubles it: 504, not a retriable 503."""
+    monkeypatch.setattr("laminar.node.partition.UNCOMMITTED_BYTES", 1000)
+    async with lone_partition(tmp_path) as partition:
+        problem = await answer(partition, [build([b"x" * 2000]), build([b"y"])])
+
+        assert ("outcome_unknown", "unknown") == (problem.code, problem.outcome)
+        assert "durable in t all the same: 0: 0 to 0" in str(problem.detail)
+        assert 1 == partition.end_offset
+
+
+async def test_a_gap_behind_a_durable_batch_is_named_and_not_called_unapplied(tmp_path: Path) -> None:
+    """The code says what is wrong with the second; the outcome is the request's."""
+    async with lone_partition(tmp_path) as partition:
+        problem = await answer(partition, [batch(0, b"x"), batch(2, b"y")])
+
+        assert ("out_of_sequence", "unknown") == (problem.code, problem.outcome)
+        assert 1 == partition.end_offset
+
+
+async def test_the_first_batchs_refusal_refuses_the_request(tmp_path: Path) -> None:
+    """Nothing was proposed: it may be sent again."""
+    async with lone_partition(tmp_path) as partition:
+        problem = await answer(partition, [batch(1, b"x"), batch(2, b"y")])
+
+        assert ("out_of_sequence", "not_applied") == (problem.code, problem.outcome)
+        assert 0 == partition.end_offset
+
+
+async def test_a_retry_is_recognised_before_anything_is_refused(tmp_path: Path) -> None:
+    """A full disk does not make an applied batch unapplied; and a number long taken is not "not applied"."""
+    async with lone_partition(tmp_path) as partition:
+        for sequence in range(REMEMBERED_BATCHES + 1):
+            await append(partition, batch(sequence, b"x"))
+        partition._refusal = lambda: "disk"
+
+        assert 1 == (await append(partition, batch(1, b"x"))).offset
+        with pytest.raises(Problem) as forgotten:
+            append(partition, batch(0, b"x"))
+        with pytest.raises(Problem) as full:
+            append(partition, batch(REMEMBERED_BATCHES + 1, b"x"))
+
+        assert ("out_of_sequence", "unknown") == (forgotten.value.code, forgotten.value.outcome)
+        assert ("disk_full", "not_applied") == (full.value.code, full.value.outcome)
+
+
+@pytest.mark.parametrize(("voters", "outcome"), [(3, "not_applied"), (5, "unknown")])
+async def test_a_truncated_append_is_surely_gone_only_of_three(
+    tmp_path: Path, voters: int, outcome: str
+) -> None:
+    """Of five, a follower may hold the cut entry, be elected by two that never saw its successor, and
+    commit it.
+    """
+    members = ConfigurationRecord(voters=tuple((number + 1, "here") for number in range(voters)))
+    async with lone_partition(tmp_path, voters=members) as partition:
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        partition._waiters[2] = [_waiter(future)]
+
+        partition.truncated(2)
+
+        error = future.exception()
+        assert isinstance(error, Problem)
+        assert outcome == error.outcome
+
+
+def _waiter(future: asyncio.Future[Receipt]) -> Any:
+    return SimpleNamespace(future=future, receipt=Receipt(0, 0, 1), term=1, since_s=0.0)
+
+
+async def test_a_batch_does_not_overtake_what_stands_at_the_door(tmp_path: Path) -> None:
+    """So one connection's appends keep their order, and `If-Match` holds for the offset that was checked."""
+    async with lone_partition(tmp_path) as partition:
+        assert partition.stands_at(0)
+        conditional = partition.append_records(Records([b"only at 0"]))
+        overtaking = append(partition, build([b"a", b"b"]))
+
+        assert [0, 1] == [(await conditional).offset, (await overtaking).offset]
+
+
+async def test_what_makes_no_batch_for_whatever_reason_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own mistake at the door leaves nobody waiting."""
+
+    def broken(*_: object) -> bytearray:
+        raise RuntimeError("a mistake")
+
+    raised: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
+    async with lone_partition(tmp_path) as partition:
+        monkeypatch.setattr("laminar.node.partition._join", broken)
+        knocks = [partition.append_records(Records([b"x"])) for _ in range(3)]
+        async with asyncio.timeout(2):
+            for knock in knocks:
+                with pytest.raises(Problem) as problem:
+                    await knock
+                assert ("bug", "not_applied") == (problem.value.code, problem.value.outcome)
+        assert 1 == len(raised), "and it is in the log"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "outcome"),
+    [
+        (RemoteError("overloaded"), "overloaded", "not_applied"),
+        (RemoteError("timeout"), "outcome_unknown", "unknown"),
+        (RemoteError("bug"), "bug", "unknown"),
+    ],
+)
+async def test_a_call_that_fails_over_there_is_unknown_unless_it_was_never_begun(
+    said: RemoteError, code: str, outcome: str
+) -> None:
+    """A handler that ran out of time may have appended."""
+
+    async def call(*_: object, **__: object) -> bytes:
+        raise said
+
+    exchange = Exchange(cast(Transport, SimpleNamespace(call=call)))
+    with pytest.raises(Problem) as problem:
+        await exchange.ask(TcpAddress("x", 1), "http", b"", kind=PassedResponse, timeout_s=1)
+    assert (code, outcome) == (problem.value.code, problem.value.outcome)
+
+
+async def test_readers_who_gave_up_are_forgotten(tmp_path: Path) -> None:
+    """On a partition where nothing happens, long polls that end leave nothing behind."""
+    async with lone_partition(tmp_path) as partition:
+        assert not any(await asyncio.gather(*(partition.wait_past(0, 0.01) for _ in range(10))))
+        gone = [asyncio.ensure_future(partition.wait_past(0, 30)) for _ in range(10)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+
+        assert not partition._fetchers
+
+
+async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> None:
+    """Of a thousand batches only the last few may still be cut; no more than those is kept for it."""
+    async with lone_partition(tmp_path) as partition:
+        for sequence in range(200):
+            await append(partition, batch(sequence, b"x"))
+    most = 0
+
+    class Watching(Producers):
+        def appended(self, header: Header) -> None:
+            nonlocal most
+            super().appended(header)
+            most = max(most, len(self._undo))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("laminar.node.partition.Producers", Watching)
+        async with lone_partition(tmp_path) as partition:
+            assert 200 == partition.producers.snapshot()[0][2]
+    assert 0 < most < 10
