@@ -28,7 +28,8 @@ from laminar.log.settings import StorageSettings
 from laminar.log.state import HardState, LogFiles
 from laminar.log.worker import ThreadWorker, Worker
 
-_MAX_NAME_BYTES = 200
+# The folder has the log's id (16 digits) behind it; a topic of 200 characters and its partition fit.
+_MAX_NAME_BYTES = 220
 
 
 class Storage:

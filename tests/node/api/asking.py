@@ -1,0 +1,83 @@
+"""Words of the API's tests: one server for all of them, topics of their own, and what a problem must look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+
+from laminar.http.errors import CODES
+
+MAX_APPEND_BYTES: Final = 2 * 1024 * 1024
+PROBLEM_TYPE: Final = "application/problem+json"
+NDJSON: Final = "application/x-ndjson"
+ENVELOPES: Final = "application/vnd.laminar.records+json"
+ENVELOPE_LINES: Final = "application/vnd.laminar.records+ndjson"
+BATCH: Final = "application/vnd.laminar.batch"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+
+
+class Partition:
+    """Partition `number` of a topic, as a test asks for it."""
+
+    def __init__(self, http: httpx.Client, topic: str, number: int = 0) -> None:
+        self.http = http
+        self.topic = topic
+        self.number = number
+        self.path = f"/v1/topics/{topic}/partitions/{number}"
+
+    def post(
+        self,
+        body: bytes | str,
+        kind: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **query: Any,
+    ) -> httpx.Response:
+        """An append, whatever comes of it."""
+        given = dict(headers or {})
+        if kind is not None:
+            given["Content-Type"] = kind
+        return self.http.post(f"{self.path}/records", content=body, params=query, headers=given)
+
+    def append(self, *values: str) -> int:
+        """Each value as a record of its own, in one batch; the offset of the first."""
+        lines = "".join(json.dumps({"value": value}) + "\n" for value in values)
+        answer = self.post(lines, ENVELOPE_LINES)
+        assert answer.status_code in (200, 201), answer.text
+        return int(answer.json()["placed"][0]["offset"])
+
+    def fetch(self, accept: str | None = None, **query: Any) -> httpx.Response:
+        """A fetch, whatever comes of it."""
+        headers = {} if accept is None else {"Accept": accept}
+        return self.http.get(f"{self.path}/records", params=query, headers=headers)
+
+    def records(self, **query: Any) -> list[dict[str, Any]]:
+        """The records of a fetch that succeeds."""
+        answer = self.fetch(**query)
+        assert 200 == answer.status_code, answer.text
+        found: list[dict[str, Any]] = answer.json()["records"]
+        return found
+
+    def values(self, **query: Any) -> list[str]:
+        """Their values."""
+        return [record["value"] for record in self.records(**query)]
+
+
+def problem(answer: httpx.Response, status: int, code: str, **expected: Any) -> dict[str, Any]:
+    """The answer is this problem, with all that every problem has; `expected` are further members."""
+    assert PROBLEM_TYPE == answer.headers.get("content-type"), answer.text
+    document: dict[str, Any] = answer.json()
+    assert (status, code) == (answer.status_code, document["code"]), answer.text
+    row = CODES[code]
+    assert status == row.status == document["status"]
+    assert f"/docs/errors#{code}" == document["type"]
+    assert row.title == document["title"]
+    assert document["outcome"] in ("not_applied", "unknown")
+    if row.retriable:
+        assert document["retry_after_ms"] > 0
+        assert int(answer.headers["retry-after"]) >= 1
+    assert expected == {name: document.get(name) for name in expected}, answer.text
+    return document
