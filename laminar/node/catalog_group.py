@@ -91,6 +91,9 @@ class CatalogGroup:
                         self.catalog.apply(header.index, bytes(memoryview(frame)[_HEADER:]))
                     self.applied_index = header.index
                     self._resolve(header)
+        except Exception as error:  # noqa: BLE001  # ends the process: this node's catalog stands still
+            self._on_failed(error)
+            return
         finally:
             self._applying = False
         waiting, self._until = self._until, []

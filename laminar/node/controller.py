@@ -128,6 +128,11 @@ class Controller(Process):
                     f"this node's part of the catalog is gone from its data folder. {ANOTHER_NAME}"
                 )
             entry = await self._found()
+        if self.boot.founding:
+            # Also when a crash came between the two: from now on an empty folder is a loss, not a beginning.
+            assert self.cluster_id is not None
+            await self.boot.join_cluster(self.cluster_id)
+            _log.info("a new cluster: %s", self.cluster_id.hex())
         await self._start_group(entry)
 
     async def _found(self) -> ReplicaEntry:
@@ -141,8 +146,6 @@ class Controller(Process):
         self.storage.record_hard_state(1, term=1, vote=0)
         await self.storage.sync()
         await self.storage.write_manifest([entry])
-        await self.boot.join_cluster(self.cluster_id)
-        _log.info("a new cluster: %s", self.cluster_id.hex())
         return entry
 
     def _catalog_entry(self, log_id: int, *, replica_id: int, record: ConfigurationRecord) -> ReplicaEntry:
@@ -162,9 +165,14 @@ class Controller(Process):
         )
 
     async def _start_group(self, entry: ReplicaEntry) -> None:
+        log = self.storage.logs.get(self.storage.resolve(entry.log_id))
+        voted = entry.replica_id not in self.storage.lost_hard_states
+        if log is None or log.recovering or not voted:
+            # It may have voted or acknowledged what it does not know of any more (CONSENSUS.md 2 and 3).
+            raise Hopeless(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
         group = CatalogGroup(
             driver=self.driver,
-            log=self.storage.logs[entry.log_id],
+            log=log,
             on_applied=self._applied,
             on_led=lambda leading: self._reconcile_now.set(),
             on_failed=self.fatal,
@@ -255,6 +263,7 @@ class Controller(Process):
         record = msgspec.msgpack.decode(answer.configuration, type=ConfigurationRecord)
         log = self.storage.create_log(CATALOG_NAME)
         entry = self._catalog_entry(log.log_id, replica_id=answer.replica_id, record=record)
+        await self.storage.sync()  # a manifest never names a log that the journal does not know
         await self.storage.write_manifest([entry])
         await self.boot.join_cluster(answer.cluster_id)
         await self._start_group(entry)

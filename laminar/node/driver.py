@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,6 +35,7 @@ _log = logging.getLogger("laminar.driver")
 
 BULK_FRAME_BYTES = 256 * 1024
 READ_BYTES = 4 * 1024 * 1024
+MOST_READS = 64
 
 
 class Driver:
@@ -53,12 +55,14 @@ class Driver:
         clock: Clock,
         address_of: Callable[[str, Replica], Address | None],
         on_fatal: Callable[[BaseException], None],
+        heartbeat_ms: int = 200,
     ) -> None:
         self._storage = storage
         self._transport = transport
         self._clock = clock
         self._address_of = address_of
         self._on_fatal = on_fatal
+        self._heartbeat_ms = heartbeat_ms
         self._loop = asyncio.get_running_loop()
         self.replicas: dict[bytes, Replica] = {}
         self._turn_scheduled = False
@@ -69,7 +73,8 @@ class Driver:
         self._timer_number = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
-        self._reads: set[tuple[bytes, int]] = set()
+        # Appends whose entries must be read from disk, by group and follower; there while one is read.
+        self._reads: dict[tuple[bytes, int], deque[SendAppend]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._confirmations: dict[tuple[bytes, int], asyncio.Future[int]] = {}
         self._context = 0
@@ -79,6 +84,7 @@ class Driver:
         self.bad_frames = 0
         self.syncs = 0
         self.proposals = 0
+        self.stalls = 0
         transport.on_frame = self.on_frame
 
     # -- replicas ----------------------------------------------------------------------
@@ -311,36 +317,43 @@ class Driver:
             self._control.setdefault(address, []).append(append.message)
             self._schedule_turn()
             return
+        key = (replica.group, append.message.receiver)
+        behind = self._reads.get(key)
+        if behind is not None:
+            # It leaves behind those that are being read, or the follower could not join it to its log.
+            if len(behind) < MOST_READS:
+                behind.append(append)
+            return
         frames = replica.log.read_nowait(append.first_index, append.last_index, max_bytes=1 << 31)
         if frames is not None and len(frames) == append.last_index - append.first_index + 1:
             self._bulk.setdefault(address, []).append((append.message, list(frames)))
             self._schedule_turn()
             return
-        key = (replica.group, append.message.receiver)
-        if key in self._reads:
-            return  # one read from disk per follower at a time; the core asks again
-        self._reads.add(key)
-        self._spawn(self._read_and_send(replica, append, address, key))
+        self._reads[key] = deque((append,))
+        self._spawn(self._read_and_send(replica, address, key))
 
-    async def _read_and_send(
-        self, replica: Replica, append: SendAppend, address: Address, key: tuple[bytes, int]
-    ) -> None:
-        """Entries that are only on disk: read them off the loop, then send if nothing changed."""
+    async def _read_and_send(self, replica: Replica, address: Address, key: tuple[bytes, int]) -> None:
+        """Entries that are only on disk: read them off the loop, in order, and send what is still true."""
+        appends = self._reads[key]
         try:
-            frames: list[Buffer] = []
-            index = append.first_index
-            while index <= append.last_index:
-                more = await replica.log.read(index, append.last_index, max_bytes=READ_BYTES)
-                frames.extend(more)
-                index += len(more)
+            while appends:
+                append = appends.popleft()
+                frames: list[Buffer] = []
+                index = append.first_index
+                while index <= append.last_index:
+                    more = await replica.log.read(index, append.last_index, max_bytes=READ_BYTES)
+                    frames.extend(more)
+                    index += len(more)
+                if self._stopped or not self.drives(replica):
+                    return
+                if replica.core.term == append.message.term:
+                    self._bulk.setdefault(address, []).append((append.message, frames))
+                    self._schedule_turn()
         except (StorageError, AssertionError, LookupError) as error:
+            # The core takes every message as one that may be lost: it asks again.
             _log.warning("%s: entries from %d on are not sent: %s", replica.name, append.first_index, error)
-            return
         finally:
-            self._reads.discard(key)
-        if not self._stopped and self.drives(replica) and replica.core.term == append.message.term:
-            self._bulk.setdefault(address, []).append((append.message, frames))
-            self._schedule_turn()
+            del self._reads[key]
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
@@ -427,15 +440,25 @@ class Driver:
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
+        due_ms, self._timer_at_ms = self._timer_at_ms, None
         self._timer = None
-        self._timer_at_ms = None
         try:
-            self._expire()
+            now_ms = self._clock.monotonic_ms()
+            if due_ms is not None and now_ms - due_ms > self._heartbeat_ms // 2:
+                self._after_stall(late_ms=now_ms - due_ms)
+            self._expire(now_ms)
         except Exception as error:  # noqa: BLE001  # ends the process
             self._die(error)
 
-    def _expire(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+    def _after_stall(self, *, late_ms: int) -> None:
+        """This loop stood still: the silence was ours, so what lies in the sockets is read before anybody is
+        taken for dead.
+        """
+        self.stalls += 1
+        for replica in self.replicas.values():
+            replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
+
+    def _expire(self, now_ms: int) -> None:
         while self._timers and self._timers[0][0] <= now_ms:
             scheduled_ms, _, replica = heapq.heappop(self._timers)
             if replica.scheduled_ms != scheduled_ms or not self.drives(replica):

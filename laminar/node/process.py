@@ -73,6 +73,7 @@ class Process:
             clock=self.clock,
             address_of=self.address_of,
             on_fatal=self.fatal,
+            heartbeat_ms=boot.settings.heartbeat_ms,
         )
         storage.on_failure = self.fatal
         self.transport.on_call = self._on_call

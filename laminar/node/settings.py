@@ -185,7 +185,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("heartbeat_ms", int, "how often an idle leader is heard", _between(10, 10_000)),
     Setting("segment_size_bytes", int, "size at which a new segment begins", _between(_MI, 4096 * _MI)),
     Setting("journal_file_bytes", int, "size at which a new journal file begins", _between(_MI, 4096 * _MI)),
-    Setting("max_append_bytes", int, "largest body of one append", _between(1024, 64 * _MI)),
+    Setting("max_append_bytes", int, "largest body of one append", _between(1024, 32 * _MI)),
 )
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", tuple: "a list of texts"}

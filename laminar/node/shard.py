@@ -17,7 +17,7 @@ from laminar.http.errors import Problem
 from laminar.http.server import HttpServer, ServerLimits
 from laminar.log.disk import RealDisk
 from laminar.log.document import Document
-from laminar.log.errors import StorageClosed
+from laminar.log.errors import StorageClosed, StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import Map, shard_home
 from laminar.log.storage import Storage
@@ -219,7 +219,14 @@ class Shard(Process):
             log=log,
             refusal=lambda: self.storage.refusal,
         )
-        replica = await self.open_replica(entry, name=f"{entry.topic}/{entry.partition}", machine=partition)
+        name = f"{entry.topic}/{entry.partition}"
+        try:
+            replica = await self.open_replica(entry, name=name, machine=partition)
+        except StorageError as error:
+            # One log that cannot be read stays away alone; the shard's others serve.
+            self.lost.append(entry)
+            _log.error("%s: this replica is damaged: %s", name, error)
+            return
         partition.replica = replica
         partition.committed(replica.core.committed_index)
         self.partitions[(entry.topic, entry.partition)] = partition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from laminar.log.errors import StorageClosed
 from laminar.node.partition import Receipt
 from laminar.node.transport import Channel
 from raft.messages import AnyMessage, Append, AppendAnswer, Heartbeat, PreVote, Vote
-from tests.node.trio import GROUP, NODES, Member, Trio, batch, send, trio
+from tests.node.trio import GROUP, NODES, SETTINGS, Member, Trio, batch, send, trio
 
 Messages = list[AnyMessage]
 
@@ -369,3 +370,75 @@ async def test_a_cursor_that_may_still_be_lost_is_shown_to_nobody() -> None:
             assert ["c"] == member.partition.cursors.names()
             cursor = member.partition.cursor("c")
             assert cursor is not None and 3 == cursor.position
+
+
+async def test_pitfall_44_a_loop_that_stood_still_starts_no_election() -> None:
+    """Leader and followers alike: the silence was their own."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        term = leader.replica.core.term
+        for _ in range(3):
+            time.sleep(4 * SETTINGS.election_timeout_ms / 1000)  # noqa: ASYNC251  # that is the fault
+            await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
+
+        assert [term] * 3 == [member.replica.core.term for member in cluster.alive]
+        assert leader.partition.leads
+        assert all(member.driver.stalls for member in cluster.alive)
+
+
+async def test_a_follower_that_was_away_for_long_catches_up_from_cold_files() -> None:
+    """Its appends are read from disk one after another and leave in order, not one a heartbeat."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        away = cluster.followers(leader)[0]
+        await away.kill()
+        for number in range(120):
+            await send(leader, batch(number, bytes(100_000)))
+        for member in cluster.alive:
+            await member.storage.checkpoint()
+            member.disk.cold = True
+        await away.start()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await cluster.settled()
+        took_s = loop.time() - began
+        refused = cluster.refused
+        for member in cluster.alive:
+            member.disk.cold = False
+
+        cluster.check_equal()
+        assert 120 == len(away.values())
+        assert refused <= 3, f"{refused} appends came out of order, {took_s:.2f} s"
+
+
+async def test_a_batch_of_16_mib_is_replicated_and_elections_go_on() -> None:
+    """One entry larger than an append, a bulk frame and the follower's window."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        term = leader.replica.core.term
+        large = bytes(16 << 20)
+
+        receipts = [await send(leader, batch(number, large, b"small")) for number in range(2)]
+
+        assert [0, 2] == [receipt.offset for receipt in receipts]
+        await cluster.settled()
+        assert term == leader.replica.core.term
+        last = leader.partition.committed_index
+        assert 1 == len({await member.partition.log.digest(last) for member in cluster.alive})
+
+
+async def test_pitfall_46_append_times_never_go_back_over_leaders_whose_clocks_differ() -> None:
+    """An hour ahead, then led by one an hour behind."""
+    async with trio() as cluster:
+        for offset_ms in (3_600_000, -3_600_000, 0):
+            leader = await cluster.leader()
+            leader.clock.offset_ms = offset_ms
+            await send(leader, batch(0, b"x", producer=cluster.rng.randbytes(16)))
+            await leader.kill()
+            await cluster.leader()
+            await leader.start()
+        await cluster.settled()
+
+        times = [Header.unpack(frame).append_time_ms for frame in cluster.alive[0].frames()]
+        assert times == sorted(times)
+        cluster.check_equal()

@@ -26,7 +26,7 @@ from laminar.node.process import Process
 from laminar.node.replica import Replica, initial_frame
 from laminar.node.transport import Address, Channel, Peer, TcpAddress, Transport
 from laminar.node.wire import ConfigurationRecord, read_frame
-from raft.messages import AnyMessage
+from raft.messages import AnyMessage, AppendAnswer
 from raft.values import Settings
 from tests.log.crash_disk import CrashDisk
 from tests.log.histories import HOME, LOGS, InlineExecutor
@@ -143,6 +143,7 @@ class Member:
             clock=self.clock,
             address_of=lambda node, replica: self.trio.members[node].address,
             on_fatal=self.failures.append,
+            heartbeat_ms=SETTINGS.heartbeat_ms,
         )
         self.transport.on_lost = self._lost
         if self._sock.fileno() < 0:
@@ -192,6 +193,9 @@ class Member:
         def filtered(address: Address, channel: Channel, parts: Sequence[Any]) -> bool:
             receiver = next(m for m in self.trio.members.values() if m.address == address)
             messages = [message for message, _ in read_frame(memoryview(b"".join(parts)))]
+            self.trio.refused += sum(
+                isinstance(message, AppendAnswer) and message.rejected for message in messages
+            )
             delay_s = self.trio.wire(self, receiver, channel, messages)
             if delay_s is None:
                 return True  # lost on the way
@@ -306,6 +310,8 @@ class Trio:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.wire: Wire = everything
+        # Appends that a follower could not join to its log.
+        self.refused = 0
         # A write or sync takes up to so long; none overtakes another.
         self.disk_takes_s = 0.0
         self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}
