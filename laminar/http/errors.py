@@ -338,8 +338,13 @@ def code_of_status(status: int) -> str:
 
 def _short(value: Any) -> Any:
     """What goes back into a problem: a number as it is, a text not longer than `LONGEST_VALUE`."""
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, (bool, float)):
         return value
+    if isinstance(value, int):
+        if value.bit_length() < 64:
+            return value
+        # msgpack, in which problems travel between shards, has no larger ones; nor has Python a text for all.
+        value = str(value) if value.bit_length() < 1024 else f"a whole number of {value.bit_length()} bits"
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = bytes(value[: LONGEST_VALUE + 1]).decode("utf-8", "backslashreplace")
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Words of the API's tests: one server for all of them, topics of their own, and what a problem must look like."""
+"""Words of the API's tests: a partition as a test asks for it, and what a problem must look like."""
 
 from __future__ import annotations
 
