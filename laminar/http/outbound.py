@@ -338,7 +338,8 @@ def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
 def _outcome(head: RequestHead, future: asyncio.Future[Response]) -> Response:
     """What a done future says, as an answer."""
     if future.cancelled():
-        return Response.problem(Problem("draining", "the request was given up", outcome="unknown"))
+        # Not a 503, which a client repeats: it may have been carried out.
+        return Response.problem(Problem("outcome_unknown", "the request was given up"))
     error = future.exception()
     if error is None:
         return future.result()

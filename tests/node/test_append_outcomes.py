@@ -12,6 +12,9 @@ import pytest
 
 from laminar.batch import Header, build
 from laminar.http.errors import Problem
+from laminar.http.head import RequestHead
+from laminar.http.messages import Response
+from laminar.http.outbound import _outcome
 from laminar.http.records import Limits, Records
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.exchange import Exchange, PassedResponse
@@ -197,3 +200,14 @@ async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> Non
         async with lone_partition(tmp_path) as partition:
             assert 200 == partition.producers.snapshot()[0][2]
     assert 0 < most < 10
+
+
+async def test_a_request_that_was_given_up_may_have_been_carried_out() -> None:
+    """So its answer is none that a client repeats by itself."""
+    future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    future.cancel()
+
+    response = _outcome(RequestHead("POST", "/", {}), future)
+
+    assert 504 == response.status
+    assert isinstance(response.body, bytes) and b"outcome_unknown" in response.body
