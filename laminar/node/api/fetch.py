@@ -8,6 +8,7 @@ the client has seen already, and a replica that is behind waits for it or says s
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from laminar.batch import Batch, BatchError, Kind
@@ -32,6 +33,7 @@ LONGEST_WAIT_MS = 30_000
 FORWARD_TIMEOUT_S = 5.0
 LOCAL = "laminar-local"
 OFFSET_LIMIT = 2**53
+_DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 
 
 class FetchRoutes:
@@ -156,7 +158,7 @@ class FetchRoutes:
             return partition.start_offset
         if text == "latest":
             return partition.end_offset
-        if not text.isascii() or not text.isdigit() or int(text) >= OFFSET_LIMIT:
+        if not _DIGITS.match(text) or int(text) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid",
                 "offset is a number, `earliest` or `latest`",
@@ -219,7 +221,7 @@ class FetchRoutes:
 
     async def record(self, request: Request, topic: str, partition: str, offset: str) -> Response:
         """GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
-        if not offset.isascii() or not offset.isdigit() or int(offset) >= OFFSET_LIMIT:
+        if not _DIGITS.match(offset) or int(offset) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid", "an offset is a number", field="offset", value=offset, limit=OFFSET_LIMIT
             )
