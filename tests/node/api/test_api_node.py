@@ -1,0 +1,266 @@
+"""The node itself over HTTP: health, limits, metrics, documents, and what holds for every route."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from laminar.http.errors import CODES
+from laminar.http.routes import ROUTES, Route
+from tests.node.api.asking import Partition, problem
+
+_METHODS = ("GET", "PUT", "PATCH", "POST", "DELETE", "OPTIONS", "TRACE")
+
+
+def known_methods(template: str) -> set[str]:
+    """What a path knows."""
+    methods = {route.method for route in ROUTES if route.template == template}
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
+@pytest.fixture
+def filled(http: httpx.Client, new_topic: Callable[..., str]) -> dict[str, str]:
+    """Something for each parameter of a path."""
+    topic = new_topic()
+    Partition(http, topic).append("a", "b")
+    http.put(f"/v1/topics/{topic}/cursors/reader", json={"positions": {"0": 1}})
+    (node,) = http.get("/v1/nodes").json()["nodes"]
+    return {
+        "topic": topic,
+        "partition": "0",
+        "offset": "0",
+        "version": "0",
+        "cursor": "reader",
+        "node": node["node"],
+    }
+
+
+# -- every route -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
+def test_every_route_is_served_and_described(
+    http: httpx.Client, filled: dict[str, str], route: Route
+) -> None:
+    """None answers with a bug or as unknown; HEAD is GET without its body; each is in /openapi.json."""
+    path = route.template.format(**filled)
+
+    answer = http.request(route.method, path, headers={"If-Match": "*"} if route.method == "DELETE" else {})
+
+    assert answer.status_code < 500, answer.text
+    assert answer.status_code not in (404, 405), answer.text
+    if route.method == "GET":
+        assert 200 == answer.status_code, answer.text
+        head = http.head(path)
+        assert (200, b"") == (head.status_code, head.content)
+        changing = {"date", "content-length"} if path == "/metrics" else {"date"}
+        assert {n: v for n, v in answer.headers.items() if n not in changing} == {
+            n: v for n, v in head.headers.items() if n not in changing
+        }
+    if not route.template.startswith("/docs/"):
+        described = http.get("/openapi.json").json()["paths"][route.template][route.method.lower()]
+        assert route.operation == described["operationId"]
+
+
+@pytest.mark.parametrize("template", sorted({route.template for route in ROUTES}))
+def test_a_method_that_a_path_does_not_know_is_405(
+    http: httpx.Client, filled: dict[str, str], template: str
+) -> None:
+    """`Allow` lists those it knows, HEAD among them where GET is."""
+    path = template.format(**filled)
+    known = known_methods(template)
+
+    for method in set(_METHODS) - known:
+        answer = http.request(method, path)
+        problem(answer, 405, "method_not_allowed", field="method", value=method)
+        assert known == set(answer.headers["allow"].split(", "))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/v1", "/v1/", "/v1/topics/", "/v2/topics", "/v1/topics/t/records/", "//v1/topics", "/livez/x"],
+)
+def test_a_path_that_is_not_there_is_404(http: httpx.Client, path: str) -> None:
+    """Also one with a slash behind it."""
+    problem(http.get(f"http://{http.base_url.netloc.decode()}{path}"), 404, "not_found", field="path")
+
+
+class _Anchors(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found |= {value for name, value in attrs if name == "id" and value}
+
+
+def test_the_type_of_every_problem_leads_to_its_explanation(http: httpx.Client) -> None:
+    """/docs/errors#CODE is an anchor of the page that is there."""
+    page = http.get("/docs/errors")
+    assert 200 == page.status_code
+    anchors = _Anchors()
+    anchors.feed(page.text)
+
+    assert set(CODES) <= anchors.found
+
+
+def test_openapi_describes_every_route_with_its_parameters(http: httpx.Client) -> None:
+    """And nothing that isn't there; every reference leads somewhere; ids are unique."""
+    document = http.get("/openapi.json").json()
+
+    assert document["openapi"].startswith("3.1")
+    described = {
+        (method.upper(), path, operation["operationId"])
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    expected = {(r.method, r.template, r.operation) for r in ROUTES if not r.template.startswith("/docs/")}
+    assert expected == described
+    assert len(described) == len({operation for _, _, operation in described})
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            names = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
+            assert set(re.findall(r"\{(\w+)\}", path)) == names
+            assert operation["responses"]
+    for reference in re.findall(r'"\$ref":"#/([^"]+)"', http.get("/openapi.json").text.replace(" ", "")):
+        found: Any = document
+        for step in reference.split("/"):
+            found = found[step]
+
+
+# -- the node ----------------------------------------------------------------------------------------------
+
+
+def test_version_and_limits_are_told(http: httpx.Client) -> None:
+    """Every limit is a positive number; the version is the package's."""
+    from laminar import __version__
+
+    version = http.get("/v1/version").json()
+    limits = http.get("/v1/limits").json()
+
+    assert (__version__, "v1") == (version["version"], version["api"])
+    assert all(isinstance(limit, int) and limit > 0 for limit in limits.values())
+
+
+def test_the_limits_told_are_those_enforced(http: httpx.Client, partition: Partition) -> None:
+    """Each is allowed, and one more is refused with that limit. Bodies and records: see the appends."""
+    limits = http.get("/v1/limits").json()
+    for name, field in (
+        ("max_fetch_bytes", "max_bytes"),
+        ("max_fetch_records", "limit"),
+        ("max_wait_ms", "wait_ms"),
+    ):
+        if field != "wait_ms":
+            assert 200 == partition.fetch(**{field: limits[name]}).status_code
+        refused = partition.fetch(**{field: limits[name] + 1})
+        problem(refused, 422, "invalid", field=field, value=limits[name] + 1, limit=limits[name])
+    for name in ("partitions", "replicas"):
+        limit = limits[f"max_{name}"]
+        problem(
+            http.put("/v1/topics/too-many", json={name: limit + 1}), 422, "invalid", field=name, limit=limit
+        )
+    key, tag = limits["max_key_bytes"], limits["max_tag_bytes"]
+    envelope = "application/vnd.laminar.records+ndjson"
+    for name, limit in (("key", key), ("tag", tag)):
+        assert 201 == partition.post(f'{{"value":"","{name}":"{"x" * limit}"}}', envelope).status_code
+        refused = partition.post(f'{{"value":"","{name}":"{"x" * (limit + 1)}"}}', envelope)
+        problem(refused, 413, "too_large", value=limit + 1, limit=limit)
+    target = f"/livez?{'x' * (limits['max_target_bytes'] - len('/livez?'))}"
+    assert 414 != http.get(target).status_code
+    problem(http.get(target + "x"), 414, "target_too_long", field="target", limit=limits["max_target_bytes"])
+    fields = [(f"x-{number}", "1") for number in range(limits["max_head_fields"] + 1)]
+    problem(http.get("/livez", headers=fields), 431, "headers_too_large", limit=limits["max_head_fields"])
+    big = {"x": "y" * limits["max_head_bytes"]}
+    problem(http.get("/livez", headers=big), 431, "headers_too_large", limit=limits["max_head_bytes"])
+
+
+def test_the_cluster_names_nodes_and_shards(http: httpx.Client, api_url: str) -> None:
+    """With the URL of each shard's own port, which answers as that shard."""
+    cluster = http.get("/v1/cluster").json()
+
+    (node,) = cluster["nodes"]
+    assert (api_url, True, "alive") == (node["url"], node["alive"], node["status"])
+    assert 32 == len(cluster["cluster_id"])
+    assert node["node"] == cluster["catalog_leader"]
+    assert [0, 1] == [shard["shard"] for shard in node["shards"]]
+    for shard in node["shards"]:
+        told = httpx.get(f"{shard['url']}/livez", trust_env=False).json()
+        assert (node["node"], shard["shard"]) == (told["node"], told["shard"])
+    assert [node] == http.get("/v1/nodes").json()["nodes"]
+    assert node == http.get(f"/v1/nodes/{node['node']}").json()
+    problem(http.get("/v1/nodes/nobody"), 404, "no_such_node", field="node", value="nobody")
+
+
+def test_the_cluster_waits_for_its_next_version(http: httpx.Client, api_url: str) -> None:
+    """304 when nothing changes in time; a change is told at once."""
+    version = http.get("/v1/cluster").json()["version"]
+    assert 200 == http.get(f"/v1/cluster?after={version - 1}&wait_ms=20000").status_code
+
+    begun = time.monotonic()
+    nothing = http.get(f"/v1/cluster?after={version}&wait_ms=300")
+    waited = time.monotonic() - begun
+    with ThreadPoolExecutor(1) as pool:
+        url = f"{api_url}/v1/cluster?after={version}&wait_ms=20000"
+        waiting = pool.submit(httpx.get, url, timeout=30, trust_env=False)
+        http.put("/v1/topics/news")
+        changed = waiting.result(10)
+
+    assert (304, b"") == (nothing.status_code, nothing.content)
+    assert 0.25 < waited < 5
+    assert changed.json()["version"] > version
+    for wrong in ("after=x", "after=-1", "wait_ms=30001", "wait_ms=1e3", "after=0&wait_ms=%201"):
+        field = wrong.rsplit("=", 1)[0].rsplit("&", 1)[-1]
+        problem(http.get(f"/v1/cluster?{wrong}"), 422, "invalid", field=field)
+
+
+def test_metrics_parse_and_hold_what_happened(http: httpx.Client, partition: Partition) -> None:
+    """Prometheus' own parser reads them; every process of the node is there, whichever answers."""
+
+    def scrape() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        answer = http.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for family in text_string_to_metric_families(answer.text):
+            assert family.name.startswith("laminar_") and family.documentation
+            for sample in family.samples:
+                place = (sample.name, frozenset(sample.labels.items()))
+                assert place not in found and math.isfinite(sample.value) and sample.value >= 0, sample
+                found[place] = sample.value
+        return found
+
+    where = frozenset({("topic", partition.topic), ("partition", "0")})
+    partition.append("a", "b", "c")
+    http.put(f"/v1/topics/{partition.topic}/cursors/c", json={"positions": {"0": 1}})
+    partition.fetch()
+    first = scrape()
+    for _ in range(4):  # several connections: either shard may answer
+        partition.append("d")
+        second = httpx.get(f"{http.base_url}/metrics", trust_env=False).text
+        assert all(
+            f'laminar_process_up{{process="{role}"}} 1.0' in second for role in ("controller", "shard 0")
+        )
+    after = scrape()
+
+    assert (3, 7) == (first[("laminar_end_offset", where)], after[("laminar_end_offset", where)])
+    assert 1 == first[("laminar_leader", where)]
+    assert 2 == first[("laminar_cursor_lag", where | {("cursor", "c")})]
+    assert first[("laminar_fetched_bytes_total", where)] > 0 and first[("laminar_log_bytes", where)] > 0
+    grown = ("laminar_appended_batches_total", where)
+    assert after[grown] == first[grown] + 4
+    roles = {"controller", "shard 0", "shard 1"}
+    assert roles == {dict(labels)["process"] for name, labels in after if name == "laminar_process_up"}
+    for name in ("laminar_http_requests", "laminar_raft_syncs", "laminar_raft_leading"):
+        assert {"shard 0", "shard 1"} <= {dict(labels)["process"] for n, labels in after if n == name}, name
+    for role in ("shard 0", "shard 1"):
+        for name in ("laminar_http_requests", "laminar_raft_syncs"):
+            place = (name, frozenset({("process", role)}))
+            assert after[place] >= first[place]
