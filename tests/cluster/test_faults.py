@@ -130,14 +130,16 @@ def test_a_follower_never_shows_what_is_not_committed(shared_cluster: LocalClust
     """Every replica answers reads, each only with what a majority has; none is behind what the client saw."""
     base = shared_cluster.urls[0]
     urllib.request.urlopen(
-        urllib.request.Request(f"{base}/v1/topics/seen", data=b'{"partitions":1}', method="PUT")
+        urllib.request.Request(f"{base}/v1/topics/committed-only", data=b'{"partitions":1}', method="PUT")
     ).close()
     for number in range(20):
-        answer = urllib.request.urlopen(f"{base}/v1/topics/seen/partitions/0/records", data=b"%d" % number)
+        answer = urllib.request.urlopen(
+            f"{base}/v1/topics/committed-only/partitions/0/records", data=b"%d" % number
+        )
         answer.close()
-        for replica in get_json(f"{base}/v1/topics/seen/partitions/0")["replicas"]:
+        for replica in get_json(f"{base}/v1/topics/committed-only/partitions/0")["replicas"]:
             told = get_json(
-                f"{replica['url']}/v1/topics/seen/partitions/0/records"
+                f"{replica['url']}/v1/topics/committed-only/partitions/0/records"
                 f"?offset={number}&min_offset={number + 1}&wait_ms=5000",
                 headers={"Laminar-Local": "1"},
                 timeout=10.0,
