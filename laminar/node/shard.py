@@ -195,6 +195,10 @@ class Shard(Process):
             await self.storage.write_manifest([entry for entry in entries if entry.state != "making"])
         for entry in self.storage.manifest.entries:
             await self._open(entry)
+        for partition in self.partitions.values():
+            replica = partition.replica
+            if replica.configuration.voters == (replica.replica_id,):
+                self.driver.campaign(replica)  # nobody else could: there is nothing to wait for
         self._opened = True
 
     async def _open(self, entry: ReplicaEntry) -> None:

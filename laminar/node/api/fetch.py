@@ -18,7 +18,7 @@ from laminar.http.messages import Request, Response
 from laminar.http.times import EARLIEST_MS, format_time, parse_time
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
-from laminar.node.api.locate import Locator
+from laminar.node.api.locate import Locator, Where
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.partition import Partition
 from laminar.node.wire import Buffer
@@ -31,6 +31,9 @@ MOST_BYTES = 32 * 1024 * 1024
 MOST_RECORDS = 1_000_000
 LONGEST_WAIT_MS = 30_000
 FORWARD_TIMEOUT_S = 5.0
+GIVE_UP_S = 5.0
+RETRY_S = 0.02
+_ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
 LOCAL = "laminar-local"
 OFFSET_LIMIT = 2**53
 _DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
@@ -60,30 +63,45 @@ class FetchRoutes:
             code = "not_leader" if partition is not None else "not_a_replica"
             raise Problem(code, f"{topic}/{number} cannot be answered here")
         if leader:
-            where = await self._locator.leader(topic, record.number)
-            here = self._shard.partitions.get((topic, record.number))
-            if here is not None and here.leads:
-                return here
-            candidates = [where]
-        else:
-            candidates = self._locator.replicas(topic, record.number)
-        payload = encode_passed(request)
-        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+            return await self._from_leader(request, topic, record.number)
         problem = Problem("no_leader", f"no replica of {topic}/{number} answers", outcome="not_applied")
-        for where in candidates:
+        for where in self._locator.replicas(topic, record.number):
             try:
-                passed: PassedResponse = await self._exchange.ask(
-                    where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARD_TIMEOUT_S + wait_s
-                )
+                return await self._pass_on(request, where)
             except Problem as error:
                 problem = error
-                self._locator.forget(topic, record.number)
-                continue
-            response = decode_response(passed)
-            if leader:
-                response.headers = [*response.headers, ("Laminar-Leader", where.url)]
-            return response
         raise problem
+
+    async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
+        """As the leader has it, looked for again when another has taken over: a read may be repeated."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + GIVE_UP_S
+        while True:
+            where = await self._locator.leader(topic, number)
+            here = self._shard.partitions.get((topic, number))
+            if here is not None and here.leads:
+                return here
+            try:
+                response = await self._pass_on(request, where)
+            except Problem as problem:
+                self._locator.forget(topic, number)
+                if problem.code not in _ANOTHER_LEADS or loop.time() >= deadline:
+                    raise
+            else:
+                response.headers = [*response.headers, ("Laminar-Leader", where.url)]
+                return response
+            await asyncio.sleep(RETRY_S)
+
+    async def _pass_on(self, request: Request, where: Where) -> Response:
+        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        passed: PassedResponse = await self._exchange.ask(
+            where.address,
+            "http",
+            encode_passed(request),
+            kind=PassedResponse,
+            timeout_s=FORWARD_TIMEOUT_S + wait_s,
+        )
+        return decode_response(passed)
 
     # -- records --------------------------------------------------------------------------
 
