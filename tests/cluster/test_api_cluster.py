@@ -1,0 +1,316 @@
+"""The API where one node is not enough: who answers for whom, what replicas may not say, what others do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from laminar.batch import build
+from laminar.testing.cluster import LocalCluster
+
+BATCH = "application/vnd.laminar.batch"
+PATIENCE_S = 20.0
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What `condition` says once it is true; fails when that takes too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (said := condition()):
+        assert time.monotonic() < deadline, f"still not: {condition}"
+        time.sleep(0.02)
+    return said
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    """Asks whom it is told to."""
+    with httpx.Client(timeout=30, trust_env=False) as client:
+        yield client
+
+
+def made(client: httpx.Client, cluster: LocalCluster, topic: str, partitions: int = 1) -> str:
+    """The path of a new topic."""
+    answer = client.put(f"{cluster.urls[0]}/v1/topics/{topic}", json={"partitions": partitions})
+    assert 201 == answer.status_code, answer.text
+    return f"/v1/topics/{topic}"
+
+
+def replicas(
+    client: httpx.Client, cluster: LocalCluster, topic: str, number: int = 0
+) -> dict[str, list[str]]:
+    """URLs of the shards that hold a partition, by their roles."""
+    found: dict[str, list[str]] = {"leader": [], "follower": []}
+    answer = client.get(f"{cluster.urls[0]}{topic}/partitions/{number}").json()
+    for replica in answer["replicas"]:
+        found[replica["role"]].append(replica["url"])
+    return found
+
+
+def reached(client: httpx.Client, digest: str, index: int) -> bool:
+    """Whether the replica asked has committed this entry."""
+    told = client.get(digest, headers={"Laminar-Local": "1"}).json()
+    return bool(told["committed_index"] >= index)
+
+
+def is_gone(client: httpx.Client, url: str) -> bool:
+    """Whether this node knows of no such topic."""
+    return client.get(url).status_code == 404
+
+
+def test_any_node_appends_and_reads_for_any_partition(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """Passed on in one hop, to the leader where it must be, and it says who that was."""
+    topic = made(client, shared_cluster, "any-node", 4)
+    for number in range(4):
+        (leader,) = replicas(client, shared_cluster, topic, number)["leader"]
+        path = f"{topic}/partitions/{number}/records"
+        for url in shared_cluster.urls:
+            appended = client.post(url + path, content=url.encode())
+            assert 201 == appended.status_code, appended.text
+            assert appended.headers.get("laminar-leader", leader) == leader
+            read = client.get(f"{url}{path}?read=leader&fields=value")
+            assert url == read.json()["records"][-1]["value"]
+            assert read.headers.get("laminar-leader", leader) == leader
+            one = client.get(url + appended.headers["location"])
+            assert (200, url.encode()) == (one.status_code, one.content), "what was acknowledged is there"
+
+
+def test_a_replica_behind_min_offset_waits_and_then_says_so(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """Every replica: at once when it has it, 503 `behind` with the leader's URL when nobody has."""
+    topic = made(client, shared_cluster, "seen")
+    path = f"{topic}/partitions/0/records"
+    where = replicas(client, shared_cluster, topic)
+    local = {"Laminar-Local": "1"}
+    assert 2 == len(where["follower"])
+
+    for url in where["follower"] + where["leader"]:
+        end = client.post(where["leader"][0] + path, content=b"x").json()["placed"][0]["offset"] + 1
+        seen = client.get(f"{url}{path}?min_offset={end}&offset={end - 1}&wait_ms=10000", headers=local)
+        assert [end - 1] == [record["offset"] for record in seen.json()["records"]], seen.text
+        begun = time.monotonic()
+        behind = client.get(f"{url}{path}?min_offset={end + 1}&wait_ms=200", headers=local)
+        assert (503, "behind", end) == (behind.status_code, behind.json()["code"], behind.json()["limit"])
+        assert "retry-after" in behind.headers
+        assert 0.15 < time.monotonic() - begun < 5
+        if url in where["follower"]:
+            assert where["leader"] == [behind.headers["laminar-leader"]]
+
+
+def test_a_follower_serves_reads_and_not_what_needs_the_leader(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """Asked to answer itself, it refuses read=leader, and digests are equal everywhere."""
+    topic = made(client, shared_cluster, "follower")
+    where = replicas(client, shared_cluster, topic)
+    local = {"Laminar-Local": "1"}
+    path = f"{topic}/partitions/0"
+    client.post(f"{where['leader'][0]}{path}/records", content=b"x")
+    digests = set()
+    for url in where["follower"]:
+        read = client.get(f"{url}{path}/records?min_offset=1&wait_ms=10000", headers=local)
+        assert ["x"] == [record["value"] for record in read.json()["records"]]
+        linear = client.get(f"{url}{path}/records?read=leader", headers=local)
+        assert (503, "not_leader") == (linear.status_code, linear.json()["code"])
+    index = client.get(f"{where['leader'][0]}{path}/digest", headers=local).json()["committed_index"]
+    for url in where["leader"] + where["follower"]:
+        until(partial(reached, client, f"{url}{path}/digest", index))
+        digests.add(client.get(f"{url}{path}/digest?to_index={index}", headers=local).json()["digest"])
+    assert 1 == len(digests)
+
+
+def test_a_long_poll_at_a_follower_is_woken(client: httpx.Client, shared_cluster: LocalCluster) -> None:
+    """It hears of the commit and answers at once."""
+    topic = made(client, shared_cluster, "woken")
+    path = f"{topic}/partitions/0/records"
+    where = replicas(client, shared_cluster, topic)
+    for round_, url in enumerate(where["follower"]):
+        with ThreadPoolExecutor(1) as pool:
+            begun = time.monotonic()
+            target = f"{url}{path}?offset={round_}&wait_ms=20000"
+            waiting = pool.submit(httpx.get, target, timeout=30, trust_env=False)
+            client.post(where["leader"][0] + path, content=b"x")
+            answer = waiting.result(25)
+        assert [round_] == [record["offset"] for record in answer.json()["records"]]
+        assert time.monotonic() - begun < 10
+
+
+def test_who_wants_a_redirect_gets_one_before_the_body_is_read(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """307 with an absolute Location to the leader's own shard, where the request then succeeds; reads too."""
+    topic = made(client, shared_cluster, "redirected")
+    path = f"{topic}/partitions/0/records"
+    where = replicas(client, shared_cluster, topic)
+    asks = {"Laminar-Redirect": "1"}
+    for url in where["follower"]:
+        told = client.post(url + path, content=b"x", headers=asks)
+        assert (307, where["leader"][0] + path) == (told.status_code, told.headers["location"])
+        assert where["leader"][0] == told.headers["laminar-leader"]
+        read = client.get(f"{url}{path}?read=leader&offset=0", headers=asks)
+        assert (307, f"{where['leader'][0]}{path}?read=leader&offset=0") == (
+            read.status_code,
+            read.headers["location"],
+        )
+        assert 200 == client.get(f"{url}{path}?offset=0", headers=asks).status_code, "a replica may answer"
+    assert 201 == client.post(where["leader"][0] + path, content=b"x", headers=asks).status_code
+
+
+def test_a_cursor_is_one_whoever_is_asked(client: httpx.Client, shared_cluster: LocalCluster) -> None:
+    """Set at one node, compared at the next, read at the third; of racers at all nodes one wins."""
+    topic = made(client, shared_cluster, "cursors", 3)
+    for number in range(3):
+        batch = bytes(build([b"x"] * 10))
+        headers = {"Content-Type": BATCH}
+        url = f"{shared_cluster.urls[number]}{topic}/partitions/{number}/records"
+        assert client.post(url, content=batch, headers=headers).is_success
+    first, second, third = (f"{url}{topic}/cursors/c" for url in shared_cluster.urls)
+
+    assert client.put(first, json={"positions": {"0": 1, "1": 2, "2": 3}}).is_success
+    moved = client.put(second, json={"positions": {"1": 4}, "expected": {"1": 2}})
+
+    assert 200 == moved.status_code, moved.text
+    told = client.get(third).json()
+    assert ({"0": 1, "1": 4, "2": 3}, 22) == (told["positions"], told["total_lag"])
+
+    def race(racer: int) -> int:
+        body = {"positions": {"0": 2 + racer}, "expected": {"0": 1}}
+        return httpx.put(
+            (first, second, third)[racer % 3], json=body, trust_env=False, timeout=20
+        ).status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        statuses = list(pool.map(race, range(6)))
+    assert [200] + [412] * 5 == sorted(statuses)
+    assert 2 + statuses.index(200) == client.get(second).json()["positions"]["0"]
+
+
+def test_an_etag_of_one_node_counts_at_every_other(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """Even where the change it stands for has not been heard of yet."""
+    path = made(client, shared_cluster, "etags")
+    etag = client.get(shared_cluster.urls[0] + path).headers["etag"]
+    for turn in range(9):
+        url = shared_cluster.urls[turn % 3] + path
+        setting = {"min_replicas": 1 + turn % 3}
+        changed = client.patch(url, json={"settings": setting}, headers={"If-Match": etag})
+        assert 200 == changed.status_code, (turn, changed.text)
+        stale = client.patch(shared_cluster.urls[(turn + 1) % 3] + path, json={}, headers={"If-Match": etag})
+        assert 412 == stale.status_code, stale.text
+        etag = changed.headers["etag"]
+
+
+def log_folders(cluster: LocalCluster, topic: str, folder: str) -> list[Path]:
+    """Folders of a topic's logs on all nodes: those in use (`logs`), or given up (`trash`)."""
+    return [path for node in cluster.members for path in (node.data / folder).glob(f"{topic}-*")]
+
+
+def test_a_deleted_topic_goes_to_every_nodes_trash_and_its_name_is_free(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """Deleted at one node, made again at the next at once, several times over: each time empty and usable."""
+    name = "again"
+    path = f"/v1/topics/{name}"
+    for round_ in range(4):
+        url = shared_cluster.urls[round_ % 3]
+        answer = client.put(url + path, json={"partitions": 3})
+        assert 201 == answer.status_code, answer.text
+        for number in range(3):
+            records = f"{shared_cluster.urls[number]}{path}/partitions/{number}/records"
+            appended = client.post(records, content=str(round_).encode())
+            assert 0 == appended.json()["placed"][0]["offset"], appended.text
+            assert [str(round_)] == [
+                record["value"] for record in client.get(f"{records}?read=leader").json()["records"]
+            ]
+        if round_ == 0:
+            assert 9 == len(log_folders(shared_cluster, name, "logs"))
+        deleted = client.delete(shared_cluster.urls[(round_ + 1) % 3] + path, headers={"If-Match": "*"})
+        assert 202 == deleted.status_code, deleted.text
+
+    for url in shared_cluster.urls:
+        until(partial(is_gone, client, url + path))
+    until(lambda: not log_folders(shared_cluster, name, "logs"))
+    assert 4 * 9 == len(log_folders(shared_cluster, name, "trash"))
+
+
+def test_a_topic_deleted_and_made_again_while_a_node_was_away(
+    client: httpx.Client, cluster: LocalCluster
+) -> None:
+    """Pitfall 38: it comes back with the old replica, gives it up, and takes part in the new topic only."""
+    path = made(client, cluster, "away")
+    assert client.post(f"{cluster.urls[0]}{path}/partitions/0/records", content=b"old").is_success
+    cluster.kill(2)
+    assert 202 == client.delete(cluster.urls[0] + path, headers={"If-Match": "*"}).status_code
+    # The new one is placed on nodes that are alive, or waits for the third: both are right.
+    client.put(cluster.urls[0] + path, json={"partitions": 1}, timeout=30)
+    cluster.spawn(2)
+    cluster.wait_ready()
+
+    def usable() -> bool:
+        answer = client.put(cluster.urls[2] + path, json={"partitions": 1})
+        return (
+            answer.status_code in (200, 201) and client.get(cluster.urls[2] + path).json()["state"] == "live"
+        )
+
+    until(usable)
+    records = f"{path}/partitions/0/records"
+    appended = client.post(cluster.urls[2] + records, content=b"new")
+    assert 0 == appended.json()["placed"][0]["offset"], appended.text
+    for url in cluster.urls:
+        read = client.get(f"{url}{records}?min_offset=1&wait_ms=10000")
+        assert ["new"] == [record["value"] for record in read.json()["records"]], url
+    until(lambda: len(list((cluster.members[2].data / "trash").glob("away-*"))) == 1)
+
+
+def test_a_killed_shard_makes_its_node_not_ready_until_it_is_back(
+    client: httpx.Client, real_disk: Path
+) -> None:
+    """/livez of the other goes on; /readyz says who is missing; then all is as before, data too."""
+    with LocalCluster(real_disk / "one", nodes=1, shards=2) as cluster:
+        path = made(client, cluster, "kept", 4)
+        for number in range(4):
+            client.post(f"{cluster.urls[0]}{path}/partitions/{number}/records", content=b"kept")
+        survivor = client.get(f"{cluster.urls[0]}/v1/cluster").json()["nodes"][0]["shards"][0]["url"]
+        pids = re.findall(r"shard 1 is ready \(pid (\d+)\)", cluster.members[0].log.read_text())
+        seen: list[tuple[int, str]] = []
+        done = threading.Event()
+
+        def watch() -> None:
+            with httpx.Client(base_url=survivor, timeout=10, trust_env=False) as watcher:
+                while not done.is_set():
+                    answer = watcher.get("/readyz")
+                    seen.append((answer.status_code, answer.text))
+                    assert 200 == watcher.get("/livez").status_code
+
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(watch)
+            try:
+                until(lambda: seen)
+                os.kill(int(pids[-1]), signal.SIGKILL)
+                until(lambda: any(status == 503 for status, _ in seen))
+                until(lambda: seen[-1][0] == 200)
+            finally:
+                done.set()
+            watching.result(10)
+
+        assert any(status == 503 and "shard 1" in text for status, text in seen)
+        for number in range(4):
+            records = f"{cluster.urls[0]}{path}/partitions/{number}/records"
+            read = client.get(f"{records}?read=leader")
+            assert 200 == read.status_code, read.text
+            assert ["kept"] == [record["value"] for record in read.json()["records"]]
+            assert 1 == client.post(records, content=b"more").json()["placed"][0]["offset"]
