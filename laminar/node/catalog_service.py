@@ -245,7 +245,7 @@ class CatalogService:
         )
         if result.ok:
             await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
-        return CatalogAnswer(result=result)
+        return CatalogAnswer(result=result, version=self._group.catalog.state().version)
 
     def _is_live(self, name: str) -> bool:
         partitions = self._group.catalog.state().partitions_of(name)

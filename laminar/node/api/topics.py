@@ -171,22 +171,24 @@ class TopicRoutes:
                 value=topic,
                 limit=None if known is None else f"{known.partitions} partitions, {known.replicas} replicas",
             )
-        await self._until_seen(topic)
-        await self._until_led(topic)
+        await self._until_seen(topic, answer.version)
         record = self.record(topic)
+        if self._describe(record)["state"] == "live":
+            await self._until_led(topic)
+            record = self.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
             headers = [("Location", f"/v1/topics/{topic}"), self._etag(record)]
             return Response.json(described, status=201, headers=headers)
         return Response.json(described, headers=[self._etag(record)])
 
-    async def _until_seen(self, topic: str) -> None:
-        """The catalog has it; wait until this shard's view has it too."""
+    async def _until_seen(self, topic: str, version: int) -> None:
+        """The catalog has it, as of `version`; wait until this shard's view is as new."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 5.0
         while loop.time() < deadline:
-            if topic in self._shard.view.topics() and self._describe(self.record(topic))["state"] == "live":
-                return
+            if self._shard.view.version >= version:
+                break
             await self._shard.view_change(0.2)
         if topic not in self._shard.view.topics():
             raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
