@@ -1,4 +1,4 @@
-"""Batches as pyarrow's objects: the only place that imports pyarrow, and only when it is asked to.
+"""Batches as pyarrow's objects: the only place that needs pyarrow. Import it where a table is asked for.
 
 pyarrow is an extra, starts threads and costs tens of megabytes, so no node and no plain client loads it.
 Servers write the same tables with ``arrow_ipc``, which needs none.
@@ -6,17 +6,19 @@ Servers write the same tables with ``arrow_ipc``, which needs none.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate
+
+import pyarrow
+import pyarrow.compute
 
 from laminar.arrow_ipc import COLUMNS
 from laminar.columns import NULLS, Column, Entry
 from laminar.view import Batch
 
-if TYPE_CHECKING:
-    import pyarrow
-
+# Bytes, of what Arrow reads as numbers.
+_ALIGNMENT = 8
 _VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
 
 
@@ -25,8 +27,12 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
 
     The columns are those of `arrow_ipc.FIELDS`; ``headers``, a map, only if named.
     """
-    import pyarrow
+    return _schema(COLUMNS if columns is None else tuple(columns))
 
+
+@lru_cache(maxsize=64)
+def _schema(columns: tuple[str, ...]) -> pyarrow.Schema:
+    # Asked for once a batch, and ten times as costly as all the rest of a small one.
     types = {
         "offset": pyarrow.int64(),
         "timestamp": pyarrow.timestamp("us", tz="UTC"),
@@ -35,48 +41,118 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
         "tag": pyarrow.utf8(),
         "headers": pyarrow.map_(pyarrow.utf8(), pyarrow.binary()),
     }
-    chosen = COLUMNS if columns is None else columns
-    unknown = [name for name in chosen if name not in types]
+    unknown = [name for name in columns if name not in types]
     if unknown:
         raise ValueError(f"no Arrow column {unknown[0]!r}; there are {', '.join(types)}")
-    return pyarrow.schema([(name, types[name]) for name in chosen])
+    return pyarrow.schema([(name, types[name]) for name in columns])
 
 
 def record_batch(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
     """`Batch.to_arrow`. What is not compressed stays in the frame's memory, which it keeps alive."""
-    import pyarrow
-
     wanted = schema(columns)
-    arrays = []
-    for field in wanted:
-        if field.name == "offset":
-            offsets = array("q", range(batch.base_offset, batch.next_offset))
-            arrays.append(
-                pyarrow.Array.from_buffers(field.type, len(batch), [None, pyarrow.py_buffer(offsets)])
-            )
-        elif field.name == "timestamp":
-            arrays.append(_timestamps(batch, field.type))
-        elif field.name == "headers":
-            cells = batch.headers or [{}] * len(batch)
-            arrays.append(pyarrow.array([list(one.items()) if one else None for one in cells], field.type))
-        else:
-            arrays.append(_variable(batch, _VARIABLE[field.name], field.type))
+    if not len(batch):
+        return wanted.empty_table().to_batches(1)[0]
+    joined = _Joined([batch])
+    arrays = [joined.chunks(field.name, field.type)[0] for field in wanted]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _variable(batch: Batch, column: Column, kind: pyarrow.DataType) -> pyarrow.Array:
-    import pyarrow
+def table(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> pyarrow.Table:
+    """One table of many batches: what `record_batch` gives of each, one behind the other.
 
-    entry, plain = batch.entry(column), batch.plain(column)
-    if entry is None or plain is None:
-        return pyarrow.nulls(len(batch), kind)
-    offsets = _buffer(batch, entry.offsets_position, 4 * (len(batch) + 1))
-    array = pyarrow.Array.from_buffers(
-        kind,
-        len(batch),
-        [_validity(batch, entry), offsets, pyarrow.py_buffer(plain)],
-        null_count=entry.null_count,
-    )
+    Much cheaper than joining those: what is no cell of a batch (offsets, the append time, columns that are
+    not there) is written once for many batches, so columns differ in their chunks.
+    """
+    wanted = schema(columns)
+    joined = _Joined([batch for batch in batches if batch.header.count])
+    chunked = [pyarrow.chunked_array(joined.chunks(field.name, field.type), field.type) for field in wanted]
+    return pyarrow.Table.from_arrays(chunked, schema=wanted)
+
+
+class _Joined:
+    """The columns of batches that hold records, as chunks; one batch gives one chunk."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.batches = batches
+        self.directories = [batch.directory() for batch in batches]
+        self.present: set[int] = set().union(*self.directories)
+
+    def chunks(self, name: str, kind: pyarrow.DataType) -> list[pyarrow.Array]:
+        if name == "offset":
+            return _offsets(self.batches)
+        if name == "timestamp":
+            return self._timestamps(kind)
+        if name == "headers":
+            return [_headers(batch, kind) for batch in self.batches]
+        return self._variable(_VARIABLE[name], kind)
+
+    def _variable(self, column: Column, kind: pyarrow.DataType) -> list[pyarrow.Array]:
+        """A chunk a batch; batches without the column share one of nulls."""
+
+        def nulls(without: Sequence[Batch]) -> pyarrow.Array:
+            return pyarrow.nulls(sum(map(len, without)), kind)
+
+        return self._by_column(column, partial(_cells, column=column, kind=kind), nulls)
+
+    def _timestamps(self, kind: pyarrow.DataType) -> list[pyarrow.Array]:
+        """A chunk a batch that gives times; batches that give none share one, of their append times."""
+        given = partial(_given_times, kind=kind)
+        return self._by_column(Column.TIMESTAMP, given, partial(_append_times, kind=kind))
+
+    def _by_column(
+        self,
+        column: Column,
+        having: Callable[[Batch, Entry], pyarrow.Array],
+        lacking: Callable[[Sequence[Batch]], pyarrow.Array],
+    ) -> list[pyarrow.Array]:
+        """What `having` gives of each batch that has the column, and `lacking` of each run of others."""
+        if column not in self.present:
+            return [lacking(self.batches)] if self.batches else []
+        chunks = []
+        without: list[Batch] = []
+        for batch, directory in zip(self.batches, self.directories, strict=True):
+            entry = directory.get(column)
+            if entry is None:
+                without.append(batch)
+                continue
+            if without:
+                chunks.append(lacking(without))
+                without = []
+            chunks.append(having(batch, entry))
+        if without:
+            chunks.append(lacking(without))
+        return chunks
+
+
+def _offsets(batches: Sequence[Batch]) -> list[pyarrow.Array]:
+    """A chunk for all batches whose offsets follow each other."""
+    chunks = []
+    first = following = batches[0].base_offset if batches else 0
+    for header in [batch.header for batch in batches]:
+        if header.base_offset != following:
+            chunks.append(pyarrow.arange(first, following))
+            first = header.base_offset
+        following = header.base_offset + header.count
+    chunks.append(pyarrow.arange(first, following))
+    return chunks
+
+
+def _headers(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
+    cells = batch.headers or [{}] * len(batch)
+    return pyarrow.array([list(one.items()) if one else None for one in cells], kind)
+
+
+def _cells(batch: Batch, entry: Entry, *, column: Column, kind: pyarrow.DataType) -> pyarrow.Array:
+    count = batch.header.count
+    frame = pyarrow.py_buffer(batch.frame)
+    if frame.address % _ALIGNMENT == 0 and not entry.codec:
+        offsets = frame.slice(entry.offsets_position, 4 * (count + 1))
+        plain = frame.slice(entry.position, entry.stored_length)
+    else:
+        offsets = _buffer(batch, entry.offsets_position, 4 * (count + 1))
+        plain = pyarrow.py_buffer(batch.plain(column))
+    validity = _validity(batch, entry) if entry.flags & NULLS else None
+    array = pyarrow.Array.from_buffers(kind, count, [validity, offsets, plain], entry.null_count)
     try:
         # Arrow believes offsets, and text to be UTF-8; here they are looked at, faster than we could.
         array.validate(full=True)
@@ -85,15 +161,19 @@ def _variable(batch: Batch, column: Column, kind: pyarrow.DataType) -> pyarrow.A
     return array
 
 
-def _timestamps(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
-    import pyarrow
-    import pyarrow.compute
+def _append_times(batches: Sequence[Batch], *, kind: pyarrow.DataType) -> pyarrow.Array:
+    times = [batch.header.append_time_ms for batch in batches]
+    milliseconds = pyarrow.array(times, pyarrow.timestamp("ms", tz="UTC"))
+    if len(batches) == 1:
+        return pyarrow.repeat(milliseconds.cast(kind)[0], len(batches[0]))
+    ends = pyarrow.array(accumulate(map(len, batches)), pyarrow.int64())
+    runs = pyarrow.RunEndEncodedArray.from_arrays(ends, milliseconds.cast(kind))
+    return pyarrow.compute.run_end_decode(runs)
 
+
+def _given_times(batch: Batch, entry: Entry, *, kind: pyarrow.DataType) -> pyarrow.Array:
     milliseconds = pyarrow.timestamp("ms", tz="UTC")
     appended = pyarrow.scalar(batch.header.append_time_ms, milliseconds)
-    entry = batch.entry(Column.TIMESTAMP)
-    if entry is None:
-        return pyarrow.repeat(appended.cast(kind), len(batch))
     times = pyarrow.Array.from_buffers(
         milliseconds,
         len(batch),
@@ -114,8 +194,6 @@ def _validity(batch: Batch, entry: Entry) -> pyarrow.Buffer | None:
 
 def _buffer(batch: Batch, position: int, size: int) -> pyarrow.Buffer:
     """Bytes of the frame as Arrow wants them: where the frame lies askew in memory, a small copy."""
-    import pyarrow
-
     view = memoryview(batch.frame)[position : position + size]
     buffer = pyarrow.py_buffer(view)
-    return buffer if buffer.address % 8 == 0 else pyarrow.py_buffer(bytes(view))
+    return buffer if buffer.address % _ALIGNMENT == 0 else pyarrow.py_buffer(bytes(view))

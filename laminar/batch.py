@@ -42,6 +42,8 @@ from laminar.frame import (
     Flag,
     Header,
     Kind,
+    as_published,
+    as_staged,
     build_control,
     malformed,
     seal,
@@ -50,6 +52,7 @@ from laminar.frame import (
     verify,
     verify_header,
 )
+from laminar.one_value import whole_value
 from laminar.view import Batch, Record
 
 __all__ = [
@@ -67,6 +70,8 @@ __all__ = [
     "Header",
     "Kind",
     "Record",
+    "as_published",
+    "as_staged",
     "build",
     "build_control",
     "check_directory",
@@ -79,6 +84,7 @@ __all__ = [
     "tag_hash",
     "verify",
     "verify_header",
+    "whole_value",
 ]
 
 T = TypeVar("T")
@@ -98,6 +104,8 @@ def build(
     producer_id: bytes = NO_PRODUCER,
     producer_epoch: int = 0,
     sequence: int = 0,
+    checkpoint: int = 0,
+    floor: int = 0,
 ) -> bytearray:
     """An unstamped frame of records, with both checksums right.
 
@@ -121,6 +129,8 @@ def build(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         sequence=sequence,
+        checkpoint=checkpoint,
+        floor=floor,
     )
 
 
@@ -137,6 +147,8 @@ def _build(
     producer_id: bytes = NO_PRODUCER,
     producer_epoch: int = 0,
     sequence: int = 0,
+    checkpoint: int = 0,
+    floor: int = 0,
 ) -> bytearray:
     """`build`, with headers as they are stored."""
     count = len(values)
@@ -165,6 +177,8 @@ def _build(
         producer_epoch=producer_epoch,
         sequence=sequence,
         tag_mask=tag_mask,
+        checkpoint=checkpoint,
+        floor=floor,
     )
 
 

@@ -60,6 +60,7 @@ _ALIGNMENT = 64
 _PART_ALIGNMENT = 8
 _HEAD = struct.Struct("<HHI")  # columns, reserved, directory bytes
 _ENTRY = struct.Struct("<BBHIIIIIII")
+DIRECTORY_HEAD_BYTES, DIRECTORY_LINE_BYTES = _HEAD.size, _ENTRY.size
 _ZEROS = bytes(_ALIGNMENT)
 
 
@@ -257,6 +258,8 @@ def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
         raise malformed("length", len(frame), header.frame_size, "frame")
     if header.body_length < _HEAD.size:
         raise malformed("body_length", header.body_length, f"at least {_HEAD.size}", "batch")
+    if header.body_length > _ONLY_VALUES.size and (entry := _only_values(frame, header)) is not None:
+        return {entry.column: entry}
     columns, reserved, directory_bytes = _HEAD.unpack_from(frame, HEADER_SIZE)
     if reserved:
         raise BatchError("unsupported", "directory: reserved is not 0", field="reserved", value=reserved)
@@ -283,6 +286,42 @@ def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
             if bits >> header.count or header.count - bits.bit_count() != entry.null_count:
                 raise malformed("validity", "another number of nulls", entry.null_count, "directory")
     return entries
+
+
+# A directory of one line, and where the offsets of its column begin if it has no bitmap.
+_ONLY_VALUES = struct.Struct(_HEAD.format + _ENTRY.format[1:])
+_ONLY_OFFSETS_AT = -(-(HEADER_SIZE + _ONLY_VALUES.size) // _ALIGNMENT) * _ALIGNMENT
+# What stands in it before the positions (columns, reserved, directory_bytes, column, codec, flags, width,
+# validity_position), when the only column is of plain values.
+_PLAIN_VALUES = (
+    1,
+    0,
+    _ONLY_VALUES.size,
+    int(Column.VALUE),
+    int(Codec.NONE),
+    VARIABLE,
+    0,
+    0,
+    _ONLY_OFFSETS_AT,
+)
+
+
+def _only_values(frame: Buffer, header: Header) -> Entry | None:
+    """The line of a batch of plain values and nothing else, if that is what it is and it is right.
+
+    The same rules as below, for the commonest batch, in a third of the time; it refuses nothing.
+    """
+    fields = _ONLY_VALUES.unpack_from(frame, HEADER_SIZE)
+    position, stored_length, plain_length, null_count = fields[9:]
+    if (
+        fields[:9] != _PLAIN_VALUES
+        or position != -(-(_ONLY_OFFSETS_AT + 4 * (header.count + 1)) // _PART_ALIGNMENT) * _PART_ALIGNMENT
+        or stored_length != plain_length
+        or -(-(position + stored_length) // _PART_ALIGNMENT) * _PART_ALIGNMENT != header.frame_size
+        or null_count
+    ):
+        return None
+    return Entry._make(fields[3:])
 
 
 def _check_entry(entry: Entry, count: int, end: int) -> int:

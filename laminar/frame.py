@@ -27,7 +27,9 @@ NO_PRODUCER = bytes(16)
 
 
 class Kind(IntEnum):
-    """What a batch is. Only `DATA` holds records; the body of any other is one opaque payload."""
+    """What a batch is. `DATA` holds records; `STAGED` holds such as get their offsets from a `PUBLISH`, which
+    names them; the body of any other is one opaque payload.
+    """
 
     DATA = 0
     NOOP = 1
@@ -39,12 +41,16 @@ class Kind(IntEnum):
     SEAL = 7
     CURSOR = 8
     COMMAND = 9
+    SINK = 10
+    FENCE = 11
 
 
 class Flag(IntFlag):
     """Bits of the head's flags."""
 
     OPENS_SEGMENT = 1
+    # Id and sequence of the producer are the hashes of an idempotency key and of what came with it.
+    KEYED = 2
 
 
 class BatchError(ValueError):
@@ -81,24 +87,41 @@ def malformed(field: str, value: object, expected: object, what: str) -> BatchEr
 
 
 # magic, version, kind, flags | index, term, prev_term, base_offset | count, body_length |
-# append_time_ms, committed_index | producer_id, producer_epoch, reserved, sequence | tag_mask, reserved |
+# append_time_ms, committed_index | producer_id, producer_epoch, reserved, sequence | tag_mask | checkpoint,
+# floor |
 # body_crc, header_crc
-_HEADER = struct.Struct("<4sBBHQQQQIIqQ16sIIQQ16sII")
+_HEADER = struct.Struct("<4sBBHQQQQIIqQ16sIIQQQQII")
 assert _HEADER.size == HEADER_SIZE, _HEADER.size
 _PLACE = struct.Struct("<QQQQ")  # index, term, prev_term, base_offset
 _PLACE_AT = 8
 _CLOCK = struct.Struct("<qQ")  # append_time_ms, committed_index
 _CLOCK_AT = 48
+_KIND_AT = 5
+_HEADER_KIND = struct.Struct("<BH")  # kind, flags
+_COUNT_AT = 40
+_COUNT = struct.Struct("<I")
+_PRODUCER_AT = 64
+_PRODUCER = struct.Struct("<16sIIQ")  # producer_id, producer_epoch, reserved, sequence
+_NUMBERS_AT = 104
+_NUMBERS = struct.Struct("<QQ")  # checkpoint, floor
 _CRC = struct.Struct("<I")
 _CRC_AT = 124
 _FLAGS_AT = 6
 _KINDS = tuple(Kind)
-_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT)
+_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED)
+# Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
+_COUNTED = (Kind.DATA, Kind.PUBLISH)
+_NUMBERED = (Kind.DATA, Kind.STAGED)
 
 
 @dataclass(slots=True)
 class Header:
-    """The head of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C."""
+    """The head of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C.
+
+    `checkpoint` is the highest of the numbers that a producer's user gave the records, `floor` one that all
+    up to it are durable in every partition; 0: none. In a `STAGED` batch they are the number of the stage and
+    the count of its records.
+    """
 
     kind: Kind
     flags: int
@@ -114,6 +137,8 @@ class Header:
     producer_epoch: int
     sequence: int
     tag_mask: int
+    checkpoint: int
+    floor: int
     body_crc: int
     header_crc: int
 
@@ -143,7 +168,8 @@ class Header:
             reserved,
             sequence,
             tag_mask,
-            reserved_tail,
+            checkpoint,
+            floor,
             body_crc,
             header_crc,
         ) = _HEADER.unpack_from(buffer, position)
@@ -153,12 +179,14 @@ class Header:
             raise _unsupported("version", version, VERSION)
         if kind >= len(_KINDS):
             raise _unsupported("kind", kind, len(_KINDS) - 1)
-        if kind != Kind.DATA and count:
+        if count and kind not in _COUNTED:
             raise malformed("count", count, 0, f"batch of kind {kind}")
         if flags & ~_KNOWN_FLAGS:
             raise _unsupported("flags", flags, _KNOWN_FLAGS)
-        if reserved or reserved_tail != NO_PRODUCER:
-            raise _unsupported("reserved", reserved or reserved_tail, 0)
+        if reserved:
+            raise _unsupported("reserved", reserved, 0)
+        if (checkpoint or floor) and kind not in _NUMBERED:
+            raise malformed("checkpoint", checkpoint or floor, 0, f"batch of kind {kind}")
         return cls(
             _KINDS[kind],
             flags,
@@ -174,6 +202,8 @@ class Header:
             producer_epoch,
             sequence,
             tag_mask,
+            checkpoint,
+            floor,
             body_crc,
             header_crc,
         )
@@ -207,6 +237,9 @@ def seal(
     producer_epoch: int = 0,
     sequence: int = 0,
     tag_mask: int = 0,
+    checkpoint: int = 0,
+    floor: int = 0,
+    keyed: bool = False,
 ) -> bytearray:
     """Write the head of a frame that has no place in a log yet, over its first 128 bytes, and return it.
 
@@ -232,7 +265,7 @@ def seal(
             MAGIC,
             VERSION,
             kind,
-            0,
+            Flag.KEYED if keyed else 0,
             0,
             0,
             0,
@@ -246,7 +279,8 @@ def seal(
             0,
             sequence,
             tag_mask,
-            NO_PRODUCER,
+            checkpoint,
+            floor,
             body_crc,
             0,
         )
@@ -278,8 +312,42 @@ def stamp(
     _PLACE.pack_into(frame, _PLACE_AT, index, term, prev_term, base_offset)
     _CLOCK.pack_into(frame, _CLOCK_AT, append_time_ms, committed_index)
     # Written, not or-ed: a client may append a frame that it fetched, with the flag of its old place.
-    frame[_FLAGS_AT] = 1 if opens_segment else 0
+    frame[_FLAGS_AT] = frame[_FLAGS_AT] & Flag.KEYED | (1 if opens_segment else 0)
     _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+
+
+def mark(
+    frame: bytearray | memoryview, *, producer_id: bytes, epoch: int, sequence: int, keyed: bool
+) -> None:
+    """Say of an unstamped frame by what it is recognised when it comes again, in place, and seal its head."""
+    assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
+    frame[_FLAGS_AT] = int(Flag.KEYED) if keyed else 0
+    _PRODUCER.pack_into(frame, _PRODUCER_AT, producer_id, epoch, 0, sequence)
+    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+
+
+def as_staged(
+    frame: bytearray | memoryview, *, sink: bytes, epoch: int, number: int, stage: int, records: int
+) -> None:
+    """Make a batch of records one of a sink's staged batch `number`, in place; the leader stamps it next."""
+    _HEADER_KIND.pack_into(frame, _KIND_AT, Kind.STAGED, 0)
+    _COUNT.pack_into(frame, _COUNT_AT, 0)
+    _PRODUCER.pack_into(frame, _PRODUCER_AT, sink, epoch, 0, number)
+    _NUMBERS.pack_into(frame, _NUMBERS_AT, stage, records)
+
+
+def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytearray:
+    """A staged batch as its readers see it: records at their offsets, where the publish stands in the log."""
+    header = Header.unpack(staged)
+    frame = bytearray(staged)
+    _HEADER_KIND.pack_into(frame, _KIND_AT, Kind.DATA, 0)
+    _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, base_offset)
+    _COUNT.pack_into(frame, _COUNT_AT, header.floor)
+    _CLOCK.pack_into(frame, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
+    _PRODUCER.pack_into(frame, _PRODUCER_AT, NO_PRODUCER, 0, 0, 0)
+    _NUMBERS.pack_into(frame, _NUMBERS_AT, 0, 0)
+    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+    return frame
 
 
 def verify_header(frame: Buffer) -> Header:

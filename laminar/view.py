@@ -90,7 +90,8 @@ class Batch:
         self.header: Header = Header.unpack(frame) if verified else verify(frame)
         self.frame = frame
         self._entries: dict[int, Entry] | None = None
-        self._cache: dict[str, Any] = {}
+        # By name what was unpacked, by column its plain bytes.
+        self._cache: dict[str | Column, Any] = {}
 
     def __len__(self) -> int:
         return self.header.count
@@ -113,13 +114,14 @@ class Batch:
     @property
     def columns(self) -> Set[int]:
         """The numbers of the columns this batch has, unknown ones too; empty for a control kind."""
-        return self._directory().keys()
+        return self.directory().keys()
 
     def entry(self, column: int) -> Entry | None:
         """The directory's line of a column, or None if the batch has no such column."""
-        return self._directory().get(column)
+        return self.directory().get(column)
 
-    def _directory(self) -> dict[int, Entry]:
+    def directory(self) -> Mapping[int, Entry]:
+        """The lines of all columns, by number; empty for a control kind."""
         if self._entries is None:
             if self.header.kind is not Kind.DATA:
                 self._entries = {}
@@ -132,14 +134,13 @@ class Batch:
 
     def plain(self, column: Column) -> memoryview | None:
         """The bytes of a variable column, unfolded once; None if there is no such column."""
-        name = "plain " + column.name
-        if name not in self._cache:
+        if column not in self._cache:
             entry = self.entry(column)
             try:
-                self._cache[name] = None if entry is None else unfold(self.frame, entry)
+                self._cache[column] = None if entry is None else unfold(self.frame, entry)
             except BatchError as error:
                 raise self.bad(error) from error
-        plain: memoryview | None = self._cache[name]
+        plain: memoryview | None = self._cache[column]
         return plain
 
     def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:

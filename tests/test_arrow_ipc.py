@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laminar.arrow import table
 from laminar.arrow_ipc import (
     END,
     FIELDS,
@@ -49,15 +50,15 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
     return arguments
 
 
-def stamped(arguments: dict[str, Any]) -> Batch:
+def stamped(arguments: dict[str, Any], *, base: int = BASE, append_time_ms: int = APPENDED_MS) -> Batch:
     frame = build(**arguments)
     stamp(
         frame,
         index=1,
         term=1,
         prev_term=0,
-        base_offset=BASE,
-        append_time_ms=APPENDED_MS,
+        base_offset=base,
+        append_time_ms=append_time_ms,
         committed_index=0,
     )
     return Batch(frame)
@@ -113,12 +114,29 @@ def test_pyarrow_reads_what_we_write(many: list[dict[str, Any]]) -> None:
     """The stream of a server without pyarrow and `to_arrow` of a client with it are the same table."""
     batches = [stamped(arguments) for arguments in many]
     for names in (None, list(FIELDS)):
-        table = opened(write_stream(batches, names))
+        found = opened(write_stream(batches, names))
 
         schema = Batch(build([b"a"])).to_arrow(names).schema
-        assert schema == table.schema
-        assert pyarrow.Table.from_batches([batch.to_arrow(names) for batch in batches], schema) == table
-        table.validate(full=True)
+        assert schema == found.schema
+        assert pyarrow.Table.from_batches([batch.to_arrow(names) for batch in batches], schema) == found
+        found.validate(full=True)
+
+
+@given(st.lists(st.tuples(records(), st.booleans()), max_size=5))
+def test_many_batches_become_one_table(many: list[tuple[dict[str, Any], bool]]) -> None:
+    """`table` is the join of what `to_arrow` gives of each batch, whether or not their offsets follow."""
+    batches = []
+    base = BASE
+    for arguments, gap in many:
+        base += 7 * gap
+        batches.append(stamped(arguments, base=base, append_time_ms=APPENDED_MS + base))
+        base += len(batches[-1])
+    for names in (None, list(FIELDS), ["timestamp"], ["key", "offset"]):
+        found = table(batches, names)
+
+        parts = [batch.to_arrow(names) for batch in batches]
+        assert pyarrow.Table.from_batches(parts, Batch(build([b"a"])).to_arrow(names).schema) == found
+        found.validate(full=True)
 
 
 @given(records(), st.data())

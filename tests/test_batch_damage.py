@@ -121,12 +121,12 @@ def test_every_changed_byte_of_a_control_frame_is_noticed() -> None:
     [
         (0, "<4s", b"LMNX", "malformed", "magic"),
         (4, "<B", 2, "unsupported", "version"),
-        (5, "<B", 10, "unsupported", "kind"),
+        (5, "<B", 12, "unsupported", "kind"),
         (5, "<B", 1, "malformed", "count"),
-        (6, "<H", 2, "unsupported", "flags"),
+        (6, "<H", 4, "unsupported", "flags"),
         (44, "<I", 2**31, "bad_checksum", "header_crc"),
         (84, "<I", 1, "unsupported", "reserved"),
-        (104, "<B", 1, "unsupported", "reserved"),
+        (104, "<B", 1, "bad_checksum", "header_crc"),
         (120, "<I", 1, "bad_checksum", "header_crc"),
         (124, "<I", 1, "bad_checksum", "header_crc"),
         (200, "<B", 1, "bad_checksum", "body_crc"),
@@ -201,7 +201,7 @@ def test_a_mangled_body_raises_nothing_but_batch_errors(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("count", [0, 2, 4, 2**32 - 1])
-def test_a_lying_count_is_refused(count: int) -> None:
+def test_pitfall_47_a_lying_count_is_refused(count: int) -> None:
     frame = full_frame()
     struct.pack_into("<I", frame, 40, count)
     frame = resealed(frame)
@@ -261,7 +261,7 @@ def test_limits_are_named() -> None:
         check_directory(full_frame(), max_records=2, max_record_bytes=1, max_plain_bytes=1)
 
 
-def test_a_bomb_is_seen_by_its_word_and_held_to_it() -> None:
+def test_pitfall_47_a_bomb_is_seen_by_its_word_and_held_to_it() -> None:
     """1 MB of zeros in a few bytes: refused where it says so, and not unfolded further where it does not."""
     bomb = build([bytes(1_000_000)], codec=Codec.ZSTD)
     assert len(bomb) < 400

@@ -40,10 +40,20 @@ class RecordKind(IntEnum):
     HARD_STATE = 3  # (term, vote) of a replica
     LOG_START = 4  # (index, term, offset, time) of the entry before the log's first
     RESET = 5  # this log replaces another: old log id
-    SYNCED = 6  # reserved: an `interval` log's segments are durable up to (index, term)
+    SYNCED = 6  # an `interval` log's segments are durable up to (index, term)
     CREATED = 7  # a log's name
-    DELETED = 8  # the log goes to the trash
-    MARK = 9  # recovering or not, incarnation, boot id
+    DELETED = 8  # the log goes to the trash, and a replica's hard state is forgotten: replica id, or empty
+    MARK = 9  # a `Marked`, incarnation, boot id
+    CARRIED = 10  # (LSN of the checkpoint behind which it counts, kind), then that kind's payload
+    POLICY = 11  # policy; all entries up to (index, term) are durable in the segments
+
+
+class Marked(IntEnum):
+    """Why a replica may have forgotten what it told others."""
+
+    NO = 0
+    DAMAGED = 1
+    POWER_LOST = 2  # an `interval` log whose last entries were perhaps not synced
 
 
 class FrameFlag(IntFlag):
@@ -56,6 +66,9 @@ PAIR = struct.Struct("<QQ")
 START = struct.Struct("<QQQq")
 ONE = struct.Struct("<Q")
 MARK = struct.Struct("<BxxxxxxxQ16s")
+CARRIED = struct.Struct("<QB7x")
+# interval_ms (0: commit), interval_records, index, term
+POLICY = struct.Struct("<QQQQ")
 
 
 def record_head(kind: RecordKind, key: int, length: int) -> bytes:
@@ -159,6 +172,14 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
         records=records,
         length=length,
     )
+
+
+def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | None) -> int:
+    """How many of magic, generation and LSN are those of a frame at `position`, whole or not."""
+    if len(data) - position < HEAD_SIZE:
+        return 0
+    magic, _, _, _, of_generation, of_lsn, *_ = _HEAD.unpack_from(data, position)
+    return [magic == MAGIC, of_generation == generation, of_lsn == lsn].count(True)
 
 
 def decode_records(body: memoryview, records: int) -> Iterator[tuple[RecordKind, int, memoryview]]:

@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from laminar.log.errors import DiskError
 
@@ -22,6 +22,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # The kernel takes at most so many buffers in one call (UIO_MAXIOV).
 MAX_BUFFERS = 1024
 _SYNC_FILE_RANGE_WRITE = 2
+_preadv, _RWF_NOWAIT = os.preadv, os.RWF_NOWAIT
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class File(Protocol):
@@ -38,11 +40,17 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all buffers one behind the other; returns the number of bytes. Not durable before `sync`."""
 
+    def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
+        """As `pwritev` and then `sync`, for a file of which nothing else waits for a sync."""
+
     def sync(self) -> None:
         """What was written (and the size) is durable when this returns. Never retry after a failure."""
 
     def start_writeback(self, size: int, position: int) -> None:
         """A hint: begin to write these bytes now, so that a later `sync` is short. Size 0: to the end."""
+
+    def drop_cached(self, size: int, position: int) -> None:
+        """A hint: let clean pages of these bytes go from memory, so that the next read asks the medium."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -53,6 +61,19 @@ class File(Protocol):
 
 class Lock(Protocol):
     """An exclusive lock, held until closed or until the process ends."""
+
+    def close(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """The file system that holds a path, opened before anything is written that its `sync` is to cover."""
+
+    def sync(self) -> None:
+        """All data and all names written so far, of every file, are durable when this returns.
+
+        A failure since this was opened (or since its last report) is reported once, whoever's file it was:
+        then ask each file. Raises `DiskError`, also where there is no such call.
+        """
 
     def close(self) -> None: ...
 
@@ -84,7 +105,19 @@ class Disk(Protocol):
     def lock(self, path: str, *, wait: bool = True) -> Lock:
         """Raises `DiskError` with EAGAIN when `wait` is false and another holds it."""
 
-    def free_bytes(self, path: str) -> int: ...
+    def free_bytes(self, path: str) -> int:
+        """What may still be written on the disk that holds `path`."""
+
+    def total_bytes(self, path: str) -> int:
+        """The size of that disk."""
+
+    def boot_id(self) -> bytes:
+        """16 bytes that are others after each start of the machine: what was written and not synced under
+        the same ones is still there, in the page cache.
+        """
+
+    def file_system(self, path: str) -> FileSystem:
+        """The file system of a directory: one sync for many files. See `FileSystem` for when to open it."""
 
 
 class RealFile:
@@ -111,9 +144,9 @@ class RealFile:
         return b"".join(pieces)
 
     def pread_nowait(self, size: int, position: int) -> Buffer | None:
-        buffer = bytearray(size)
+        buffer = bytearray(size) if size < _ZEROED_BYTES else _new_bytearray(None, size)
         try:
-            got = os.preadv(self._fd, [buffer], position, os.RWF_NOWAIT)
+            got = _preadv(self._fd, (buffer,), position, _RWF_NOWAIT)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -136,6 +169,23 @@ class RealFile:
             raise DiskError.of("write", self.path, error) from error
         return total
 
+    def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
+        # One call instead of two: between two the thread would wait for the interpreter lock once more, which
+        # the loop may hold for a whole turn.
+        if len(buffers) <= MAX_BUFFERS:
+            try:
+                written = os.pwritev(self._fd, buffers, position, os.RWF_DSYNC)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise DiskError.of("write", self.path, error) from error
+            else:
+                if written == sum(map(len, buffers)):
+                    return written
+        # Too many buffers, a short write, or a kernel without: the same bytes in the same place, in steps.
+        written = self.pwritev(buffers, position)
+        self.sync()
+        return written
+
     def _write_rest(self, rest: bytes, position: int) -> int:
         # A short write: at the 2 GiB limit of one call, or just before an error that the next call will name.
         view = memoryview(rest)
@@ -153,6 +203,12 @@ class RealFile:
     def start_writeback(self, size: int, position: int) -> None:
         if _sync_file_range is not None:
             _sync_file_range(self._fd, position, size, _SYNC_FILE_RANGE_WRITE)
+
+    def drop_cached(self, size: int, position: int) -> None:
+        try:
+            os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            pass  # a file system without such a hint
 
     def truncate(self, size: int) -> None:
         try:
@@ -263,16 +319,119 @@ class RealDisk:
             raise DiskError.of("statvfs", path, error) from error
         return state.f_bavail * state.f_frsize
 
+    def file_system(self, path: str) -> FileSystem:
+        try:
+            return RealFileSystem(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            raise DiskError.of("open", path, error) from error
 
-def _find_sync_file_range() -> ctypes._NamedFuncPointer | None:
-    # Python has no wrapper. Called through ctypes it lets go of the interpreter lock.
+    def total_bytes(self, path: str) -> int:
+        try:
+            state = os.statvfs(path)
+        except OSError as error:
+            raise DiskError.of("statvfs", path, error) from error
+        return state.f_blocks * state.f_frsize
+
+    def boot_id(self) -> bytes:
+        try:
+            fd = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return bytes.fromhex(os.read(fd, 64).decode().strip().replace("-", ""))
+            finally:
+                os.close(fd)
+        except (OSError, ValueError):
+            # Never the same twice: each start then counts as one after a power loss.
+            return os.urandom(16)
+
+
+class ReadOnlyDisk(RealDisk):
+    """For looking only: nothing can be changed through it, and no lock is taken."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        if create:
+            raise self._refusal("create", path)
+        try:
+            return RealFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise DiskError.of("open", path, error) from error
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def is_locked(self, path: str) -> bool:
+        """Whether some process of this machine holds the lock file, as the kernel tells everybody."""
+        try:
+            found = os.stat(path)
+            with open("/proc/locks", encoding="ascii") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return False
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        return any(" FLOCK " in f" {line} " and place in line.split() for line in lines)
+
+    def make_directory(self, path: str) -> None:
+        raise self._refusal("make directory", path)
+
+    def rename(self, old: str, new: str) -> None:
+        raise self._refusal("rename", old)
+
+    def unlink(self, path: str) -> None:
+        raise self._refusal("unlink", path)
+
+    def remove_tree(self, path: str) -> None:
+        raise self._refusal("remove", path)
+
+    def lock(self, path: str, *, wait: bool = True) -> Lock:
+        raise self._refusal("lock", path)
+
+    def _refusal(self, operation: str, path: str) -> DiskError:
+        return DiskError(operation, path, errno.EROFS, "opened for looking only")
+
+
+class RealFileSystem:
+    """A file system of the operating system, by `syncfs`.
+
+    The kernel notes errors per file system and tells each open descriptor of those that came after it was
+    opened: so the descriptor stays open for as long as there is something to be synced.
+    """
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def sync(self) -> None:
+        if _syncfs is None:
+            raise DiskError("syncfs", self._path, errno.ENOSYS, "this C library has no syncfs")
+        if _syncfs(self._fd) != 0:
+            number = ctypes.get_errno()
+            raise DiskError("syncfs", self._path, number, os.strerror(number))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
+    # Python has no wrapper for these. Called through ctypes they let go of the interpreter lock.
     try:
-        function = ctypes.CDLL(None).sync_file_range
+        function: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    function.argtypes = list(arguments)
     function.restype = ctypes.c_int
     return function
 
 
-_sync_file_range = _find_sync_file_range()
+_sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_syncfs = _find("syncfs", ctypes.c_int)
+
+# `bytearray(size)` writes zeros first, which takes as long as reading: a large one is made as C does it, with
+# whatever was there, and seen by nobody before the kernel has filled it.
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
+_new_bytearray.restype = ctypes.py_object
+_ZEROED_BYTES = 32 * 1024

@@ -14,7 +14,7 @@ import struct
 from crc32c import crc32c
 
 from laminar.log.disk import Buffer, Disk
-from laminar.log.errors import DamagedDocument
+from laminar.log.errors import DamagedDocument, DiskError
 
 _MAGIC = b"LMND"
 _VERSION = 1
@@ -47,29 +47,46 @@ class Document:
         Raises `DamagedDocument` when there are copies, but no whole one.
         """
         files = self._files()
+        reasons = []
         for number, name in files:
-            payload = self._payload(name, number)
-            if payload is not None:
-                return payload
-        # A crash in the very first write leaves less than both names: the second is made when the first is
-        # synced, and the write has not returned before both names are.
-        if files and not (files[-1][0] == 1 and len(files) == 1):
-            raise DamagedDocument(f"no whole copy of {self.name} in {self.directory}: {files}")
+            found = self._payload(name, number)
+            if isinstance(found, bytes):
+                return found
+            reasons.append(f"{name} {found}")
+        # A crash in the very first write, or a disk that was full at each of the first, leaves less than both
+        # names: the second is made when the first is synced, and no write returned before both names are.
+        begun_only = bool(files) and files[-1][0] == 1 and all(name.endswith(".a") for _, name in files)
+        if files and not begun_only:
+            raise DamagedDocument(f"no whole copy of {self.name} in {self.directory}: {', '.join(reasons)}")
         return None
 
-    def _payload(self, name: str, number: int) -> bytes | None:
-        file = self.disk.open(os.path.join(self.directory, name))
+    def copies(self) -> list[tuple[int, str, bytes | str]]:
+        """Every copy, newest first: number, file name, and its payload, or what is wrong with it."""
+        return [(number, name, self._payload(name, number)) for number, name in self._files()]
+
+    def _payload(self, name: str, number: int) -> bytes | str:
+        """The payload of one copy, or what is wrong with it. Raises `DiskError` for what is no damage."""
         try:
-            data = bytes(file.pread(file.size(), 0))
-        finally:
-            file.close()
+            file = self.disk.open(os.path.join(self.directory, name))
+            try:
+                data = bytes(file.pread(file.size(), 0))
+            finally:
+                file.close()
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            return f"cannot be read ({error})"
         if len(data) < _HEAD.size:
-            return None
+            return f"has {len(data)} bytes, less than its head"
         magic, version, written_number, length, checksum = _HEAD.unpack_from(data)
         payload = data[_HEAD.size :]
-        if (magic, version, written_number, length) != (_MAGIC, _VERSION, number, len(payload)):
-            return None
-        return payload if _checksum(number, payload) == checksum else None
+        if magic != _MAGIC:
+            return "is no such document"
+        if version > _VERSION:
+            return f"is of version {version}: a newer Laminar wrote it"
+        if (version, written_number) != (_VERSION, number) or length != len(payload):
+            return f"has a damaged head, or {len(payload)} of {length} bytes"
+        return payload if _checksum(number, payload) == checksum else "has a wrong checksum"
 
     def write(self, payload: Buffer) -> None:
         """Replace the document; durable when this returns. On a `DiskError` the old one stands."""

@@ -36,6 +36,11 @@ class DiskError(StorageError):
         """The file or directory is not there."""
         return self.errno == errno.ENOENT
 
+    @property
+    def is_damage(self) -> bool:
+        """These bytes are gone, and only these: a sector that cannot be read, a file that is missing."""
+        return self.errno in (errno.EIO, errno.EILSEQ, errno.ENODATA, errno.ENOENT)
+
 
 class DamagedDocument(StorageError):
     """Copies of a numbered document exist, but none is whole."""
@@ -45,7 +50,8 @@ class DamagedRange(StorageError):
     """Entries whose stored bytes are not what the index says; a reader may go on behind them.
 
     `first_index` to `last_index` (both included) hold the offsets from `first_offset` up to, not
-    including, `next_offset`; `file` and `position` say where the bytes lie.
+    including, `next_offset`; `file` and `position` say where the bytes lie. `term` is the one entry's as
+    its index row has it; 0 where it is not known.
     """
 
     def __init__(
@@ -57,10 +63,16 @@ class DamagedRange(StorageError):
         next_offset: int,
         file: str,
         position: int,
+        term: int = 0,
     ) -> None:
+        entries = (
+            f"entry {first_index}" if first_index == last_index else f"entries {first_index} to {last_index}"
+        )
+        offsets = (
+            f"offsets {first_offset} to {next_offset - 1}" if next_offset > first_offset else "no records"
+        )
         super().__init__(
-            f"entries {first_index} to {last_index} (offsets {first_offset} to {next_offset - 1}) "
-            f"are damaged: {file} at position {position}"
+            f"{entries} (term {term or 'unknown'}, {offsets}): damaged bytes in {file} at position {position}"
         )
         self.first_index = first_index
         self.last_index = last_index
@@ -68,6 +80,11 @@ class DamagedRange(StorageError):
         self.next_offset = next_offset
         self.file = file
         self.position = position
+        self.term = term
+
+
+class RepairRefused(StorageError):
+    """Bytes offered for a damaged entry are not those that are missing; nothing was changed."""
 
 
 class StorageClosed(StorageError):
@@ -76,6 +93,40 @@ class StorageClosed(StorageError):
 
 class EntriesGone(StorageError):
     """A truncation or a new log start took the entries away while they were read."""
+
+
+class FolderInUse(StorageError):
+    """Another process, or this one, has the folder open."""
+
+
+class NotALogFolder(StorageError):
+    """A folder that holds something else: nothing in it was touched."""
+
+
+class RecordsLost(StorageError):
+    """Acknowledged records of a log that has no copies are gone."""
+
+
+class AppendRefused(StorageError):
+    """No room for new records now: `resource` is "disk" or "journal". Nothing was appended."""
+
+    def __init__(self, resource: str) -> None:
+        super().__init__(f"append refused: no room on the {resource}")
+        self.resource = resource
+
+
+class OffsetOutOfRange(StorageError, LookupError):
+    """The log has no record at `offset`: before `start_offset` they were given up, from `end_offset` on not
+    written yet.
+    """
+
+    def __init__(self, name: str, offset: int, *, start_offset: int, end_offset: int) -> None:
+        super().__init__(
+            f"log {name!r} has offsets {start_offset} up to, not including, {end_offset}, not {offset}"
+        )
+        self.offset = offset
+        self.start_offset = start_offset
+        self.end_offset = end_offset
 
 
 class BrokenChain(ValueError):

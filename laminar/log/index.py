@@ -1,35 +1,29 @@
-"""Rows of segments read back at a start, and made anew from the frames where an index file does not hold.
+"""The segments of a log found at a start, by their names, the checkpoint, and the last row of each.
 
 It decides which entries of a log are there and where they lie, behind the checkpoint; it changes nothing
-on disk. Index files are hints: each row has its own checksum and must chain to the one before, else the
-segment's frames are walked header by header, with whole rows as witnesses where a header is damaged.
+on disk. Other rows are read when they are wanted (`laminar.log.segment_rows`). Where the last row of an
+index file does not hold, or is not that of the frame it names, the file is made anew from the frames.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
-from crc32c import crc32c
-
-from laminar.log.disk import Disk, File
+from laminar.log.disk import Disk
 from laminar.log.rows import (
-    HEADER,
-    HEADER_CRC_POSITION,
     HEADER_SIZE,
     ROW_SIZE,
     UNKNOWN_KIND,
     Row,
-    pack_row,
+    is_header_of,
     row_is_whole,
+    row_offset,
     unpack_row,
 )
-from laminar.log.segment import INDEX_HEAD_SIZE, Segment, SegmentFile, index_head, index_name
+from laminar.log.segment import SegmentFile, index_head
+from laminar.log.segment_rows import Segment
 from laminar.log.state import LogFiles
-
-_BATCH_MAGIC = b"LMNB"
-# A damaged header hides where the next frame begins; the search for it reads pieces of this size.
-_SEARCH_BYTES = 1 << 20
+from laminar.log.walk import header_row, missing_rows, read_damaged, whole_index
 
 
 @dataclass(slots=True)
@@ -61,26 +55,27 @@ def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool
             loaded.stale.append(files.new_segment(first))
     for place, first in enumerate(useful):
         last = useful[place + 1] - 1 if place + 1 < len(useful) else last_index
-        file = SegmentFile(disk, files.directory, first_index=first, log_id=files.log_id, exists=True)
+        file = files.new_segment(first, exists=True)
         if last <= files.start.index and not (goes_on and last == last_index):
             loaded.stale.append(file)
             continue
         before = loaded.segments[-1] if loaded.segments else None
         if before is None and first > files.start.index + 1:
             break
-        segment, anew = _load(disk, file, files.log_id, last, before)
-        file.holds_rows(segment.count)
-        if not segment.count:
-            loaded.short = True
-            loaded.stale.append(file)
-            break
-        loaded.segments.append(segment)
-        if anew:
+        segment = _load(file, files.log_id, last, before)
+        if segment is None:
+            segment = _made_anew(file, last, before)
+            if not segment.count:
+                loaded.short = True
+                loaded.stale.append(file)
+                break
+            if segment.last_index < last and place + 1 < len(useful):
+                segment.hold(segment.tail + missing_rows(segment.last_row, last - segment.last_index))
+            kinds = (segment.row(index).kind for index in range(first, segment.last_index + 1))
+            loaded.unknown |= any(kind == UNKNOWN_KIND for kind in kinds)
             loaded.made_anew.append(segment)
-        loaded.unknown |= any(segment.row(index).kind == UNKNOWN_KIND for index in _indexes(segment, anew))
-        if segment.last_index < last and place + 1 < len(useful):
-            _fill(segment, last)
-            loaded.unknown = True
+        file.holds_rows(segment.count)
+        loaded.segments.append(segment)
     end = loaded.segments[-1].last_index if loaded.segments else files.start.index
     loaded.short |= end < last_index
     return loaded
@@ -90,152 +85,51 @@ def _is_segment(name: str) -> bool:
     return name.endswith(".log") and name[:-4].isdigit()
 
 
-def _indexes(segment: Segment, anew: bool) -> range:
-    return range(segment.first_index, segment.last_index + 1) if anew else range(0)
-
-
-def _load(
-    disk: Disk, file: SegmentFile, log_id: int, last: int, before: Segment | None
-) -> tuple[Segment, bool]:
-    """The segment up to entry `last`, and whether its rows were made anew from the frames."""
-    wanted = last - file.first_index + 1
-    size = file.data().size()
-    rows = _read_index(disk, file, log_id, wanted)
-    chain = _chain_length(rows, wanted)
-    if chain == wanted:
-        end = unpack_row(rows, wanted - 1, last)
-        if end.position + end.size <= size:
-            return Segment(file.first_index, file, rows), False
-    start_offset = 0
+def _load(file: SegmentFile, log_id: int, last: int, before: Segment | None) -> Segment | None:
+    """The segment up to entry `last`, with its last row only; None where the index file does not hold it."""
+    count = last - file.first_index + 1
+    packed = file.read_rows(count - 1, 1)
+    if len(packed) < ROW_SIZE or not row_is_whole(packed, 0):
+        return None
+    if file.read_head() != index_head(file.first_index, log_id):
+        return None
+    row = unpack_row(packed, 0, last)
+    if not _lies_there(file, row):
+        return None
     if before is not None:
-        start_offset = before.row(before.last_index).next_offset
-    return Segment(file.first_index, file, _walk(file, rows, wanted, size, start_offset)), True
+        first_offset = before.next_offset
+    else:
+        first = file.read_rows(0, 1)
+        if not row_is_whole(first, 0):
+            return None
+        first_offset = row_offset(first, 0)
+    if row.base_offset < first_offset or (before is not None and 0 < row.term < before.last_term):
+        return None
+    segment = Segment(file.first_index, file, first_offset=first_offset)
+    segment.hold(packed, held_from=count - 1)
+    return segment
 
 
-def _read_index(disk: Disk, file: SegmentFile, log_id: int, wanted: int) -> bytearray:
-    path = os.path.join(file.directory, index_name(file.first_index))
-    if not disk.exists(path):
-        return bytearray()
-    index = disk.open(path)
-    try:
-        data = index.pread(INDEX_HEAD_SIZE + wanted * ROW_SIZE, 0)
-    finally:
-        index.close()
-    if bytes(data[:INDEX_HEAD_SIZE]) != index_head(file.first_index, log_id):
-        return bytearray()
-    return bytearray(data[INDEX_HEAD_SIZE:])
-
-
-def _chain_length(rows: bytearray, wanted: int) -> int:
-    """How many rows from the first on are whole and follow each other."""
-    position = offset = None
-    with memoryview(rows) as view:
-        for slot in range(min(wanted, len(rows) // ROW_SIZE)):
-            row = unpack_row(view, slot, 0)
-            if not row_is_whole(view, slot) or row.position != (position or 0):
-                return slot
-            if offset is not None and row.base_offset != offset:
-                return slot
-            position, offset = row.position + row.size, row.next_offset
-    return min(wanted, len(rows) // ROW_SIZE)
-
-
-def _walk(file: SegmentFile, hints: bytearray, wanted: int, size: int, offset: int) -> bytearray:
-    """Rows made from the frames' headers; damaged headers are bridged by a whole hint or a search."""
+def _lies_there(file: SegmentFile, row: Row) -> bool:
+    """Whether the frame that the row names lies in the file, as far as its header can tell."""
     data = file.data()
-    rows = bytearray()
-    position = 0
-    index = file.first_index
-    last = file.first_index + wanted - 1
-    while index <= last and position + HEADER_SIZE <= size:
-        row = _row_at(data, position, index, size)
-        if row is None:
-            row = _hint(hints, index - file.first_index, index, position)
-        if row is not None and position + row.size <= size:
-            rows += _packed(row)
-            position, offset, index = position + row.size, row.next_offset, index + 1
-            continue
-        found = _search(data, position + 1, size, range(index + 1, last + 1))
-        if found is None:
-            break
-        rows += _bridge(index, position, offset, found)
-        position, offset, index = found.position, found.base_offset, found.index
-    return rows
+    if row.position + row.size > data.size():
+        return False
+    if row.kind == UNKNOWN_KIND:
+        return True
+    header = read_damaged(data, HEADER_SIZE, row.position)
+    # A whole header of another entry: the row is wrong. A damaged one: the row is what is known of it.
+    return is_header_of(header, row) or header_row(header, row.position) is None
 
 
-def _packed(row: Row) -> bytes:
-    return pack_row(
-        row.term,
-        row.base_offset,
-        row.position,
-        row.append_time_ms,
-        row.tag_mask,
-        row.count,
-        row.size,
-        row.kind,
-    )
-
-
-def _row_at(data: File, position: int, index: int | None, size: int) -> Row | None:
-    """The row of the frame whose whole header lies at `position`; None if none does, or of another entry."""
-    header = data.pread(HEADER_SIZE, position)
-    if len(header) < HEADER_SIZE or bytes(header[:4]) != _BATCH_MAGIC:
-        return None
-    kind, _, found, term, _, base_offset, count, length, time_ms, tag_mask, checksum = HEADER.unpack_from(
-        header
-    )
-    if crc32c(bytes(header[:HEADER_CRC_POSITION])) != checksum or (index is not None and found != index):
-        return None
-    if position + HEADER_SIZE + length > size:
-        return None
-    return Row(found, term, base_offset, count, position, HEADER_SIZE + length, time_ms, kind, tag_mask)
-
-
-def _hint(hints: bytearray, slot: int, index: int, position: int) -> Row | None:
-    """The index file's own row, where it is whole and agrees about the position."""
-    if not row_is_whole(hints, slot):
-        return None
-    row = unpack_row(hints, slot, index)
-    return row if row.position == position else None
-
-
-def _search(data: File, position: int, size: int, wanted: range) -> Row | None:
-    """The first whole header at `position` or behind it whose index is wanted."""
-    while position < size:
-        piece = bytes(data.pread(_SEARCH_BYTES, position))
-        at = piece.find(_BATCH_MAGIC)
-        while at >= 0:
-            row = _row_at(data, position + at, None, size)
-            if row is not None and row.index in wanted:
-                return row
-            at = piece.find(_BATCH_MAGIC, at + 1)
-        position += max(len(piece) - len(_BATCH_MAGIC) + 1, 1)
-    return None
-
-
-def _bridge(index: int, position: int, offset: int, found: Row) -> bytes:
-    """Rows for the damaged entries from `index` up to the one found behind them.
-
-    Their terms are unknown (0). The first stands for all bytes and offsets between, so that a reader who
-    skips it goes on at the right offset.
-    """
-    rows = pack_row(
-        0,
-        offset,
-        position,
-        0,
-        0,
-        max(found.base_offset - offset, 0),
-        found.position - position,
-        UNKNOWN_KIND,
-    )
-    empty = pack_row(0, found.base_offset, found.position, 0, 0, 0, 0, UNKNOWN_KIND)
-    return rows + empty * (found.index - index - 1)
-
-
-def _fill(segment: Segment, last: int) -> None:
-    """Rows for entries that are missing at the end of a segment which has a successor."""
-    end = segment.row(segment.last_index)
-    missing = last - segment.last_index
-    row = pack_row(0, end.next_offset, end.position + end.size, end.append_time_ms, 0, 0, 0, UNKNOWN_KIND)
-    segment.rows += row * missing
+def _made_anew(file: SegmentFile, last: int, before: Segment | None) -> Segment:
+    """The segment with rows from its frames, as many as there are up to entry `last`."""
+    first_offset = before.next_offset if before is not None else 0
+    wanted = range(file.first_index, last + 1)
+    rows = whole_index(file, wanted, size=file.data().size(), offset=first_offset)
+    if rows:
+        first_offset = row_offset(rows, 0)
+    segment = Segment(file.first_index, file, first_offset=first_offset)
+    if rows:
+        segment.hold(rows)
+    return segment

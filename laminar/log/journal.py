@@ -69,6 +69,8 @@ class Journal:
         self.lsn = lsn
         self.durable_lsn = lsn
         self._hard_state_lsn = 0
+        # Set while something is written: what raised then may have left clean pages that nobody wrote.
+        self._broken = False
         self.number = number
         for name in disk.list(home):
             if name.startswith(_SPARE):
@@ -76,9 +78,10 @@ class Journal:
         self._capacity = settings.first_journal_file_bytes
         self._file = self._make(journal_name(number), self._capacity)
         self._position = 0
-        # (name, capacity); taken by the writer's thread, added by another: single list operations only.
+        # (name, capacity); taken by the journal's thread, added by another: single list operations only.
         self._spares: list[tuple[str, int]] = []
         self._spares_made = 0
+        self._preparing = False
         self._capacities = {number: self._capacity}
         # No file could be made ready for when this one is full: the disk is. Set by `prepare_spare`.
         self.starved = False
@@ -102,6 +105,8 @@ class Journal:
         `hard_states` are those of the parts that are hard states (head and payload each): they are written
         a second time, as a twin behind the frame, in the same sync. Raises `DiskError`.
         """
+        assert not self._broken, "a journal is written to after a failed write or sync"
+        self._broken = True
         length = sum(map(len, parts))
         flags = (FrameFlag.HARD_STATE if hard_states else 0) | (0 if records else FrameFlag.MARKER)
         buffers = self._encode(parts, flags=flags, records=records, length=length)
@@ -117,11 +122,11 @@ class Journal:
         size = padded_size(length) + (padded_size(twin_length) if hard_states else 0)
         if self._position + size > self._capacity:
             self._roll(size)
-        written = self._file.pwritev(buffers, self._position)
+        written = self._file.pwritev_synced(buffers, self._position)
         assert written == size, f"a frame of {size} bytes took {written}"
-        self._file.sync()
         self._position += size
         self.durable_lsn = self.lsn
+        self._broken = False
         return Written(self.lsn, self.number, self._position, size)
 
     def _encode(self, parts: Sequence[Buffer], *, flags: int, records: int, length: int) -> list[Buffer]:
@@ -159,11 +164,13 @@ class Journal:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """Half of the file is used and no next one is ready."""
-        return not self._spares and self._position >= self._capacity // 2
+        """Half of the file is used and no next one is ready: `prepare_spare` should be called, once."""
+        wanted = not self._spares and not self._preparing and self._position >= self._capacity // 2
+        self._preparing |= wanted
+        return wanted
 
     def prepare_spare(self) -> None:
-        """Make the next file ready, in another thread than the writer's. A full disk sets `starved`."""
+        """Make the next file ready, in the thread that also deletes. A full disk sets `starved`."""
         self._spares_made += 1
         name = f"{_SPARE}{self._spares_made}"
         capacity = self._next_capacity()
@@ -175,6 +182,8 @@ class Journal:
             self.starved = True
             self._disk.unlink(os.path.join(self._home, name))
             return
+        finally:
+            self._preparing = False
         self._spares.append((name, capacity))
         self.starved = False
 
@@ -198,8 +207,19 @@ class Journal:
             else:
                 self._disk.unlink(path)
 
+    @property
+    def files(self) -> int:
+        """Files that hold records: those that no checkpoint stands for, and the present one."""
+        return len(self._capacities)
+
     def statistics(self) -> dict[str, int]:
-        return {"lsn": self.lsn, "file": self.number, "position": self._position, "capacity": self._capacity}
+        return {
+            "lsn": self.lsn,
+            "file": self.number,
+            "files": self.files,
+            "position": self._position,
+            "capacity": self._capacity,
+        }
 
     def close(self) -> None:
         self._file.close()

@@ -6,47 +6,52 @@ does not chain, and knows neither Raft nor the records in a batch. Invariants:
 
 1. `first_index == start.index + 1`, and entries are dense from there to `last_index`.
 2. A frame leaves memory only when it is in its segment.
-3. `durable_index` never counts an entry whose own journal record is not synced.
+3. `durable_index` counts an entry of a `commit` log when its own journal record is synced, and one of an
+   `interval` log when it is written; `synced_index` counts both when they are on disk.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 
 from crc32c import crc32c
 
-from laminar.log import reading
-from laminar.log.codec import MARK, PAIR, START, RecordKind, record_head
+from laminar.log.ahead import Sequences
+from laminar.log.codec import MARK, PAIR, RECORD, START, Marked, RecordKind, record_head
 from laminar.log.disk import Buffer
-from laminar.log.errors import BrokenChain, EntriesGone, StorageError
-from laminar.log.pending import Cut, Mark, Recorder, Start, Write
-from laminar.log.rows import HEADER, HEADER_CRC_POSITION, HEADER_SIZE, Row, pack_row
-from laminar.log.segment import Segment, SegmentFile
+from laminar.log.errors import BrokenChain, StorageError
+from laminar.log.log_reads import LogReads
+from laminar.log.passage import Passage
+from laminar.log.pending import Cut, Mark, Pending, Recorder, Start, Write
+from laminar.log.policy import FlushPolicy
+from laminar.log.quarantine import Quarantine
+from laminar.log.reading import Readers
+from laminar.log.rows import HEADER, HEADER_CRC_POSITION, HEADER_SIZE, UNKNOWN_KIND, pack_row
+from laminar.log.segment import SegmentFile
+from laminar.log.segment_rows import Segment
 from laminar.log.state import LogFiles, LogStart
 
-# A digest is made in pieces, so that other reads get their turn.
-_DIGEST_PIECE_BYTES = 4 * 1024 * 1024
 _OPENS_SEGMENT = 1
+# Plain numbers are packed faster than members of an enumeration.
+_FULL = int(RecordKind.FULL)
 EMPTY = LogStart()
 
 
-class Log:
+class Log(LogReads):
     """See the module. Made by `Storage`; call it from the loop's thread only."""
 
     def __init__(
         self,
         files: LogFiles,
         recorder: Recorder,
-        readers: reading.Readers,
+        readers: Readers,
         *,
         segment_size_bytes: int,
         start: LogStart = EMPTY,
         segments: Sequence[Segment] = (),
         recovering: bool = False,
+        power_lost: bool = False,
         incarnation: int = 0,
     ) -> None:
         """`segments` come from recovery: dense, durable, and reaching back to `start`."""
@@ -55,9 +60,14 @@ class Log:
         self.files = files
         self.start = start
         self.recovering = recovering
+        # That it may have forgotten no more than an `interval` log's last, unsynced entries.
+        self.power_lost = power_lost
         self.incarnation = incarnation
-        # Raised by whatever makes an answer read from the files doubtful.
         self.changes = 0
+        self.quarantine = Quarantine()
+        self.on_damage = None
+        self.repairer = None
+        self._sequences = Sequences()
         self._recorder = recorder
         self._readers = readers
         self._segment_size_bytes = segment_size_bytes
@@ -70,6 +80,7 @@ class Log:
         self.last_append_time_ms = start.time_ms
         self._set_end()
         self.durable_index = self.last_index
+        self.passage = Passage(self, recorder)
 
     def __repr__(self) -> str:
         return (
@@ -80,8 +91,7 @@ class Log:
     def _set_end(self) -> None:
         """Take the end of the log from its last row."""
         if self._segments:
-            segment = self._segments[-1]
-            last = segment.row(segment.last_index)
+            last = self._segments[-1].last_row
             self.last_index, self.last_term = last.index, last.term
             self.next_offset = last.base_offset + last.count
             self.last_append_time_ms = last.append_time_ms
@@ -89,66 +99,29 @@ class Log:
             self.last_index, self.last_term = self.start.index, self.start.term
             self.next_offset, self.last_append_time_ms = self.start.offset, self.start.time_ms
 
-    # What it holds
-
     @property
     def failure(self) -> StorageError | None:
         """A failed segment write or sync stops this log alone; everybody else goes on."""
         return self.files.failure
 
     @property
-    def first_index(self) -> int:
-        return self.start.index + 1
+    def policy(self) -> FlushPolicy:
+        return self.passage.policy
+
+    @property
+    def synced_index(self) -> int:
+        """Up to here it survives a power loss of this machine. Of a `commit` log the same as durable."""
+        return self.passage.synced_index if self.passage.policy.is_interval else self.durable_index
+
+    @property
+    def unsynced_records(self) -> int:
+        """Records of an `interval` log that a power loss of this machine may take."""
+        return max(self.next_offset - self.passage.synced_offset, 0)
 
     @property
     def segment_full(self) -> bool:
         """Whether the leader should let the next entry open a segment."""
         return bool(self._segments) and self._segments[-1].size >= self._segment_size_bytes
-
-    @property
-    def segment_first_indexes(self) -> list[int]:
-        """The first index of each segment, lowest first."""
-        return list(self._firsts)
-
-    def term(self, index: int) -> int | None:
-        """The term of an entry, or of the one before the first; None outside. Unknown (damaged): None too."""
-        if index == self.last_index:
-            return self.last_term
-        if index == self.start.index:
-            return self.start.term
-        if not self.start.index < index <= self.last_index:
-            return None
-        return self._segment_of(index).term(index) or None
-
-    def row(self, index: int) -> Row:
-        """What the index knows of an entry that the log holds."""
-        assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
-        return self._segment_of(index).row(index)
-
-    def _segment_of(self, index: int) -> Segment:
-        last = self._segments[-1]
-        if index >= last.first_index:
-            return last
-        return self._segments[bisect_right(self._firsts, index) - 1]
-
-    def index_of_offset(self, offset: int) -> int | None:
-        """The entry that holds the record at `offset`; None when none does (yet, or any more)."""
-        if not self.start.offset <= offset < self.next_offset:
-            return None
-        place = bisect_right(
-            self._segments, offset, key=lambda segment: segment.row(segment.first_index).base_offset
-        )
-        segment = self._segments[max(place - 1, 0)]
-        entries = range(max(segment.first_index, self.first_index), segment.last_index + 1)
-        found = bisect_right(entries, offset, key=lambda index: segment.row(index).next_offset)
-        return entries[found] if found < len(entries) else None
-
-    def index_of_time(self, time_ms: int) -> int:
-        """The first entry appended at `time_ms` or later; `last_index + 1` when there is none."""
-        entries = range(self.first_index, self.last_index + 1)
-        return self.first_index + bisect_left(
-            entries, time_ms, key=lambda index: self.row(index).append_time_ms
-        )
 
     # Changes
 
@@ -159,11 +132,12 @@ class Log:
         term, offsets and time are checked; bodies are the caller's to verify, where they came in.
         Raises `BrokenChain` for the first frame that does not fit (those before it stay appended).
         """
-        if self.files.failure is not None:
-            raise self.files.failure
+        self._check_works()
         last_index, last_term = self.last_index, self.last_term
         next_offset, last_time = self.next_offset, self.last_append_time_ms
-        recorder = self._recorder
+        recorder, passage = self._recorder, self.passage
+        passage.prepare()
+        straight = passage.straight
         segment = self._segments[-1] if self._segments else None
         try:
             for frame in frames:
@@ -190,7 +164,7 @@ class Log:
                     or term < last_term
                     or time_ms < last_time
                     or len(frame) != size
-                    or crc32c(memoryview(frame)[:HEADER_CRC_POSITION]) != header_crc
+                    or crc32c(frame[:HEADER_CRC_POSITION]) != header_crc
                 ):
                     raise BrokenChain(
                         f"a frame of {self.name} with index {index}, term {term}, previous term {prev_term}, "
@@ -199,35 +173,50 @@ class Log:
                         f"time {last_time}; or its header is damaged"
                     )
                 if segment is None or flags & _OPENS_SEGMENT:
-                    segment = self._open_segment(index)
+                    segment = self._open_segment(index, next_offset)
                 position = segment.size
                 row = pack_row(term, base_offset, position, time_ms, tag_mask, count, size, kind)
-                segment.rows += row
-                segment.size = position + size
+                segment.add(row, position + size)
                 self._recent[index] = frame
-                number = recorder.record(
-                    record_head(RecordKind.FULL, self.log_id, size),
-                    frame,
-                    Write(self.files, segment.file, index, position, frame, row),
-                )
-                recorder.remember(self, index, frame)
+                write = Write(self.files, segment.file, index, position, frame, row)
+                if straight:
+                    head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
+                    number = recorder.record_batch(self, index, head, frame, write)
+                else:
+                    passage.put(write)
                 self.size_bytes += size
                 last_index, last_term, next_offset, last_time = index, term, base_offset + count, time_ms
         finally:
             if last_index != self.last_index:
                 self.last_index, self.last_term = last_index, last_term
                 self.next_offset, self.last_append_time_ms = next_offset, last_time
-                self._undurable.append((number, last_index))
-                recorder.touched.add(self)
+                if straight:
+                    self._undurable.append((number, last_index))
+                    recorder.touched.add(self)
+                    if recorder.on_record is not None:
+                        recorder.on_record()
 
-    def _open_segment(self, first_index: int) -> Segment:
-        segment = Segment(first_index, self.files.new_segment(first_index))
+    def _check_works(self) -> None:
+        """A failed log takes no change any more: its records are carried from checkpoint to checkpoint as
+        they are.
+        """
+        if self.files.failure is not None:
+            raise self.files.failure
+
+    def _open_segment(self, first_index: int, first_offset: int) -> Segment:
+        for sealed in self._segments[-2:]:
+            sealed.shed()
+        segment = Segment(first_index, self.files.new_segment(first_index), first_offset=first_offset)
         self._segments.append(segment)
         self._firsts.append(first_index)
         return segment
 
     def truncate(self, index: int) -> None:
-        """Cut entry `index` and all behind it. Only entries that were not committed."""
+        """Cut entry `index` and all behind it. Only entries that were not committed.
+
+        Raises `StorageError` when the log has failed; so do the other changes.
+        """
+        self._check_works()
         assert self.start.index < index, f"truncation at {index} of {self!r}: it would cut the log's start"
         if index > self.last_index:
             return
@@ -246,22 +235,22 @@ class Log:
         for gone in range(index, self.last_index + 1):
             self._recent.pop(gone, None)
         self.changes += 1
+        self.quarantine.cut(index)
         self._set_end()
         self._undurable_before(index)
-        self._recorder.record(
-            record_head(RecordKind.TRUNCATE, self.log_id, PAIR.size),
-            PAIR.pack(index, cut_term or 0),
-            Cut(
-                self.files,
-                index,
-                self.last_term,
-                self.next_offset,
-                kept.file if kept is not None else None,
-                kept.size if kept is not None else 0,
-                kept.count if kept is not None else 0,
-                tuple(removed),
-            ),
+        self.passage.truncated(index)
+        cut = Cut(
+            self.files,
+            index,
+            self.last_term,
+            self.next_offset,
+            kept.file if kept is not None else None,
+            kept.size if kept is not None else 0,
+            kept.count if kept is not None else 0,
+            tuple(removed),
         )
+        head = record_head(RecordKind.TRUNCATE, self.log_id, PAIR.size)
+        self.passage.record((head, PAIR.pack(index, cut_term or 0), cut))
 
     def _undurable_before(self, index: int) -> None:
         """Forget what waits for durability from `index` on: a later completion must not count it."""
@@ -279,14 +268,17 @@ class Log:
         """
         if (index, term, offset) == (self.start.index, self.start.term, self.start.offset):
             return
+        self._check_works()
         fresh = not self._segments and self.start == EMPTY
         if not fresh:
             assert self.start.index < index <= self.last_index, f"start at {index} of {self!r}"
             row = self.row(index)
-            assert (row.term, row.next_offset) == (term, offset), (
-                f"start {index}, {term}, {offset}: {row}, {self!r}"
-            )
-            time_ms = row.append_time_ms
+            if row.kind != UNKNOWN_KIND:
+                # What is damaged here says nothing; the caller knows it from the group.
+                assert (row.term, row.next_offset) == (term, offset), (
+                    f"start {index}, {term}, {offset}: {row}, {self!r}"
+                )
+                time_ms = row.append_time_ms
         start = LogStart(index, term, offset, time_ms)
         removed: list[SegmentFile] = []
         while self._segments and self._segments[0].last_index <= index:
@@ -294,37 +286,57 @@ class Log:
             self._firsts.pop(0)
             self.size_bytes -= segment.size
             removed.append(segment.file)
-        for gone in range(self.first_index, index + 1):
-            self._recent.pop(gone, None)
+        for gone in [held for held in self._recent if held <= index]:
+            del self._recent[gone]
         self.start = start
         self.changes += 1
+        self.quarantine.start_behind(index)
         self._set_end()
-        number = self._recorder.record(
-            record_head(RecordKind.LOG_START, self.log_id, START.size),
-            START.pack(start.index, start.term, start.offset, start.time_ms),
-            Start(self.files, start, tuple(removed)),
-        )
-        if fresh:
+        head = record_head(RecordKind.LOG_START, self.log_id, START.size)
+        payload = START.pack(start.index, start.term, start.offset, start.time_ms)
+        number = self.passage.record((head, payload, Start(self.files, start, tuple(removed))))
+        if fresh and self.passage.straight:
             self._undurable.append((number, index))
             self._recorder.touched.add(self)
 
-    def mark(self, *, recovering: bool, incarnation: int, boot_id: bytes = bytes(16)) -> None:
+    def mark(self, *, recovering: bool, incarnation: int, power_lost: bool = False) -> None:
         """Record that this replica may have forgotten something (or no longer), and its incarnation."""
+        self._check_works()
         assert incarnation >= self.incarnation, (
             f"incarnation {incarnation} of {self!r} after {self.incarnation}"
         )
-        self.recovering = recovering
+        self.recovering, self.power_lost = recovering, recovering and power_lost
         self.incarnation = incarnation
-        self._recorder.record(
-            record_head(RecordKind.MARK, self.log_id, MARK.size),
-            MARK.pack(recovering, incarnation, boot_id),
-            Mark(self.files, recovering, incarnation),
-        )
+        self.passage.record(self.mark_record())
+
+    def mark_record(self) -> Pending:
+        """The record of its mark as it is."""
+        boot_id = self.passage.boot_id
+        why = Marked.NO
+        if self.recovering:
+            why = Marked.POWER_LOST if self.power_lost else Marked.DAMAGED
+        head = record_head(RecordKind.MARK, self.log_id, MARK.size)
+        payload = MARK.pack(why, self.incarnation, boot_id or bytes(16))
+        return head, payload, Mark(self.files, self.recovering, self.power_lost, self.incarnation, boot_id)
 
     # Completions, called by the storage
 
     def durable_up_to(self, number: int) -> None:
-        """All changes up to the running `number` are durable."""
+        """All changes up to the running `number` of the journal are durable."""
+        if not self.passage.interval:
+            self._arrived_up_to(number)
+
+    def written_up_to(self, number: int) -> None:
+        """All batches up to the running `number` of those that go past the journal are in their segments."""
+        if self.passage.interval:
+            self._arrived_up_to(number)
+
+    def on_its_way(self, number: int, write: Write) -> None:
+        """A batch that was not recorded at once has got its running number."""
+        if self._recent.get(write.index) is write.frame:  # else it was cut while it waited
+            self._undurable.append((number, write.index))
+
+    def _arrived_up_to(self, number: int) -> None:
         waiting = self._undurable
         while waiting and waiting[0][0] <= number:
             self.durable_index = waiting.popleft()[1]
@@ -334,107 +346,7 @@ class Log:
         if self._recent.get(index) is frame:
             del self._recent[index]
 
-    # Reading
-
-    def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
-        """Whole frames from `first_index` on, at least one, then up to `max_bytes`; None: ask `read`.
-
-        Every frame that comes from a file is verified. Raises `DamagedRange` when the first frame is
-        damaged; frames before a damaged one are returned.
-        """
-        frames: list[Buffer] = []
-        room = max_bytes
-        index = self._check_range(first_index, last_index)
-        while index <= last_index and (room > 0 or not frames):
-            frame = self._recent.get(index)
-            if frame is not None:
-                if frames and len(frame) > room:
-                    break
-                frames.append(frame)
-                room -= len(frame)
-                index += 1
-                continue
-            piece = self._piece(index, last_index, room if frames else max_bytes, at_least_one=not frames)
-            if not piece.rows:
-                break
-            found = self._readers.read_nowait(piece)
-            if found is None:
-                return frames or None
-            if not found:
-                if frames:
-                    return frames
-                raise piece.damage()
-            frames += found
-            if len(found) < len(piece.rows):
-                break
-            room -= piece.size
-            index += len(found)
-        return frames
-
-    async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """As `read_nowait`, waiting for the disk in a reader thread where it must be asked.
-
-        Raises `EntriesGone` when the entries are cut while they are read.
-        """
-        while True:
-            found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
-            if found is not None:
-                return found
-            piece = self._piece(first_index, last_index, max_bytes, at_least_one=True)
-            before = self.changes
-            try:
-                frames = await self._readers.read(piece)
-            except StorageError:
-                if before == self.changes:
-                    raise
-                frames = []
-            if before == self.changes:
-                if not frames:
-                    raise piece.damage()
-                return frames
-            # A truncation may have taken the bytes away while they were read: what came says nothing.
-            last_index = min(last_index, self.last_index)
-            if not self.first_index <= first_index <= last_index:
-                raise EntriesGone(f"entry {first_index} of {self.name} was cut while it was read")
-
-    def _check_range(self, first_index: int, last_index: int) -> int:
-        assert self.first_index <= first_index <= last_index <= self.last_index, (
-            f"read of {first_index}..{last_index} from {self!r}"
-        )
-        return first_index
-
-    def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> reading.Piece:
-        """A contiguous range of one segment, up to `max_bytes`, that is in its file."""
-        segment = self._segment_of(index)
-        rows: list[Row] = []
-        size = 0
-        for each in range(index, min(last_index, segment.last_index) + 1):
-            row = segment.row(each)
-            if size + row.size > max_bytes and not (at_least_one and not rows):
-                break
-            if rows and each in self._recent:
-                break
-            rows.append(row)
-            size += row.size
-        return reading.Piece(segment.file, rows, size)
-
-    async def digest(self, last_index: int) -> str:
-        """SHA-256 (hex) over the frames from the first to `last_index`, back to back."""
-        digest = hashlib.sha256()
-        loop = asyncio.get_running_loop()
-        index = self.first_index
-        while index <= last_index:
-            frames = await self.read(index, last_index, max_bytes=_DIGEST_PIECE_BYTES)
-            await loop.run_in_executor(self._readers.executor, _update, digest, frames)
-            index += len(frames)
-        return digest.hexdigest()
-
     def close(self) -> None:
         """Close its files. After the writer and the readers are done."""
         for segment in self._segments:
             segment.file.close()
-
-
-def _update(digest: hashlib._Hash, frames: Sequence[Buffer]) -> None:
-    for frame in frames:
-        digest.update(frame)

@@ -46,6 +46,11 @@ def logs_directory(data_directory: str) -> str:
     return os.path.join(data_directory, "logs")
 
 
+def trash_directory(data_directory: str) -> str:
+    """Where the folders of deleted and replaced logs go (see `Writer.move_to_trash`)."""
+    return os.path.join(data_directory, "trash")
+
+
 def recover_node(
     disk: Disk,
     data_directory: str,
@@ -108,7 +113,7 @@ class _Node:
             logs_directory(self._data_directory),
             settings=self._settings,
             rng=self._rng,
-            readers=Readers(threads=1, inline_bytes=self._settings.inline_read_bytes),
+            readers=Readers(self._disk, self._settings),
         )
 
     def remove_homes(self, unwanted: Callable[[int], bool]) -> None:
@@ -151,6 +156,7 @@ class _Node:
             Manifest(self._disk, shard_home(self._data_directory, wanted, shard)).replace(entries[shard])
             writer.checkpoint()
             writer.journal.close()
+            writer.close()
 
     def _new_home(self, home: str) -> Writer:
         self._disk.make_directory(home)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from laminar.log.codec import RECORD
 from laminar.log.disk import Buffer
 
 if TYPE_CHECKING:
     from laminar.log.log import Log
+    from laminar.log.policy import FlushPolicy
     from laminar.log.segment import SegmentFile
     from laminar.log.state import LogFiles, LogStart
 
@@ -67,9 +68,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The log goes to the trash."""
+    """The log goes to the trash, and the term and vote of replica `replica_id` (0: none) are forgotten."""
 
     files: LogFiles
+    replica_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,24 @@ class Replace:
 class Mark:
     files: LogFiles
     recovering: bool
+    power_lost: bool
     incarnation: int
+    boot_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """An `interval` log's segments are durable up to a point: said in the journal only."""
+
+    files: LogFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """From here on another flush policy; everything before is synced in the segments."""
+
+    files: LogFiles
+    policy: FlushPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +115,15 @@ class Vote:
     vote: int
 
 
-Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vote
+Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vote | Synced | Policy
 Pending: TypeAlias = tuple[bytes, Buffer, Action]
+
+
+class Written(Protocol):
+    """A queue with running numbers: of the last change recorded, and of the last that is in its segment."""
+
+    recorded: int
+    written: int
 
 
 class Recorder:
@@ -124,7 +150,7 @@ class Recorder:
         self.written = 0
         self.touched: set[Log] = set()
         self.on_record: Callable[[], None] | None = None
-        self._recent: deque[tuple[int, Log, int, Buffer]] = deque()
+        self._recent: deque[tuple[Written, int, Log, int, Buffer]] = deque()
         self._recent_bytes = 0
         self._recent_limit = recent_limit
 
@@ -136,6 +162,18 @@ class Recorder:
         if self.on_record is not None:
             self.on_record()
         return self.recorded
+
+    def record_batch(self, log: Log, index: int, head: bytes, frame: Buffer, action: Write) -> int:
+        """`record` and `remember` in one, for the many; the caller calls `on_record` behind the last."""
+        size = len(frame)
+        self.pending.append((head, frame, action))
+        self.pending_bytes += RECORD.size + size
+        self.recorded = number = self.recorded + 1
+        self._recent.append((self, number, log, index, frame))
+        self._recent_bytes += size
+        if self._recent_bytes > self._recent_limit:
+            self._forget_some()
+        return number
 
     def take(self, max_bytes: int) -> list[Pending]:
         """The oldest changes, as many as fit in `max_bytes`, and at least one if there is any."""
@@ -156,21 +194,26 @@ class Recorder:
             taken.append(pending.popleft())
         return taken
 
-    def remember(self, log: Log, index: int, frame: Buffer) -> None:
-        """Keep a just recorded frame in memory, and let the oldest go that are in their segments."""
-        recent = self._recent
-        recent.append((self.recorded, log, index, frame))
+    def remember(self, log: Log, index: int, frame: Buffer, queue: Written) -> None:
+        """Keep a frame just recorded in `queue` in memory."""
+        self._recent.append((queue, queue.recorded, log, index, frame))
         self._recent_bytes += len(frame)
-        while self._recent_bytes > self._recent_limit and recent[0][0] <= self.written:
-            _, owner, old_index, old_frame = recent.popleft()
+        if self._recent_bytes > self._recent_limit:
+            self._forget_some()
+
+    def _forget_some(self) -> None:
+        """Let the oldest frames go that are in their segments, down to the limit."""
+        recent = self._recent
+        while self._recent_bytes > self._recent_limit and recent[0][1] <= recent[0][0].written:
+            _, _, owner, old_index, old_frame = recent.popleft()
             self._recent_bytes -= len(old_frame)
             owner.forget(old_index, old_frame)
 
     def forget_written(self) -> None:
         """Let everything go that is in its segment."""
         recent = self._recent
-        while recent and recent[0][0] <= self.written:
-            _, owner, index, frame = recent.popleft()
+        while recent and recent[0][1] <= recent[0][0].written:
+            _, _, owner, index, frame = recent.popleft()
             self._recent_bytes -= len(frame)
             owner.forget(index, frame)
 

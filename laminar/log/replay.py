@@ -7,6 +7,7 @@ that no later frame vouches for is the torn tail, and dropped.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,9 +21,12 @@ from laminar.log.codec import (
     decode_frame,
     decode_records,
 )
-from laminar.log.disk import Disk
+from laminar.log.disk import Buffer, Disk, File
+from laminar.log.errors import DiskError
 from laminar.log.journal import journal_name, journal_numbers
 from laminar.log.state import Checkpoint
+
+_log = logging.getLogger("laminar.recovery")
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ def scan(disk: Disk, home: str, checkpoint: Checkpoint) -> tuple[list[FoundFrame
         name = journal_name(number)
         file = disk.open(os.path.join(home, name))
         try:
-            data = memoryview(file.pread(max(file.size() - start, 0), start))
+            data = memoryview(_read_all(file, start))
         finally:
             file.close()
         position = 0
@@ -84,6 +88,29 @@ def scan(disk: Disk, home: str, checkpoint: Checkpoint) -> tuple[list[FoundFrame
                 frames.append(FoundFrame(head, name, start + position, stored))
             position = end
     return frames, checkpoint.journal_file not in numbers
+
+
+def _read_all(file: File, start: int) -> Buffer:
+    """A journal file from `start` on. Blocks that cannot be read are zeros: no frame, as after rot.
+
+    Else one bad sector, perhaps of a frame that no checkpoint needs, would keep the whole home from opening.
+    """
+    size = max(file.size() - start, 0)
+    try:
+        return file.pread(size, start)
+    except DiskError as error:
+        if not error.is_damage:
+            raise
+    data = bytearray(size)
+    for at in range(0, size, BLOCK_SIZE):
+        block = min(BLOCK_SIZE, size - at)
+        try:
+            data[at : at + block] = file.pread(block, start + at)
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            _log.error("%s: the block at %d cannot be read: %s", file.path, start + at, error)
+    return data
 
 
 def judge(frames: list[FoundFrame], checkpoint: Checkpoint, *, file_missing: bool) -> Verdict:
@@ -106,7 +133,9 @@ def judge(frames: list[FoundFrame], checkpoint: Checkpoint, *, file_missing: boo
                 ]
                 break
             verdict.damaged = True
-            if lsn - expected >= 2 and frame.head.hard_state_lsn >= expected:
+            # A twin says itself what stood in the frame before it.
+            unknown = lsn - expected - bool(frame.head.flags & FrameFlag.TWIN)
+            if unknown >= 2 and frame.head.hard_state_lsn >= expected:
                 verdict.votes_lost_before = lsn
         verdict.kept.append(frame)
         expected = lsn + 1

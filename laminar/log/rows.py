@@ -18,7 +18,12 @@ from laminar.log.disk import Buffer
 HEADER = struct.Struct("<4xxBHQQQQIIq40xQ20xI")
 HEADER_SIZE = 128
 HEADER_CRC_POSITION = 124
+# Index and term of a header; the same with the checksums of body and header.
+_PLACE = struct.Struct("<8xQQ")
+_SEALED_PLACE = struct.Struct("<8xQQ96xII")
+assert _SEALED_PLACE.size == HEADER_SIZE
 assert HEADER.size == HEADER_SIZE
+KIND_AT = 5
 
 # term, base_offset, position, append_time_ms, tag_mask, count, size, kind, flags; then the row's crc32c.
 _FIELDS = struct.Struct("<QQQqQIIBBH")
@@ -26,8 +31,14 @@ _CRC = struct.Struct("<I")
 ROW_SIZE = _FIELDS.size + _CRC.size
 assert ROW_SIZE == 56
 
+# (term, offset of the first record, position, records, size) of the row that begins at a byte of some rows:
+# what reading one record takes, and without a call of ours, as that is counted in tenths of a µs.
+unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
+
 # Of a batch that could not be read and has no row: its index is known, its term is not.
 UNKNOWN_KIND = 255
+# `Kind.STAGED`: an entry with records that nobody sees where it stands.
+STAGED_KIND = 4
 
 
 @dataclass(slots=True)
@@ -60,7 +71,7 @@ def pack_row(
     kind: int,
 ) -> bytes:
     fields = _FIELDS.pack(term, base_offset, position, append_time_ms, tag_mask, count, size, kind, 0, 0)
-    return fields + _CRC.pack(crc32c(fields))
+    return fields + crc32c(fields).to_bytes(4, "little")
 
 
 def unpack_row(rows: Buffer, slot: int, index: int) -> Row:
@@ -80,9 +91,90 @@ def row_is_whole(rows: Buffer, slot: int) -> bool:
     return crc32c(view[: _FIELDS.size]) == checksum
 
 
+def whole_rows(rows: Buffer, count: int) -> int:
+    """How many of the first `count` rows are whole and follow each other, in bytes and in offsets."""
+    position = offset = -1
+    view = memoryview(rows)
+    end = _FIELDS.size
+    place = 0
+    for slot in range(min(count, len(view) // ROW_SIZE)):
+        _, base_offset, at, _, _, records, size, _, _, _ = _FIELDS.unpack_from(view, place)
+        checksum: int = _CRC.unpack_from(view, place + end)[0]
+        if crc32c(view[place : place + end]) != checksum:
+            return slot
+        if position >= 0 and (at != position or base_offset != offset):
+            return slot
+        position, offset = at + size, base_offset + records
+        place += ROW_SIZE
+    return min(count, len(view) // ROW_SIZE)
+
+
+def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
+    """Whether these bytes are the whole frame of that entry: place and both checksums are right."""
+    if len(frame) < HEADER_SIZE:
+        return False
+    found_index, found_term, body_crc, header_crc = _SEALED_PLACE.unpack_from(frame)
+    view = memoryview(frame)
+    return bool(
+        found_index == index
+        and found_term == term
+        and crc32c(view[:HEADER_CRC_POSITION]) == header_crc
+        and crc32c(view[HEADER_SIZE:]) == body_crc
+    )
+
+
+def is_header_of(header: Buffer, row: Row) -> bool:
+    """Whether a whole header of the entry that the row names lies here."""
+    if len(header) < HEADER_SIZE:
+        return False
+    checksum: int = _CRC.unpack_from(header, HEADER_CRC_POSITION)[0]
+    place: tuple[int, int] = _PLACE.unpack_from(header)
+    return place == (row.index, row.term) and crc32c(memoryview(header)[:HEADER_CRC_POSITION]) == checksum
+
+
+def row_mask(rows: Buffer, slot: int) -> int:
+    """The tags of a row's records; all bits where nothing is known of it, so that nobody passes over damage.
+
+    A staged entry has none: its records are found by the publish that names it.
+    """
+    mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
+    if kind == STAGED_KIND:
+        return 0
+    return int(mask) if kind != UNKNOWN_KIND else _ALL_TAGS
+
+
+def row_offset(rows: Buffer, slot: int) -> int:
+    """The offset of the first record of a row's entry."""
+    offset: int = _OFFSET.unpack_from(rows, slot * ROW_SIZE)[0]
+    return offset
+
+
+def row_offsets(rows: Buffer, slot: int) -> tuple[int, int]:
+    """The offset of the first record of a row's entry, and how many records it has."""
+    offset, count = _OFFSETS.unpack_from(rows, slot * ROW_SIZE)
+    return offset, count
+
+
+def row_next_offset(rows: Buffer, slot: int) -> int:
+    """The offset behind the last record of a row's entry."""
+    offset, count = _OFFSETS.unpack_from(rows, slot * ROW_SIZE)
+    return int(offset + count)
+
+
+def row_place(rows: Buffer, slot: int) -> tuple[int, int, int]:
+    """(term, position, size) of a row's entry: all that reading it takes."""
+    term, position, size = _WHERE.unpack_from(rows, slot * ROW_SIZE)
+    return term, position, size
+
+
 def row_term(rows: Buffer, slot: int) -> int:
     term: int = _TERM.unpack_from(rows, slot * ROW_SIZE)[0]
     return term
 
 
 _TERM = struct.Struct("<Q")
+_OFFSET = struct.Struct("<8xQ")
+_OFFSETS = struct.Struct("<8xQ24xI")
+_TAGS = struct.Struct("<32xQ8xB")
+_ALL_TAGS = (1 << 64) - 1
+_WHERE = struct.Struct("<Q8xQ20xI")

@@ -1,8 +1,8 @@
-"""One segment of a log: its rows in memory (loop side) and its two files (writer side).
+"""The two files of one segment, changed by the writer's thread and read by any.
 
-`Segment` is touched by the loop only, `SegmentFile` by the writer's thread; readers in any thread use
-`SegmentFile.data`. The files hold frames back to back and rows back to back; their name is the first
-index. An index file is a hint: it may be missing, short or stale, and is then made anew from the frames.
+They hold frames back to back and rows back to back; their name is the first index. An index file is a
+hint: it may be missing, short or stale, and is then made anew from the frames (`laminar.log.walk`). What
+the loop knows of a segment is a `Segment` (`laminar.log.segment_rows`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from dataclasses import dataclass
 
-from laminar.log.disk import Buffer, Disk, File
-from laminar.log.rows import ROW_SIZE, Row, row_term, unpack_row
+from laminar.log.disk import Buffer, File
+from laminar.log.errors import DiskError
+from laminar.log.resources import Handle, Resources, RowCache
+from laminar.log.rows import ROW_SIZE
 
 # magic, version, size of a row, first index, log id; the rows follow at 32.
 _INDEX_HEAD = struct.Struct("<4sHHQQ8x")
@@ -22,6 +25,8 @@ _INDEX_VERSION = 1
 
 # Rows wait in memory for so many, or for the next checkpoint: until then the journal stands for them.
 _ROWS_AT_ONCE = 256
+# Rows read together: 7 KiB, checked in 0.1 ms.
+CHUNK_ROWS = 128
 
 
 def segment_name(first_index: int) -> str:
@@ -37,69 +42,75 @@ def index_head(first_index: int, log_id: int) -> bytes:
 
 
 class SegmentFile:
-    """The files of one segment. Written by one thread; `data` may be asked for by any."""
+    """The files of one segment. Written by one thread; read by any."""
 
     __slots__ = (
         "_data",
-        "_disk",
         "_exists",
         "_index",
+        "_index_made",
         "_lock",
         "_log_id",
+        "_prepared",
+        "_removals",
+        "_resources",
         "_rows",
-        "_rows_written",
+        "_sync_error",
+        "_sync_lock",
         "_unwritten_back",
+        "cuts",
         "directory",
         "first_index",
+        "rows_written",
     )
 
     def __init__(
-        self, disk: Disk, directory: str, *, first_index: int, log_id: int, exists: bool = False
+        self, resources: Resources, directory: str, *, first_index: int, log_id: int, exists: bool = False
     ) -> None:
-        self._disk = disk
+        self._resources = resources
         self.directory = directory
         self.first_index = first_index
         self._log_id = log_id
+        # Held by whoever changes the index file: the writer's thread, and a reader's that mends it.
         self._lock = threading.Lock()
-        self._data: File | None = None
-        self._index: File | None = None
-        self._exists = exists
+        self._sync_lock = threading.Lock()
+        self._sync_error: DiskError | None = None
+        self._data = Handle(resources.files, self.path)
+        index_path = os.path.join(directory, index_name(first_index))
+        self._index = Handle(resources.files, index_path, checked_when_read=True)
+        self._exists = self._index_made = exists
         self._rows: list[bytes] = []
-        self._rows_written = 0
+        # Read by the loop, `cuts` first: how often rows were cut, and then how many the index file holds.
+        self.cuts = 0
+        self.rows_written = 0
         self._unwritten_back = 0
+        self._prepared = (0, 0)
+        # How often its files went: a sync beside that may find them missing.
+        self._removals = 0
 
     @property
     def path(self) -> str:
         return os.path.join(self.directory, segment_name(self.first_index))
 
     @property
+    def rows_cache(self) -> RowCache:
+        return self._resources.rows
+
+    @property
     def opened(self) -> File | None:
         """The data file if it is open; never blocks."""
-        return self._data
+        data = self._data
+        data.used = True
+        return data.file
 
     def data(self) -> File:
         """The data file, opened when needed. For a segment that was written."""
-        if self._data is None:
-            with self._lock:
-                if self._data is None:
-                    self._data = self._disk.open(self.path)
-        return self._data
+        return self._data.open()
 
     def _make(self) -> None:
-        """Both files, empty. Their directory must be synced before anything relies on them."""
-        with self._lock:
-            self._data = self._disk.open(self.path, create=True)
-            self._data.truncate(0)
-        self._open_index().truncate(0)
-        self._open_index().pwritev([index_head(self.first_index, self._log_id)], 0)
+        """The data file, empty. Its directory must be synced before anything relies on it."""
+        self._data.truncate(0, create=True)
         self._exists = True
-
-    def _open_index(self) -> File:
-        if self._index is None:
-            self._index = self._disk.open(
-                os.path.join(self.directory, index_name(self.first_index)), create=True
-            )
-        return self._index
 
     def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> bool:
         """Append frames at `position`, and their rows. Returns whether the files were made by this call."""
@@ -107,12 +118,11 @@ class SegmentFile:
         if made:
             assert position == 0, f"a new segment {self.first_index} begins at {position}"
             self._make()
-        data = self.data()
-        size = data.pwritev(frames, position)
+        size = self._data.pwritev(frames, position)
         self._unwritten_back += size
         if self._unwritten_back >= writeback_bytes:
             end = position + size
-            data.start_writeback(self._unwritten_back, max(0, end - self._unwritten_back))
+            self._data.start_writeback(self._unwritten_back, max(0, end - self._unwritten_back))
             self._unwritten_back = 0
         self._rows += rows
         if len(self._rows) >= _ROWS_AT_ONCE:
@@ -121,93 +131,215 @@ class SegmentFile:
 
     def _write_rows(self) -> None:
         if self._rows:
-            position = INDEX_HEAD_SIZE + self._rows_written * ROW_SIZE
-            self._open_index().pwritev([b"".join(self._rows)], position)
-            self._rows_written += len(self._rows)
+            with self._lock:
+                self._make_index()
+                position = INDEX_HEAD_SIZE + self.rows_written * ROW_SIZE
+                self._index.pwritev([b"".join(self._rows)], position)
+                self.rows_written += len(self._rows)
             self._rows = []
+
+    def _make_index(self) -> None:
+        """The index file, with no rows: made with the first of them."""
+        if not self._index_made:
+            self._index.truncate(0, create=True)
+            self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
+            self._index_made = True
 
     def cut(self, position: int, rows: int) -> None:
         """Keep the first `rows` rows and the bytes below `position`."""
-        if not self._exists:
-            return
-        self.data().truncate(position)
-        self._write_rows()
-        self._rows_written = rows
-        self._open_index().truncate(INDEX_HEAD_SIZE + rows * ROW_SIZE)
+        if self._exists:
+            self._data.truncate(position)
+            self._write_rows()
+            with self._lock:
+                self._make_index()
+                self.rows_written = rows
+                self._index.truncate(INDEX_HEAD_SIZE + rows * ROW_SIZE)
+                self.cuts += 1
+        else:
+            self.cuts += 1
+
+    def cut_data(self, position: int) -> None:
+        """Keep the bytes below `position`; its rows follow."""
+        self._data.truncate(position)
 
     def holds_rows(self, rows: int) -> None:
         """The index file holds so many rows that count; the next goes behind them."""
-        self._rows_written = rows
+        self.rows_written = rows
 
     def rewrite_index(self, rows: Buffer) -> None:
-        """Make the index file anew from rows in memory."""
-        file = self._open_index()
-        file.truncate(0)
-        file.pwritev([index_head(self.first_index, self._log_id), rows], 0)
-        self._rows = []
-        self._rows_written = len(rows) // ROW_SIZE
+        """Make the index file anew from all rows that it is to hold."""
+        with self._lock:
+            self._index_made = False
+            self._make_index()
+            self._index.pwritev([rows], INDEX_HEAD_SIZE)
+            self._rows = []
+            self.rows_written = len(rows) // ROW_SIZE
+
+    def read_head(self) -> bytes:
+        """The head of the index file; less where it is missing or short."""
+        try:
+            return bytes(self._index.open().pread(INDEX_HEAD_SIZE, 0))
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            return b""
+
+    def read_rows(self, slot: int, count: int) -> bytes:
+        """Rows from the index file as they lie there, in any thread; fewer where it is missing or short."""
+        try:
+            return bytes(self._index.open().pread(count * ROW_SIZE, INDEX_HEAD_SIZE + slot * ROW_SIZE))
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            return b""
+
+    def read_rows_nowait(self, slot: int, count: int) -> Buffer | None:
+        """All these rows from memory; None when a thread must read them."""
+        index = self._index
+        index.used = True
+        file = index.file
+        if file is None:
+            return None
+        try:
+            return file.pread_nowait(count * ROW_SIZE, INDEX_HEAD_SIZE + slot * ROW_SIZE)
+        except DiskError:
+            return None
+
+    def mend_rows(self, slot: int, rows: bytes, *, cuts: int) -> None:
+        """Put rows that were made from the frames into the index file, if it was not cut since."""
+        with self._lock:
+            if self.cuts == cuts:
+                file = self._index.open(create=True)
+                if file.size() < INDEX_HEAD_SIZE:
+                    self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
+                self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
+
+    def repair(self, position: int, frame: Buffer, slot: int, rows: bytes) -> None:
+        """Put a whole frame where a damaged one lies, and the rows from `slot` on; durable on return."""
+        counted_on = self._data.unsynced
+        self._data.pwritev([frame], position)
+        self._sync_now(self._data, counted_on=counted_on)
+        self._write_rows()
+        counted_on = self._index.unsynced
+        with self._lock:
+            self._make_index()
+            self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
+        self._sync_now(self._index, counted_on=counted_on)
+
+    def _sync_now(self, handle: Handle, *, counted_on: bool) -> None:
+        """Sync one file behind a write. `counted_on`: it holds more that a checkpoint will rely on.
+
+        Then a failure is also that checkpoint's: the disk tells of it once.
+        """
+        with self._sync_lock:
+            try:
+                handle.sync()
+            except DiskError as error:
+                if counted_on:
+                    self._sync_error = error
+                else:
+                    handle.synced(handle.writes)  # nobody relies on it: what was written may be tried again
+                raise
+
+    def flush_rows(self) -> None:
+        """Hand all rows to the file. In the writer's thread."""
+        if self._exists:
+            self._write_rows()
+
+    def prepare_sync(self) -> None:
+        """Hand all rows to the file: what a sync is to cover. In the writer's thread; `sync` may follow in
+        another one.
+        """
+        if self._exists:
+            self._write_rows()
+            self._unwritten_back = 0
+            self._prepared = (self._data.writes, self._index.writes)
+
+    def synced(self) -> None:
+        """A sync of the whole file system has covered everything before `prepare_sync`."""
+        data, index = self._prepared
+        self._data.synced(data)
+        self._index.synced(index)
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has files: they were made, and not removed since."""
+        return self._exists
 
     def start_writeback(self) -> None:
         """Let the disk begin with what is not synced: that halves the time of many syncs."""
-        if self._exists:
-            self._write_rows()
-            self.data().start_writeback(0, 0)
-            self._open_index().start_writeback(0, 0)
+        try:
+            self._data.start_writeback()
+            self._index.start_writeback()
+        except DiskError:
+            pass  # the files are gone, or `sync` says what they lack
 
     def sync(self) -> None:
-        """Everything written so far is durable when this returns (names: see the directory)."""
-        if self._exists:
-            self._write_rows()
-            self.data().sync()
-            self._open_index().sync()
-            self._unwritten_back = 0
+        """Everything written before `prepare_sync` is durable when this returns (names: see the directory).
+
+        It runs beside the writer, which may remove the files meanwhile: then there is nothing to sync. Files
+        written to stay open until they are synced: one that is opened anew may not hear of an error that
+        came in between.
+        """
+        # Of an error the kernel tells one caller only; here all hear of it.
+        with self._sync_lock:
+            if self._sync_error is not None:
+                raise self._sync_error
+            removals = self._removals
+            try:
+                self._data.sync()
+                self._index.sync()
+            except DiskError as error:
+                if error.is_missing and removals != self._removals:
+                    return
+                self._sync_error = error
+                raise
 
     def remove(self) -> None:
         """Unlink both files. Open ones are readable until the last reader lets go of them."""
-        self._disk.unlink(self.path)
-        self._disk.unlink(os.path.join(self.directory, index_name(self.first_index)))
+        # First, as whoever syncs them now may find them missing from here on.
         self._exists = False
+        self._removals += 1
+        disk = self._resources.files.disk
+        disk.unlink(self._data.path)
+        disk.unlink(self._index.path)
+        self.forget()
+        self._index_made = False
         self._rows = []
-        self._rows_written = 0
+        self.rows_written = 0
+
+    def forget(self) -> None:
+        """Its files are unlinked or in the trash: nothing of them will be synced."""
+        self._exists = False
+        self._removals += 1
+        self._data.forget()
+        self._index.forget()
 
     def close(self) -> None:
-        for file in (self._data, self._index):
-            if file is not None:
-                file.close()
-        self._data = self._index = None
+        self._data.close()
+        self._index.close()
 
 
-class Segment:
-    """What the loop knows of a segment: its rows, and how many bytes they stand for."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that an index file holds, as a thread is asked for them.
 
-    __slots__ = ("file", "first_index", "rows", "size")
+    `cuts` is how often the segment had been cut, `last_index` its last entry, `size` the bytes of its frames.
+    """
 
-    def __init__(self, first_index: int, file: SegmentFile, rows: bytearray | None = None) -> None:
-        self.first_index = first_index
-        self.file = file
-        self.rows = bytearray() if rows is None else rows
-        self.size = 0
-        if self.rows:
-            last = self.row(self.last_index)
-            self.size = last.position + last.size
+    file: SegmentFile
+    number: int
+    count: int
+    cuts: int
+    last_index: int
+    size: int
 
     @property
-    def count(self) -> int:
-        """Entries in it."""
-        return len(self.rows) // ROW_SIZE
+    def slot(self) -> int:
+        """Of its first row."""
+        return self.number * CHUNK_ROWS
 
     @property
-    def last_index(self) -> int:
-        return self.first_index + len(self.rows) // ROW_SIZE - 1
-
-    def row(self, index: int) -> Row:
-        return unpack_row(self.rows, index - self.first_index, index)
-
-    def term(self, index: int) -> int:
-        return row_term(self.rows, index - self.first_index)
-
-    def cut(self, index: int) -> None:
-        """Forget entry `index` and all behind it; one before it stays."""
-        assert index > self.first_index, f"cut of {index} would empty the segment {self.first_index}"
-        self.size = self.row(index).position
-        del self.rows[(index - self.first_index) * ROW_SIZE :]
+    def first_index(self) -> int:
+        """The entry of its first row."""
+        return self.file.first_index + self.slot

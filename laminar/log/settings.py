@@ -20,12 +20,17 @@ class StorageSettings:
     journal_file_bytes: int = 64 * MIB
     # So many bytes of journal between two checkpoints; a start reads about as many.
     checkpoint_bytes: int = 64 * MIB
-    # Above so many bytes of journal that no checkpoint covers, `Storage.refusal` names the journal.
-    max_journal_bytes: int = 512 * MIB
+    # From so many journal files on that no checkpoint covers, `Storage.refusal` names the journal.
+    max_journal_files: int = 8
+    # From so many dirty segments on, a checkpoint syncs their file system instead of each file.
+    syncfs_from_segments: int = 16
     # One journal frame; what is above goes into the next.
     max_frame_bytes: int = 32 * MIB
     # Frames kept in memory for readers and followers, over all logs.
     recent_bytes: int = 16 * MIB
+    # Synced frames are gathered up to so many bytes, or until it is quiet, before the segments' writer gets
+    # them: one system call for many small batches of a segment.
+    gather_bytes: int = 1 * MIB
     # Synced, but not yet in a segment: above it the next journal frame waits.
     max_unwritten_bytes: int = 32 * MIB
     # Writeback of a segment is begun every so many bytes, so that a checkpoint's sync finds little to do.
@@ -33,6 +38,34 @@ class StorageSettings:
     # Quiet for so long after a sync: an empty frame is written, so that a journal at rest never ends in one
     # that matters.
     idle_marker_ms: int = 4
+    # The pause before a checkpoint or a journal file that failed, for want of room as a rule, is tried again.
+    retry_ms: int = 1000
+    # What the journal is told of an `interval` log's syncs, at the latest: rot below is then known as damage.
+    synced_record_ms: int = 5000
     # A read larger than this is verified in a reader thread, not on the loop.
     inline_read_bytes: int = 1 * MIB
     reader_threads: int = 4
+    # Every sealed segment is read again within so many days, at no more than so many bytes a second.
+    scrub_days: int = 7
+    scrub_bytes_per_s: int = 8 * MIB
+    # Bytes of cold reads under way, so also of memory that they take.
+    reader_bytes: int = 32 * MIB
+    # Beside commits cold reads keep to this pace, in small pieces: a disk busy with a large read lets a sync
+    # wait for milliseconds. Alone they go as fast as the disk does.
+    cold_bytes_per_s: int = 64 * MIB
+    cold_piece_bytes: int = 256 * KIB
+    # Rows of the index kept in memory: 16 MiB stand for 1.2 GB of data in batches of 4 KiB, 70 GB in such of
+    # 256 KiB.
+    row_bytes: int = 16 * MIB
+    # Files of segments that are open at once; those that wait for a sync are open beyond it.
+    open_files: int = 512
+    # Frames read ahead of small reads in sequence.
+    ahead_bytes: int = 8 * MIB
+
+    @property
+    def checkpoint_due_bytes(self) -> int:
+        """`checkpoint_bytes`, or less where journal files are so small that their number would come first.
+
+        Else appends would be refused for the journal's sake before a checkpoint is due, and for ever.
+        """
+        return min(self.checkpoint_bytes, self.journal_file_bytes * self.max_journal_files // 4)

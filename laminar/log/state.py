@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from laminar.log.disk import Disk
 from laminar.log.errors import StorageError
+from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log.resources import Resources
 from laminar.log.segment import SegmentFile
 
 
@@ -48,7 +49,9 @@ class LogState(msgspec.Struct, kw_only=True):
     """One log in a checkpoint.
 
     `segment` is the first index of the last segment (0: no entries), `end_position` where its last frame
-    ends. `policy` is reserved: 0 is `commit`.
+    ends. `policy` 0 is `commit`, 1 `interval` with its limits. `boot_id` names the boot under which entries
+    may have been acknowledged that were not synced (empty: none). `power_lost`: `recovering` says no more
+    than that the last interval may be gone.
     """
 
     log_id: int
@@ -62,6 +65,26 @@ class LogState(msgspec.Struct, kw_only=True):
     recovering: bool
     incarnation: int
     policy: int = 0
+    interval_ms: int = 0
+    interval_records: int = 0
+    boot_id: bytes = b""
+    power_lost: bool = False
+
+
+def empty_state(log_id: int, name: str) -> LogState:
+    """A log as it is made: no files, no entries."""
+    return LogState(
+        log_id=log_id,
+        name=name,
+        start=LogStart(),
+        end_index=0,
+        end_term=0,
+        end_offset=0,
+        segment=0,
+        end_position=0,
+        recovering=False,
+        incarnation=0,
+    )
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
@@ -101,6 +124,7 @@ class LogFiles:
     """One log as its files have it. The loop only asks it for new segments; the rest is the writer's."""
 
     __slots__ = (
+        "boot_id",
         "directory",
         "disk",
         "end_index",
@@ -108,17 +132,24 @@ class LogFiles:
         "end_position",
         "end_term",
         "failure",
+        "found",
         "incarnation",
         "log_id",
         "made",
         "name",
+        "policy",
+        "power_lost",
         "recovering",
+        "resources",
         "segment",
         "start",
+        "unsynced",
+        "unsynced_names",
     )
 
-    def __init__(self, disk: Disk, logs_directory: str, *, name: str, log_id: int) -> None:
-        self.disk = disk
+    def __init__(self, resources: Resources, logs_directory: str, *, name: str, log_id: int) -> None:
+        self.resources = resources
+        self.disk = resources.files.disk
         self.directory = os.path.join(logs_directory, directory_name(name, log_id))
         self.name = name
         self.log_id = log_id
@@ -132,12 +163,24 @@ class LogFiles:
         self.segment = 0
         self.recovering = False
         self.incarnation = 0
+        self.policy: FlushPolicy = COMMIT
+        self.boot_id = b""
+        self.power_lost = False
+        # Of an `interval` log: segments written or cut since the last sync, and whether names changed.
+        self.unsynced: set[SegmentFile] = set()
+        self.unsynced_names = False
+        # Segments that recovery found behind those the index names: they must not be made again.
+        self.found: dict[int, SegmentFile] = {}
         # A failed write or sync of a segment; from then on its records stay in the journal.
         self.failure: StorageError | None = None
 
-    def new_segment(self, first_index: int) -> SegmentFile:
-        """A segment that has no files yet."""
-        return SegmentFile(self.disk, self.directory, first_index=first_index, log_id=self.log_id)
+    def new_segment(self, first_index: int, *, exists: bool = False) -> SegmentFile:
+        """A segment that has no files yet, or has them (as one that recovery found)."""
+        if first_index in self.found:
+            return self.found.pop(first_index)
+        return SegmentFile(
+            self.resources, self.directory, first_index=first_index, log_id=self.log_id, exists=exists
+        )
 
     def state(self) -> LogState:
         return LogState(
@@ -151,4 +194,9 @@ class LogFiles:
             end_position=self.end_position,
             recovering=self.recovering,
             incarnation=self.incarnation,
+            policy=int(self.policy.is_interval),
+            interval_ms=self.policy.interval_ms,
+            interval_records=self.policy.interval_records,
+            boot_id=self.boot_id,
+            power_lost=self.power_lost,
         )

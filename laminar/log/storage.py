@@ -1,29 +1,36 @@
 """A shard's storage: its logs, its hard states, and the one journal that makes both durable.
 
-The loop records changes; a frame of them is cut at the end of the turn, or as soon as the sync before it
-has returned (group commit without a timer), written and synced by the journal's thread, and its waiters
-are told at once. The segments follow in the writer's thread. It does not know Raft: what must be durable
-before which message leaves is the driver's to say, by waiting for `sync`.
+The loop records changes, `GroupCommit` makes them durable in the journal's thread, and the segments follow
+in the writer's thread, with checkpoints in the background. Here the parts are put together: the registry of
+logs and hard states, what happens to a log that fails, and how it all ends. It does not know Raft: what must
+be durable before which message leaves is the driver's to say, by waiting for `sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
+from laminar.log.checkpoints import Checkpoints, Done
 from laminar.log.codec import ONE, PAIR, RecordKind, record_head
-from laminar.log.disk import Buffer, Disk
-from laminar.log.errors import DiskError, StorageClosed, StorageError
-from laminar.log.journal import Written
+from laminar.log.commits import GroupCommit, Synced
+from laminar.log.disk import Disk
+from laminar.log.document import Document
+from laminar.log.errors import DamagedRange, StorageClosed, StorageError
+from laminar.log.intervals import Intervals
+from laminar.log.keeper import Keeper
 from laminar.log.log import Log
 from laminar.log.manifest import Manifest, ReplicaEntry
-from laminar.log.pending import Create, Delete, Pending, Replace, Vote
+from laminar.log.passage import Place
+from laminar.log.pending import Create, Delete, Replace, Vote
+from laminar.log.policy import COMMIT, FlushPolicy
 from laminar.log.reading import Readers
 from laminar.log.recovery import Recovered, recover_home
+from laminar.log.retries import Retries
+from laminar.log.scrubber import Scrubber
 from laminar.log.settings import StorageSettings
 from laminar.log.state import HardState, LogFiles
 from laminar.log.worker import ThreadWorker, Worker
@@ -56,31 +63,66 @@ class Storage:
         # Replicas whose newest hard state may be gone: they must neither vote nor answer.
         self.lost_hard_states: set[int] = recovered.lost_hard_states
         self.manifest: Manifest = recovered.manifest
+        self._keeper = Keeper(self._in_writer)
+        for log in self.logs.values():
+            self._keeper.adopt(log)
+        # Finds rot before anybody reads it; whoever has a loop to spare lets it `run` there.
+        self.scrubber = Scrubber(
+            lambda: self.logs.values(), keeper=self._keeper, readers=recovered.readers, settings=settings
+        )
+        self._keeper.on_suspicion = self.scrubber.hurry
         # Told once, on the loop, when the journal cannot be trusted any more: the process must end.
         self.on_failure: Callable[[BaseException], None] | None = None
+        # Told on the loop when a segment failed: that log takes no change any more, all others go on.
+        self.on_log_failure: Callable[[Log], None] | None = None
         self._recorder = recovered.recorder
-        self._recorder.on_record = self._schedule
         self._journal = recovered.journal
         self._writer = recovered.writer
         self._journal_worker = workers("journal")
         self._writer_worker = workers("segments")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._failure: BaseException | None = None
-        self._closed = False
-        # Group commit: running numbers (see `Recorder`) of what was cut and of what is durable.
-        self._scheduled = False
-        self._in_flight = False
-        self._blocked = False
-        self._cut_number = self._recorder.recorded
-        self._durable_number = self._recorder.recorded
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        # Bytes handed to the writer's thread, and bytes it has written; each counted by one thread only.
-        self._handed_bytes = 0
-        self._written_bytes = 0
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._quiet_since = 0.0
-        self._frames = 0
-        self._markers = 0
+        self._background = workers("checkpoints")
+        self._writer.on_failed = self._segment_failed
+        self._commits = GroupCommit(
+            self._recorder,
+            self._journal,
+            self._journal_worker,
+            settings,
+            hand_over=self._hand_over,
+        )
+        self._commits.on_failure = self._failed
+        recovered.readers.beside_commits = lambda: self._commits.busy
+        self._checkpoints = Checkpoints(
+            self._writer,
+            disk=disk,
+            home=recovered.home,
+            max_frame_bytes=settings.max_frame_bytes,
+            journal_worker=self._journal_worker,
+            background=self._background,
+            behind_frames=self._behind_frames,
+            on_failed=partial(self._lacking, "checkpoint"),
+            on_bug=self._commits.bug,
+        )
+        # What could not be made and is tried again: "checkpoint", "spare" (the next journal file).
+        self._lacks: set[str] = set()
+        self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
+        # What was handed to other threads and not answered yet.
+        self._asked: set[asyncio.Future[None]] = set()
+        self._sync_worker = workers("syncs")
+        self._intervals = Intervals(
+            recorder=self._recorder,
+            writer=self._writer,
+            writer_worker=self._writer_worker,
+            sync_worker=self._sync_worker,
+            settings=settings,
+            boot_id=disk.boot_id(),
+            tell=self._commits.tell,
+            sync=self.sync,
+            behind_frames=self._behind_frames,
+            on_bug=self._commits.bug,
+        )
+        self._commits.follow(self._intervals)
+        for log in self.logs.values():
+            log.passage.attach(self._intervals)
 
     @classmethod
     def open(
@@ -100,235 +142,250 @@ class Storage:
         """
         settings = settings or StorageSettings()
         rng = rng or random.SystemRandom()
-        pool = Readers(
-            threads=settings.reader_threads, inline_bytes=settings.inline_read_bytes, executor=readers
-        )
+        pool = Readers(disk, settings, executor=readers)
         recovered = recover_home(disk, home, logs_directory, settings=settings, rng=rng, readers=pool)
         return cls(disk, logs_directory, recovered, settings=settings, rng=rng, workers=workers)
 
     # Logs
 
-    def create_log(self, name: str, log_id: int | None = None) -> Log:
-        """A new, empty log. It has no files before its first entry, and is durable with the next `sync`."""
+    def create_log(self, name: str, log_id: int | None = None, *, policy: FlushPolicy = COMMIT) -> Log:
+        """A new, empty log. It has no files before its first entry, and is durable with the next `sync`.
+
+        Under an `interval` policy, call it on the loop.
+        """
         assert name and "/" not in name and len(name.encode()) <= _MAX_NAME_BYTES, f"a log named {name!r}"
         if log_id is None:
             log_id = self._rng.getrandbits(63)
         assert log_id not in self.logs, f"log id {log_id:#x} is taken by {self.logs[log_id]!r}"
-        files = LogFiles(self._disk, self._logs_directory, name=name, log_id=log_id)
         readers = self._recovered.readers
+        files = LogFiles(readers.resources, self._logs_directory, name=name, log_id=log_id)
         log = Log(files, self._recorder, readers, segment_size_bytes=self._settings.segment_size_bytes)
+        self._keeper.adopt(log)
         self.logs[log_id] = log
         encoded = name.encode()
         self._recorder.record(record_head(RecordKind.CREATED, log_id, len(encoded)), encoded, Create(files))
+        log.passage.attach(self._intervals)
+        if policy.is_interval:
+            self._commits.loop()
+            log.passage.begin(policy, Place(log.last_index, log.last_term, log.next_offset, 0))
         return log
 
-    def delete_log(self, log_id: int) -> asyncio.Future[None]:
-        """Forget a log; its files go to the trash. Done when that is durable."""
+    async def set_policy(self, log: Log, policy: FlushPolicy) -> None:
+        """Change a log's flush policy in place; durable when it returns. Appends go on, and wait a little.
+
+        Raises `StorageError`; then the log has failed or is gone, or the storage is closed.
+        """
+        while log.passage.holding:
+            await self.settled(log)
+        if log.policy == policy:
+            return
+        if log.files.failure is not None:
+            raise log.files.failure
+        log.passage.hold_until_synced()
+        self._intervals.settle_segments(log, policy)
+        await self.settled(log)
+        await self.sync()
+
+    def written(self) -> asyncio.Future[None]:
+        """Done when every batch that `interval` logs were given before this call, and that is not held
+        (`Log.passage`), is in its segment. It does not wait for the journal.
+        """
+        future = self._commits.loop().create_future()
+        if self._refuse_wait(future):
+            self._intervals.wait_written(future)
+        return future
+
+    def settled(self, log: Log) -> asyncio.Future[None]:
+        """Done when all that was changed in a log before this call is as durable as its policy promises."""
+        if not log.passage.holding and log.files.failure is None:
+            return self.written() if log.passage.interval else self.sync()
+        future = self._commits.loop().create_future()
+        if log.files.failure is not None:
+            future.set_exception(log.files.failure)
+            return future
+        if self._refuse_wait(future):
+            let_go = self._commits.loop().create_future()
+            self._intervals.wait_let_go(log, let_go)
+            let_go.add_done_callback(lambda done: self._settled(log, done, future))
+        return future
+
+    def _settled(self, log: Log, done: asyncio.Future[None], future: asyncio.Future[None]) -> None:
+        error = done.exception()
+        if error is None:
+            self.settled(log).add_done_callback(lambda after: _pass_on(after, future))
+        else:
+            _pass_on(done, future)
+
+    def _refuse_wait(self, future: asyncio.Future[None]) -> bool:
+        if self._commits.failure is not None or self._commits.closed:
+            future.set_exception(StorageClosed(f"the journal is closed: {self._commits.failure}"))
+            return False
+        return True
+
+    def delete_log(self, log_id: int, *, replica_id: int = 0) -> asyncio.Future[None]:
+        """Forget a log; its files go to the trash. Done when that is durable.
+
+        With `replica_id` the term and vote of a replica that is no more are forgotten too: only for one of a
+        group that was deleted as a whole, as it could vote anew.
+        """
         log = self.logs.pop(log_id)
         log.changes += 1
-        self._recorder.record(record_head(RecordKind.DELETED, log_id, 0), b"", Delete(log.files))
+        self._intervals.flush()
+        self._intervals.forget(log)
+        self.hard_states.pop(replica_id, None)
+        self.lost_hard_states.discard(replica_id)
+        self._recorder.record(
+            record_head(RecordKind.DELETED, log_id, ONE.size),
+            ONE.pack(replica_id),
+            Delete(log.files, replica_id),
+        )
         return self.sync()
 
     def replace_log(self, old_log_id: int, new: Log) -> asyncio.Future[None]:
         """Let `new` stand for the old log from one record on; done when that is durable.
 
         A crash before it leaves both logs as they were. Until the manifest names the new id, `resolve`
-        leads from the old one to it.
+        leads from the old one to it. The replica's mark and incarnation go with it.
         """
         assert self.logs.get(new.log_id) is new, f"{new!r} is not of this storage"
         old = self.logs.pop(old_log_id)
+        if old.recovering or old.incarnation > new.incarnation:
+            new.mark(recovering=old.recovering, incarnation=old.incarnation, power_lost=old.power_lost)
         old.changes += 1
-        self._recorder.record(
+        self._intervals.flush()
+        self._intervals.forget(old)
+        number = self._recorder.record(
             record_head(RecordKind.RESET, new.log_id, ONE.size),
             ONE.pack(old_log_id),
             Replace(new.files, old.files),
         )
+        new.passage.hold(number)
         return self.sync()
 
     def resolve(self, log_id: int) -> int:
         """The id of the log that stands for `log_id` by now."""
         return self._writer.replaced.get(log_id, log_id)
 
+    @property
+    def on_damage(self) -> Callable[[Log, DamagedRange], None] | None:
+        """Told of each damaged range once, on the loop, when a read or the scrubber finds it.
+
+        Bytes from a replica that is whole go to `Log.repair`.
+        """
+        return self._keeper.on_damage
+
+    @on_damage.setter
+    def on_damage(self, callback: Callable[[Log, DamagedRange], None] | None) -> None:
+        self._keeper.on_damage = callback
+
     # Hard states
 
-    def record_hard_state(self, replica_id: int, *, term: int, vote: int) -> None:
-        """Let the next frame carry a replica's term and vote; durable when a later `sync` is done."""
+    def record_hard_state(self, replica_id: int, *, term: int, vote: int, log: Log | None = None) -> None:
+        """Let the next frame carry a replica's term and vote; durable when a later `sync` is done.
+
+        Give its `log`: an `interval` one must not be of a later term than its replica, so it waits.
+        """
         state = HardState(term, vote)
         self.hard_states[replica_id] = state
-        self._recorder.record(
+        number = self._recorder.record(
             record_head(RecordKind.HARD_STATE, replica_id, PAIR.size),
             PAIR.pack(term, vote),
             Vote(replica_id, term, vote),
         )
+        if log is not None:
+            log.passage.hold(number)
 
     # Group commit
 
     def sync(self) -> asyncio.Future[None]:
-        """Done when everything recorded before this call is durable. Each call has a future of its own."""
-        future = self._loop_now().create_future()
-        if self._failure is not None or self._closed:
-            future.set_exception(StorageClosed(f"the journal is closed: {self._failure}"))
-        elif self._durable_number >= self._recorder.recorded:
-            future.set_result(None)
-        else:
-            self._waiters.append((self._recorder.recorded, future))
-            self._schedule()
-        return future
+        """Done when everything recorded in the journal before this call is durable: all but the batches of
+        `interval` logs (`written`) and what is held of them (`settled`). Each call has a future of its own.
+        """
+        return self._commits.sync()
 
-    def _loop_now(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return self._loop
+    def _hand_over(self, gathered: list[Synced]) -> None:
+        """In the journal's thread."""
+        self._writer_worker.submit(partial(self._guarded, partial(self._write_segments, gathered)))
 
-    def _schedule(self) -> None:
-        """Cut a frame at the end of this turn, unless one is under way: its end cuts the next."""
-        if self._scheduled or self._in_flight:
-            return
-        if self._loop is None:
-            try:
-                self._loop = asyncio.get_running_loop()
-            except RuntimeError:
-                return  # recorded before there is a loop: the first `sync` schedules it
-        self._scheduled = True
-        self._loop.call_soon(self._cut_scheduled)
-
-    def _cut_scheduled(self) -> None:
-        self._scheduled = False
-        self._cut()
-
-    def _cut(self) -> None:
-        """Hand what is recorded to the journal's thread as one frame."""
-        recorder = self._recorder
-        if self._in_flight or self._failure is not None or not recorder.pending:
-            return
-        if self._handed_bytes - self._written_bytes > self._settings.max_unwritten_bytes:
-            self._blocked = True
-            # It may have caught up between the two lines; it looks at `_blocked` after it has counted.
-            if self._handed_bytes - self._written_bytes > self._settings.max_unwritten_bytes:
-                return
-            self._blocked = False
-        before = recorder.pending_bytes
-        taken = recorder.take(self._settings.max_frame_bytes)
-        size = before - recorder.pending_bytes
-        touched = list(recorder.touched)
-        if not recorder.pending:
-            recorder.touched.clear()
-        self._cut_number += len(taken)
-        self._handed_bytes += size
-        self._frames += 1
-        self._start_frame(taken, touched, size)
-
-    def _start_frame(self, taken: list[Pending], touched: list[Log], size: int) -> None:
-        self._in_flight = True
-        self._journal_worker.submit(partial(self._write_frame, taken, touched, size, self._cut_number))
-
-    def _write_frame(self, taken: list[Pending], touched: list[Log], size: int, number: int) -> None:
-        """In the journal's thread: write, sync, tell the loop, and only then let the segments follow."""
-        loop = self._loop
-        assert loop is not None, "a frame was cut without a loop"
-        try:
-            parts: list[Buffer] = []
-            hard_states: list[Buffer] = []
-            for head, payload, action in taken:
-                parts.append(head)
-                parts.append(payload)
-                if type(action) is Vote:
-                    hard_states += (head, payload)
-            place = self._journal.write(parts, records=len(taken), hard_states=hard_states)
-        except BaseException as error:
-            self._tell(loop, partial(self._fail, error))
-            if not isinstance(error, Exception):
-                raise
-            return
-        self._tell(loop, partial(self._durable, number, touched, not taken))
-        self._writer_worker.submit(partial(self._write_segments, taken, place, size, number))
-
-    def _durable(self, number: int, touched: list[Log], marker: bool) -> None:
-        """On the loop: a frame is synced."""
-        self._in_flight = False
-        self._durable_number = number
-        for log in touched:
-            log.durable_up_to(number)
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= number:
-            _, future = waiters.popleft()
-            if not future.done():
-                future.set_result(None)
-        if self._recorder.pending:
-            self._cut()
-        elif not marker:
-            self._await_quiet()
-
-    def _await_quiet(self) -> None:
-        loop = self._loop_now()
-        self._quiet_since = loop.time()
-        if self._idle_timer is None and not self._closed:
-            self._idle_timer = loop.call_later(self._settings.idle_marker_ms / 1000, self._mark_quiet)
-
-    def _mark_quiet(self) -> None:
-        """Nothing has come since the last sync: end the journal in a frame that does not matter."""
-        self._idle_timer = None
-        if self._in_flight or self._recorder.pending or self._failure is not None or self._closed:
-            return
-        loop = self._loop_now()
-        due = self._quiet_since + self._settings.idle_marker_ms / 1000
-        if loop.time() < due:
-            self._idle_timer = loop.call_at(due, self._mark_quiet)
-            return
-        self._markers += 1
-        self._start_frame([], [], 0)
-
-    # Behind the journal
-
-    def _write_segments(self, taken: list[Pending], place: Written, size: int, number: int) -> None:
+    def _write_segments(self, gathered: list[Synced]) -> None:
         """In the writer's thread."""
-        loop = self._loop
-        assert loop is not None, "segments were written without a loop"
+        actions = [action for frame in gathered for _, _, action in frame.taken]
+        size = sum(frame.place.size for frame in gathered)
+        self._writer.apply(actions, gathered[-1].place, size)
+        self._commits.written(gathered)
+        if self._journal.wants_spare():
+            self._prepare_spare()
+        if self._writer.due():
+            self._checkpoints.request()
+
+    def _prepare_spare(self) -> None:
+        """From any thread."""
+
+        def prepare() -> None:
+            self._journal.prepare_spare()
+            if self._journal.starved:
+                self._lacking("spare")
+
+        self._background.submit(partial(self._guarded, prepare))
+
+    def _lacking(self, what: str) -> None:
+        """From any thread: it could not be made, and no frame may come that would ask for it again."""
+
+        def note() -> None:
+            self._lacks.add(what)
+            self._retries.wanted()
+
+        self._commits.tell(note)
+
+    def _try_again(self) -> None:
+        """On the loop."""
+        lacks, self._lacks = self._lacks, set()
+        if "spare" in lacks and self._journal.starved:
+            self._prepare_spare()
+        if "checkpoint" in lacks:
+            self._behind_frames(self._checkpoints.request)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """In any thread: what fails here, the process does not survive."""
         try:
-            self._writer.apply([action for _, _, action in taken], place)
-            self._recorder.written = number
-            self._written_bytes += size
-            if self._blocked:
-                self._tell(loop, self._unblock)
-            if self._journal.wants_spare():
-                self._journal.prepare_spare()
-            if self._writer.due():
-                self._checkpoint()
+            work()
         except BaseException as error:
-            self._tell(loop, partial(self._fail, error))
+            self._commits.bug(error)
             if not isinstance(error, Exception):
                 raise
 
-    def _checkpoint(self) -> None:
-        try:
-            self._writer.checkpoint()
-        except DiskError:
-            # A full or failing disk. The former checkpoint and the journal still stand for everything; if
-            # this goes on, `refusal` names it.
-            self._writer.failed_checkpoints += 1
-
-    def _unblock(self) -> None:
-        if self._blocked:
-            self._blocked = False
-            self._cut()
-
-    def _tell(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        try:
-            loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            pass  # the loop is closed: nobody is left who could be told
-
-    def _fail(self, error: BaseException) -> None:
-        """The journal (or our own code behind it) failed: nothing recorded from now on can become durable."""
-        if self._failure is not None:
-            return
-        self._failure = error
-        waiters, self._waiters = self._waiters, deque()
-        for _, future in waiters:
+    def _failed(self, error: BaseException) -> None:
+        """On the loop, once."""
+        asked, self._asked = self._asked, set()
+        for future in asked:
             if not future.done():
                 future.set_exception(StorageClosed(f"the journal failed: {error!r}"))
+        self._intervals.close(error)
+        self._retries.close()
         if self.on_failure is not None:
             self.on_failure(error)
+
+    # A segment that failed
+
+    def _segment_failed(self, files: LogFiles) -> None:
+        """In the thread where it happened."""
+        self._commits.tell(partial(self._stop_log, files))
+
+    def _stop_log(self, files: LogFiles) -> None:
+        """On the loop: from now on the log refuses every change. When the last one has passed the writer,
+        checkpoints go on.
+        """
+        log = self.logs.get(files.log_id)
+        if log is None or log.files is not files:
+            return
+        if self.on_log_failure is not None:
+            self.on_log_failure(log)  # first: what its passage holds now will never be written
+        self._intervals.failed(log)
+        self.sync().add_done_callback(partial(self._let_rest, files.log_id))
+
+    def _let_rest(self, log_id: int, synced: asyncio.Future[None]) -> None:
+        if not synced.cancelled() and synced.exception() is None:
+            self._behind_frames(partial(self._checkpoints.at_rest, log_id))
 
     # Everything else
 
@@ -345,46 +402,90 @@ class Storage:
         await self._in_writer(write)
 
     async def checkpoint(self) -> None:
-        """Make a checkpoint of everything that is in its segment by now."""
-        await self._in_writer(self._writer.checkpoint)
+        """Make a checkpoint of everything that is in its segment by now. Raises `DiskError`."""
+        await self._ask(self._checkpoints.request)
 
     def _in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
         """Run something in the writer's thread, behind what was handed to it before."""
-        loop = self._loop_now()
-        future: asyncio.Future[None] = loop.create_future()
-        if self._closed:
-            future.set_exception(StorageClosed("the storage is closed"))
-            return future
 
-        def finish(error: StorageError | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-        def task() -> None:
+        def perform(done: Done) -> None:
             try:
                 work()
             except StorageError as error:
-                self._tell(loop, partial(finish, error))
-            except BaseException as error:
-                self._tell(loop, partial(self._fail, error))
-                raise
+                done(error)
             else:
-                self._tell(loop, partial(finish, None))
+                done(None)
+
+        return self._ask(perform)
+
+    def keep_beside(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
+        """Replace a document in a log's folder, beside its segments; done when it is durable.
+
+        It goes where the log goes. Written in the background, so in no order with what is recorded. Fails
+        with `DiskError`, also when the log is gone meanwhile.
+        """
+        files = log.files
+
+        def perform(done: Done) -> None:
+            try:
+                Document(files.disk, files.directory, name).write(payload)
+            except StorageError as error:
+                done(error)
+            else:
+                done(None)
+
+        return self._ask(perform, where=self._in_background)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        self._background.submit(partial(self._guarded, work))
+
+    def _ask(
+        self, work: Callable[[Done], None], *, where: Callable[[Callable[[], None]], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Call `work` in the writer's thread (or elsewhere) with what tells the future, now or later."""
+        future: asyncio.Future[None] = self._commits.loop().create_future()
+        if self._commits.closed or self._commits.failure is not None:
+            future.set_exception(StorageClosed(f"the storage is closed: {self._commits.failure}"))
+            return future
+        self._asked.add(future)
+
+        def finish(error: StorageError | None) -> None:
+            self._asked.discard(future)
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        submit = where or self._behind_frames
+        submit(partial(work, lambda error: self._commits.tell(partial(finish, error))))
+        return future
+
+    def _behind_frames(self, work: Callable[[], None]) -> None:
+        """Run `work` in the writer's thread, behind all frames that are synced by now. From any thread."""
 
         # By way of the journal's thread, as the frames it has synced: else this could overtake one whose
         # waiters have been told already.
-        self._journal_worker.submit(partial(self._writer_worker.submit, task))
-        return future
+        def follow() -> None:
+            self._commits.flush()
+            self._writer_worker.submit(partial(self._guarded, work))
+
+        self._journal_worker.submit(follow)
+
+    @property
+    def journal_files(self) -> tuple[int, int]:
+        """Journal files that no checkpoint covers (the present one among them), and from how many on
+        `refusal` names the journal.
+        """
+        return self._journal.files, self._settings.max_journal_files
 
     @property
     def refusal(self) -> str | None:
         """Why new records should be refused for now: "disk" (full), "journal" (too long); else None."""
         if self._journal.starved:
             return "disk"
-        if self._writer.journal_bytes > self._settings.max_journal_bytes:
+        if self._journal.files >= self._settings.max_journal_files:
             return "journal"
         return None
 
@@ -392,30 +493,52 @@ class Storage:
         """Counters and gauges, cheap enough for every scrape."""
         return {
             **{f"journal_{name}": value for name, value in self._journal.statistics().items()},
-            "frames": self._frames,
-            "markers": self._markers,
+            **self._commits.statistics(),
             "checkpoints": self._writer.checkpoints,
             "failed_checkpoints": self._writer.failed_checkpoints,
             "journal_bytes_since_checkpoint": self._writer.journal_bytes,
-            "pending_bytes": self._recorder.pending_bytes,
-            "recent_bytes": self._recorder.recent_bytes,
-            "unwritten_bytes": self._handed_bytes - self._written_bytes,
             "logs": len(self.logs),
+            "logs_recovering": sum(log.recovering for log in self.logs.values()),
+            **self._recovered.readers.statistics(),
+            "damage_found": self._keeper.found,
+            "damage_repaired": self._keeper.repaired,
+            "damage_repairs_refused": self._keeper.refused_repairs,
+            "damage_quarantined": sum(len(log.quarantine) for log in self.logs.values()),
+            "failed_logs": len(self._writer.failed),
         }
 
     async def close(self) -> None:
         """Sync what is recorded, make a last checkpoint, and let go of files and lock."""
-        if self._closed:
+        if self._commits.closed:
             return
-        if self._failure is None:
+        if self._commits.failure is None:
             try:
+                for log in list(self._intervals.holding):
+                    await self.settled(log)
+                await self.written()
                 await self.sync()
+                self._intervals.stop_clean(self.logs.values())
+                await self._in_writer(self._writer.stop_clean)
                 await self.checkpoint()
             except StorageError:
                 pass  # what is durable is in the journal; the next start reads it from there
-        self._closed = True
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        self._journal_worker.close()
-        self._writer_worker.close()
+        self._commits.close()
+        self._intervals.close()
+        self._retries.close()
+        # The end of a checkpoint comes back from the background by way of the other two.
+        for worker in (self._background, self._journal_worker, self._writer_worker, self._sync_worker):
+            worker.close()
         self._recovered.close()
+
+
+def _pass_on(done: asyncio.Future[None], future: asyncio.Future[None]) -> None:
+    """Answer `future` as `done` was."""
+    if done.cancelled():
+        return
+    error = done.exception()
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,26 +1,39 @@
 """The segments' single writer: what the journal has made durable, put where readers look for it.
 
 It applies the actions of each synced frame in their order, so bytes of a truncated suffix can never land
-behind newer ones, and makes checkpoints in between. It runs in one thread of its own, behind the journal:
-however long a checkpoint's syncs take, commits go on. It does not know the loop or who waits for what.
+behind newer ones, and knows what a checkpoint made between two frames must sync and may say. It runs in one
+thread of its own, behind the journal. It does not know the loop or who waits for what.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from laminar.log.checkpoints import Snapshot
 from laminar.log.disk import Buffer, Disk
 from laminar.log.document import Document
 from laminar.log.errors import DiskError
 from laminar.log.index import Loaded
 from laminar.log.journal import Journal, Written
-from laminar.log.pending import Action, Create, Cut, Delete, Mark, Replace, Start, Vote, Write
+from laminar.log.pending import Action, Create, Cut, Delete, Mark, Policy, Replace, Start, Vote, Write
 from laminar.log.rows import unpack_row
 from laminar.log.segment import SegmentFile
 from laminar.log.settings import StorageSettings
-from laminar.log.state import Checkpoint, HardState, LogEnd, LogFiles, encode_checkpoint
+from laminar.log.state import (
+    Checkpoint,
+    HardState,
+    LogEnd,
+    LogFiles,
+    LogState,
+    empty_state,
+    encode_checkpoint,
+)
+from laminar.log.tail import Tail
+
+_log = logging.getLogger("laminar.storage")
 
 
 @dataclass(slots=True)
@@ -32,6 +45,18 @@ class _Group:
     frames: list[Buffer]
     rows: list[bytes]
     last_index: int
+
+
+@dataclass(slots=True)
+class SegmentSync:
+    """What is to be synced of one `interval` log, and its end in the files when that was noted."""
+
+    files: LogFiles
+    segments: set[SegmentFile]
+    names: bool
+    index: int
+    term: int
+    offset: int
 
 
 class Writer:
@@ -60,17 +85,33 @@ class Writer:
         self.lost: set[int] = set()
         self.replaced: dict[int, int] = {}
         self._dirty: dict[SegmentFile, LogFiles] = {}
-        self._dirty_directories: set[str] = set()
-        # Bytes of journal since the last checkpoint, and at how many the next one is due.
+        # By path; the log whose own it is, or None where several share it.
+        self._dirty_directories: dict[str, LogFiles | None] = {}
+        # Folders of logs that are no more, which the disk has refused to move.
+        self._to_trash: dict[str, None] = {}
+        # Logs whose segments failed, and those of them whose last record has not come by here yet.
+        self.failed: dict[int, LogFiles] = {}
+        self.moving: set[int] = set()
+        # Told in the thread where it happened.
+        self.on_failed: Callable[[LogFiles], None] | None = None
+        # The last durable checkpoint: where it stands, and each log as it has it.
+        self._checkpointed = place
+        self._held: dict[int, LogState] = {}
+        # Open for life: see `FileSystem`.
+        self._file_system = disk.file_system(logs_directory)
+        # Bytes of journal, and past it, since the last checkpoint, and at how many the next one is due.
         self.journal_bytes = 0
-        self._due_bytes = settings.checkpoint_bytes
+        self.direct_bytes = 0
+        self._due_bytes = settings.checkpoint_due_bytes
         self.checkpoints = 0
         self.failed_checkpoints = 0
 
     # Actions
 
-    def apply(self, actions: Iterable[Action], place: Written) -> None:
-        """Carry out the actions of a synced frame that ends at `place`."""
+    def apply(self, actions: Iterable[Action], place: Written, journal_bytes: int) -> None:
+        """Carry out the actions of synced frames, which took so many bytes and of which the last ends at
+        `place`.
+        """
         groups: dict[SegmentFile, _Group] = {}
         for action in actions:
             if type(action) is Write:
@@ -91,7 +132,55 @@ class Writer:
                 self._apply(action)
         self._flush(groups)
         self._place = place
-        self.journal_bytes += place.size
+        self.journal_bytes += journal_bytes
+
+    def apply_direct(self, writes: Iterable[Write]) -> None:
+        """Batches of `interval` logs, which are in no frame."""
+        groups: dict[SegmentFile, _Group] = {}
+        for write in writes:
+            group = groups.get(write.segment)
+            if group is None:
+                groups[write.segment] = _Group(
+                    write.files, write.position, [write.frame], [write.row], write.index
+                )
+            else:
+                group.frames.append(write.frame)
+                group.rows.append(write.row)
+                group.last_index = write.index
+            self.direct_bytes += len(write.frame)
+        self._flush(groups)
+
+    def begin_sync(self, files: LogFiles, *, everything: bool = False) -> SegmentSync:
+        """What has to be synced so that all that was written of a log is durable. In the writer's thread."""
+        segments = files.unsynced
+        if everything:
+            segments |= {segment for segment, owner in self._dirty.items() if owner is files}
+        try:
+            for segment in sorted(segments, key=lambda segment: segment.first_index):
+                segment.flush_rows()
+        except DiskError as error:
+            self._fail(files, error)
+        names = files.made and (everything or files.unsynced_names)
+        files.unsynced = set()
+        files.unsynced_names = False
+        return SegmentSync(files, segments, names, files.end_index, files.end_term, files.end_offset)
+
+    def stop_clean(self) -> None:
+        """The next checkpoint is the last: behind it nothing of `interval` logs is unsynced."""
+        for files in self.logs.values():
+            files.boot_id = b""
+
+    def run_sync(self, job: SegmentSync) -> None:
+        """All of it is durable when this returns, or the log has failed. In any thread; blocks."""
+        try:
+            for segment in sorted(job.segments, key=lambda segment: segment.first_index):
+                if segment.exists:
+                    segment.sync()
+            if job.names:
+                self._disk.sync_directory(job.files.directory)
+        except DiskError as error:
+            if not error.is_missing:  # else its log was deleted meanwhile
+                self._fail(job.files, error)
 
     def _flush(self, groups: dict[SegmentFile, _Group]) -> None:
         for segment, group in groups.items():
@@ -110,8 +199,11 @@ class Writer:
         try:
             self.make_directory(files)
             if segment.write(group.position, group.frames, group.rows, self._settings.writeback_bytes):
-                self._dirty_directories.add(files.directory)
+                self._dirty_directories[files.directory] = files
+                files.unsynced_names = True
             self._dirty[segment] = files
+            if files.policy.is_interval:
+                files.unsynced.add(segment)
         except DiskError as error:
             self._fail(files, error)
 
@@ -122,8 +214,17 @@ class Writer:
             files.made = True
 
     def _fail(self, files: LogFiles, error: DiskError) -> None:
-        """A segment failed: this log stops. Its records are in the journal: no checkpoint may pass them."""
-        files.failure = error
+        """A segment failed: this log stops alone, and its records are carried from checkpoint to checkpoint.
+
+        What is in its pages is not believed again, whatever a later sync says. It may be called by the
+        thread that syncs; each step is one that others see whole.
+        """
+        if files.failure is None and self.logs.get(files.log_id) is files:
+            files.failure = error
+            self.moving.add(files.log_id)
+            self.failed[files.log_id] = files
+            if self.on_failed is not None:
+                self.on_failed(files)
 
     def _apply(self, action: Action) -> None:
         if isinstance(action, Vote):
@@ -136,8 +237,15 @@ class Writer:
             self._start(action)
         elif isinstance(action, Mark):
             action.files.recovering = action.recovering
+            action.files.power_lost = action.power_lost
             action.files.incarnation = action.incarnation
+            action.files.boot_id = action.boot_id
+        elif isinstance(action, Policy):
+            action.files.policy = action.policy
+            action.files.boot_id = b""
         elif isinstance(action, Delete):
+            self.hard_states.pop(action.replica_id, None)
+            self.lost.discard(action.replica_id)
             self.move_to_trash(action.files)
         elif isinstance(action, Replace):
             old = action.old.log_id
@@ -161,6 +269,8 @@ class Writer:
             if action.segment is not None:
                 action.segment.cut(action.position, action.rows)
                 self._dirty[action.segment] = files
+                if files.policy.is_interval:
+                    files.unsynced.add(action.segment)
         except DiskError as error:
             self._fail(files, error)
 
@@ -182,92 +292,217 @@ class Writer:
         for segment in removed:
             segment.remove()
             self._dirty.pop(segment, None)
-            self._dirty_directories.add(files.directory)
+            self._dirty_directories[files.directory] = files
+            files.unsynced.discard(segment)
+            files.unsynced_names = True
 
     def move_to_trash(self, files: LogFiles) -> None:
         """The log is no more; its files may be looked at for a day."""
         self.logs.pop(files.log_id, None)
+        self.failed.pop(files.log_id, None)
+        self.moving.discard(files.log_id)
         for segment in [segment for segment, owner in self._dirty.items() if owner is files]:
             del self._dirty[segment]
-        self._dirty_directories.discard(files.directory)
-        if self._disk.exists(files.directory):
-            self._disk.make_directory(self._trash)
-            self._disk.rename(files.directory, os.path.join(self._trash, os.path.basename(files.directory)))
-            self._dirty_directories.add(self._logs_directory)
-            self._dirty_directories.add(self._trash)
+            segment.forget()
+        files.resources.files.forget_in(files.directory)
+        self._dirty_directories.pop(files.directory, None)
+        if not self._is_in_trash(files.directory):
+            self._to_trash[files.directory] = None
+            _log.warning("%s: its folder %s cannot be moved to the trash now", files.name, files.directory)
+
+    def _is_in_trash(self, directory: str) -> bool:
+        """Move a folder of files that nobody needs; whether it is gone from its place.
+
+        A disk that refuses (a full one, say) is asked again before the next checkpoint: what makes room must
+        not end the process.
+        """
+        try:
+            if self._disk.exists(directory):
+                self._disk.make_directory(self._trash)
+                self._disk.rename(directory, os.path.join(self._trash, os.path.basename(directory)))
+                self._dirty_directories[self._logs_directory] = None
+                self._dirty_directories[self._trash] = None
+        except DiskError as error:
+            _log.debug("%s cannot be moved: %s", directory, error)
+            return False
+        return True
 
     # Recovery
 
-    def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd) -> None:
-        """Take over a log as its segments were found: what is stale goes, the files end where it does."""
+    def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd, tail: Tail | None = None) -> None:
+        """Take over a log as its segments were found: what is stale goes, the files end where it does.
+
+        Behind `end` the frames of an `interval` log's `tail` stay where they are; they are written again.
+        """
+        kept = tail.kept if tail is not None else {}
         self.logs[files.log_id] = files
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
-        self._dirty_directories.add(self._logs_directory)
+        self._dirty_directories[self._logs_directory] = None
         self._remove(files, loaded.stale)
         for segment in loaded.made_anew:
-            segment.file.rewrite_index(segment.rows)
+            segment.file.rewrite_index(segment.tail)
             self._dirty[segment.file] = files
         if loaded.segments:
             last = loaded.segments[-1]
             files.segment, files.end_position = last.first_index, last.size
-            if last.file.data().size() != last.size:
-                last.file.cut(last.size, last.count)
+            size = kept.get(last.file, last.size)
+            # Also where nothing is to be cut, behind what was not synced: that the file ends here may be true
+            # in the page cache only.
+            if last.file in kept or last.file.data().size() != size:
+                last.file.cut(size, last.count)
                 self._dirty[last.file] = files
+        for segment_file in tail.opened.values() if tail is not None else ():
+            segment_file.cut_data(kept[segment_file])
+            segment_file.rewrite_index(b"")
+            self._dirty[segment_file] = files
 
     def apply_recovered(self, actions: Iterable[Action]) -> None:
         """Carry out actions that come from the journal of a former generation."""
-        self.apply(actions, self._place)
+        self.apply(actions, self._place, 0)
         for files in self.logs.values():
             if files.made:
-                self._dirty_directories.add(files.directory)
+                self._dirty_directories[files.directory] = files
         self.journal_bytes = 0
 
-    # Checkpoints
+    # Checkpoints: `laminar.log.checkpoints` says which step runs where.
 
     def due(self) -> bool:
-        """Enough journal was written since the last checkpoint."""
-        return self.journal_bytes >= self._due_bytes
+        """So much was written since the last checkpoint that a start would have much to read."""
+        return self.journal_bytes + self.direct_bytes >= self._due_bytes
 
     def checkpoint(self) -> None:
-        """Sync what the segments hold, write the checkpoint, and delete the journal files it stands for.
+        """All three steps at once, for a start. Raises `DiskError`, also that of a failing segment."""
+        self.prepare_checkpoint()
+        snapshot = self.begin_checkpoint()
+        self.sync(snapshot)
+        for files in self.failed.values():
+            assert files.failure is not None, f"{files.name} is listed as failed without a reason"
+            raise files.failure
+        self.write_checkpoint(snapshot)
+        self.end_checkpoint(snapshot, written=True)
 
-        Raises `DiskError` when the checkpoint itself cannot be written (a full disk): the former one and
-        all of the journal still stand, and it may be tried again later.
+    def prepare_checkpoint(self) -> None:
+        """Hand everything that a sync is to cover to its file. In the writer's thread.
+
+        Logs may fail in it, so the picture comes after it, and when no log is in `moving`.
         """
         # Also the pause before the next try, if this one fails.
-        self._due_bytes = self.journal_bytes + self._settings.checkpoint_bytes // 4
-        dirty = list(self._dirty.items())
-        for work in (SegmentFile.start_writeback, SegmentFile.sync):
-            for segment, files in dirty:
-                try:
-                    if files.failure is None:
-                        work(segment)
-                except DiskError as error:
-                    self._fail(files, error)
-        for segment, _ in dirty:
-            del self._dirty[segment]
-        for directory in list(self._dirty_directories):
-            self._disk.sync_directory(directory)
-            self._dirty_directories.discard(directory)
-        if any(files.failure is not None for files in self.logs.values()):
-            # The failed log's records are in the journal only: its files must stay.
-            self.failed_checkpoints += 1
-            return
-        self._document.write(encode_checkpoint(self.snapshot()))
-        self.journal.delete_before(self._place.file_number)
-        self.journal_bytes = 0
-        self._due_bytes = self._settings.checkpoint_bytes
-        self.checkpoints += 1
+        self._due_bytes = self.journal_bytes + self.direct_bytes + self._settings.checkpoint_due_bytes // 4
+        for segment, files in self._dirty.items():
+            try:
+                if files.failure is None:
+                    segment.prepare_sync()
+            except DiskError as error:
+                self._fail(files, error)
+        for directory in list(self._to_trash):
+            if self._is_in_trash(directory):
+                del self._to_trash[directory]
+        # Logs that were deleted while a sync of theirs failed elsewhere hold nothing up.
+        for log_id in list(self.failed):
+            if log_id not in self.logs:
+                del self.failed[log_id]
+                self.moving.discard(log_id)
 
-    def snapshot(self) -> Checkpoint:
+    def begin_checkpoint(self) -> Snapshot:
+        """The picture of all logs, and what must be synced for it. In the writer's thread."""
+        dirty, self._dirty = self._dirty, {}
+        directories, self._dirty_directories = self._dirty_directories, {}
+        return Snapshot(
+            checkpoint=self._picture(),
+            place=self._place,
+            since=self._checkpointed,
+            journal_bytes=self.journal_bytes,
+            direct_bytes=self.direct_bytes,
+            dirty=dirty,
+            directories=directories,
+            carried=frozenset(self.failed),
+        )
+
+    def _picture(self) -> Checkpoint:
         return Checkpoint(
             generation=self.journal.generation,
             seed=self.journal.seed,
             lsn=self._place.lsn,
             journal_file=self._place.file_number,
             journal_position=self._place.end_position,
-            logs=[files.state() for files in self.logs.values()],
+            logs=[
+                files.state() if log_id not in self.failed else self._held_state(files)
+                for log_id, files in self.logs.items()
+            ],
             hard_states=dict(self.hard_states),
             lost=sorted(self.lost),
             replaced=dict(self.replaced),
         )
+
+    def _held_state(self, files: LogFiles) -> LogState:
+        """A failed log as its files durably are: as in the last checkpoint, or empty as it was made."""
+        held = self._held.get(files.log_id)
+        return held if held is not None else empty_state(files.log_id, files.name)
+
+    def sync(self, snapshot: Snapshot) -> None:
+        """Make what the picture names durable; logs that fail in it are in `failed` afterwards. Blocks.
+
+        Raises `DiskError` when a directory fails that logs share: then nothing here can be relied on.
+        """
+        dirty = [(segment, files) for segment, files in snapshot.dirty.items() if files.failure is None]
+        if len(dirty) >= self._settings.syncfs_from_segments:
+            try:
+                self._file_system.sync()
+            except DiskError:
+                pass  # whose bytes they were that failed, each file says itself
+            else:
+                for segment, _ in dirty:
+                    segment.synced()
+                return
+        for segment, _ in dirty:
+            segment.start_writeback()
+        for segment, files in dirty:
+            try:
+                if files.failure is None and segment.exists:
+                    segment.sync()
+            except DiskError as error:
+                self._fail(files, error)
+        for directory, owner in snapshot.directories.items():
+            try:
+                if owner is None or owner.failure is None:
+                    self._disk.sync_directory(directory)
+            except DiskError as error:
+                if error.is_missing:
+                    continue  # its log was deleted meanwhile, by a record behind the picture
+                if owner is None:
+                    raise
+                self._fail(owner, error)
+
+    def passed(self, place: Written) -> None:
+        """Frames without actions were written up to `place`, and all frames before it are applied."""
+        if place.lsn > self._place.lsn:
+            self._place = place
+
+    def write_checkpoint(self, snapshot: Snapshot) -> None:
+        """The document, then freedom for the journal files it stands for. Raises `DiskError` when it cannot
+        be written (a full disk): the former one and all of the journal still stand.
+        """
+        self._document.write(encode_checkpoint(snapshot.checkpoint))
+        self.journal.delete_before(snapshot.place.file_number)
+
+    def end_checkpoint(self, snapshot: Snapshot, *, written: bool) -> None:
+        """Note what became of it. In the writer's thread."""
+        if written:
+            self._held = {state.log_id: state for state in snapshot.checkpoint.logs}
+            self._checkpointed = snapshot.place
+            self.journal_bytes -= snapshot.journal_bytes
+            self.direct_bytes -= snapshot.direct_bytes
+            self._due_bytes = self._settings.checkpoint_due_bytes
+            self.checkpoints += 1
+            return
+        self.failed_checkpoints += 1
+        for segment, files in snapshot.dirty.items():
+            if self.logs.get(files.log_id) is files and segment.exists:
+                self._dirty[segment] = files
+        for directory, owner in snapshot.directories.items():
+            if owner is None or self.logs.get(owner.log_id) is owner:
+                self._dirty_directories[directory] = owner
+
+    def close(self) -> None:
+        """Let go of the file system; nothing is written any more."""
+        self._file_system.close()

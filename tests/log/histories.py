@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from laminar.batch import Kind, build, build_control, stamp
-from laminar.log import Log, Storage, StorageSettings
+from laminar.log import DamagedRange, Log, LogStart, Storage, StorageSettings
 from laminar.log.disk import Disk
 from laminar.log.errors import StorageError
 from laminar.log.worker import InlineWorker
@@ -30,6 +30,7 @@ SMALL = StorageSettings(
     journal_file_bytes=64 * 1024,
     checkpoint_bytes=1 << 30,
     max_frame_bytes=64 * 1024,
+    gather_bytes=0,
     recent_bytes=1 << 20,
     idle_marker_ms=1,
 )
@@ -47,8 +48,25 @@ class InlineExecutor(Executor):
         return future
 
 
+@dataclass
+class End:
+    """Where a log ends, as far as the next frame is concerned."""
+
+    last_index: int
+    last_term: int
+    next_offset: int
+    last_append_time_ms: int
+    start: LogStart
+    segment_full: bool = False
+
+
 def frame_for(
-    log: Log, values: list[bytes], *, term: int | None = None, opens: bool | None = None, time_ms: int = 0
+    log: Log | End,
+    values: list[bytes],
+    *,
+    term: int | None = None,
+    opens: bool | None = None,
+    time_ms: int = 0,
 ) -> bytes:
     """A batch stamped to follow the log's last entry, as its leader would."""
     frame = build(values) if values else build_control(Kind.NOOP, b"")
@@ -60,7 +78,7 @@ def frame_for(
         base_offset=log.next_offset,
         append_time_ms=max(time_ms, log.last_append_time_ms),
         committed_index=0,
-        opens_segment=log.segment_full if opens is None else opens,
+        opens_segment=(log.segment_full or log.last_index == log.start.index if opens is None else opens),
     )
     return bytes(frame)
 
@@ -82,11 +100,7 @@ def contents(log: Log) -> list[bytes]:
     """All frames of a log; those in files by the door of any reader."""
     frames: list[bytes] = []
     while log.first_index + len(frames) <= log.last_index:
-        found = log.read_nowait(log.first_index + len(frames), log.last_index, max_bytes=1 << 20)
-        if found is None:
-            segment = log._segment_of(log.first_index + len(frames))
-            segment.file.data()
-            continue
+        found = log.read_here(log.first_index + len(frames), log.last_index, max_bytes=1 << 20)
         frames += [bytes(frame) for frame in found]
     return frames
 
@@ -142,6 +156,28 @@ class History:
     def write(self, log_id: int, *values: bytes, term: int | None = None, opens: bool | None = None) -> None:
         self.append(log_id, frame_for(self.storage.logs[log_id], list(values), term=term, opens=opens))
 
+    def write_together(self, log_id: int, batches: list[list[bytes]], *, term: int) -> None:
+        """Several frames in one append."""
+        log = self.storage.logs[log_id]
+        end = End(
+            log.last_index,
+            log.last_term,
+            log.next_offset,
+            log.last_append_time_ms,
+            log.start,
+            log.segment_full,
+        )
+        frames = []
+        for values in batches:
+            frames.append(frame_for(end, values, term=term))
+            next_offset = end.next_offset + len(values)
+            end = End(end.last_index + 1, term, next_offset, end.last_append_time_ms, end.start)
+        log.append(frames)
+        for frame in frames:
+            # More than one journal frame takes together: a power cut may keep the first of them.
+            self._logs[log_id][1].append(frame)
+            self._note()
+
     def truncate(self, log_id: int, index: int) -> None:
         self.storage.logs[log_id].truncate(index)
         start, frames = self._logs[log_id]
@@ -156,9 +192,11 @@ class History:
         self._logs[log_id] = (index, frames[index - start :])
         self._note()
 
-    def delete(self, log_id: int) -> None:
-        self.storage.delete_log(log_id).add_done_callback(lambda future: future.exception())
+    def delete(self, log_id: int, *, replica_id: int = 0) -> None:
+        deleted = self.storage.delete_log(log_id, replica_id=replica_id)
+        deleted.add_done_callback(lambda future: future.exception())
         del self._logs[log_id]
+        self._hard_states.pop(replica_id, None)
         self._note()
 
     def vote(self, replica_id: int, term: int, vote: int) -> None:
@@ -173,7 +211,17 @@ class History:
 
     def check(self, recovered: Storage) -> None:
         """What came back is a picture not older than the last acknowledged one; no log is marked."""
-        found = picture_of(recovered)
+        self.check_part(picture_of(recovered))
+        self.check_no_mark(recovered)
+
+    def check_part(self, node: Picture) -> None:
+        """As `check`, of the logs and replicas in it that are of this history."""
+        logs = {log_id for picture in self.pictures for log_id in picture.logs}
+        replicas = {replica for picture in self.pictures for replica in picture.hard_states}
+        found = Picture(
+            {log_id: held for log_id, held in node.logs.items() if log_id in logs},
+            {replica: state for replica, state in node.hard_states.items() if replica in replicas},
+        )
         later = self.pictures[self.acknowledged :]
         assert any(found.logs == picture.logs for picture in later), self._difference(found)
         for replica in set(found.hard_states) | set(self.pictures[self.acknowledged].hard_states):
@@ -181,6 +229,10 @@ class History:
             assert found.hard_states.get(replica) in wanted, (
                 f"replica {replica}: {found.hard_states} {wanted}"
             )
+
+    @staticmethod
+    def check_no_mark(recovered: Storage) -> None:
+        """Nothing was damaged, so nothing is marked, and all is durable."""
         assert not recovered.lost_hard_states
         assert not [log for log in recovered.logs.values() if log.recovering]
         assert all(log.durable_index == log.last_index for log in recovered.logs.values())
@@ -192,14 +244,46 @@ class History:
             f"acknowledged { ({key: (start, len(frames)) for key, (start, frames) in wanted.items()}) }"
         )
 
+    def check_damaged(self, storages: Sequence[Storage], path: str) -> None:
+        """One block of the file at `path` has rotten: every log serves what it held, names what it can't, or
+        is marked.
+        """
+        logs = {log_id: log for storage in storages for log_id, log in storage.logs.items()}
+        hard_states = {replica: s for storage in storages for replica, s in storage.hard_states.items()}
+        lost = {replica for storage in storages for replica in storage.lost_hard_states}
+        wanted = self.pictures[-1]
+        for log_id, (start, frames) in wanted.logs.items():
+            log = logs.get(log_id)
+            if log is None:
+                assert "journal" in path, f"log {log_id} is gone after rot in {path}"
+                continue
+            if not log.recovering:
+                assert (start, start + len(frames)) == (log.start.index, log.last_index), path
+                for index, served in enumerate(readable(log)):
+                    assert served in (None, frames[index]), f"log {log_id}, entry {start + 1 + index}, {path}"
+        for replica, state in wanted.hard_states.items():
+            if replica not in lost:
+                assert state == (hard_states[replica].term, hard_states[replica].vote), path
+
+
+def readable(log: Log) -> list[bytes | None]:
+    """Each entry's frame, or None where a read names it as damaged."""
+    frames: list[bytes | None] = []
+    for index in range(log.first_index, log.last_index + 1):
+        try:
+            found = log.read_here(index, index, max_bytes=1)
+            frames.append(bytes(found[0]))
+        except DamagedRange as damage:
+            assert (index, index) == (damage.first_index, damage.last_index)
+            frames.append(None)
+    return frames
+
 
 async def settle(storage: Storage) -> None:
     """Let the idle marker be written."""
-    for _ in range(200):
-        if not storage._in_flight and storage._idle_timer is None:
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("no idle marker came")
+    async with asyncio.timeout(30):
+        while storage._commits._in_flight or storage._commits._idle_timer is not None:  # noqa: ASYNC110  # a timer
+            await asyncio.sleep(0.001)
 
 
 def run(main: Coroutine[Any, Any, T] | Awaitable[T]) -> T:

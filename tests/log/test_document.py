@@ -7,12 +7,12 @@ import random
 import pytest
 
 from laminar.log.document import Document
-from laminar.log.errors import DamagedDocument
-from tests.log.crash_disk import CrashDisk, PowerCut
+from laminar.log.errors import DamagedDocument, DiskError
+from tests.disks.fault_disk import FaultDisk, PowerCut
 
 
-def _disk() -> CrashDisk:
-    disk = CrashDisk()
+def _disk() -> FaultDisk:
+    disk = FaultDisk()
     disk.make_directory("d")
     return disk
 
@@ -37,6 +37,22 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_one() -> None:
             assert Document(disk, "d", "thing").read() in states[acknowledged:]
 
 
+def test_what_a_full_disk_never_let_be_written_is_not_there_and_not_damaged() -> None:
+    """However often it was tried: a node whose disk has room again starts."""
+    disk = _disk()
+    document = Document(disk, "d", "thing")
+    disk.room_bytes = 0
+    for _ in range(3):
+        with pytest.raises(DiskError):
+            document.write(b"never")
+    disk.room_bytes = None
+
+    assert len(disk.list("d")) == 3
+    assert document.read() is None
+    document.write(b"at last")
+    assert document.read() == b"at last" and len(disk.list("d")) == 2
+
+
 @pytest.mark.parametrize("copy", ["a", "b"])
 def test_rot_in_one_copy_changes_nothing(copy: str) -> None:
     """The other copy serves."""
@@ -46,6 +62,27 @@ def test_rot_in_one_copy_changes_nothing(copy: str) -> None:
     document.write(b"payload")
     disk.rot(f"d/thing-2.{copy}", 25)
     assert b"payload" == document.read()
+
+
+def test_rot_in_one_copy_and_a_crash_at_any_step_of_the_next_write() -> None:
+    """The copies that count are not touched before the new ones are synced: one that has rotten costs
+    nothing, whenever the power goes.
+    """
+    rng = random.Random(2)
+    source = _disk()
+    Document(source, "d", "thing").write(b"old" * 500)
+    for copy in "ab":
+        for step in range(1, 12):
+            for keep in (0.0, 0.5, 0.5, 1.0):
+                disk = source.copy()
+                disk.rot(f"d/thing-1.{copy}", 25)
+                disk.cut_after = step
+                try:
+                    Document(disk, "d", "thing").write(b"new" * 500)
+                except PowerCut:
+                    pass
+                disk.crash(rng, keep)
+                assert Document(disk, "d", "thing").read() in (b"old" * 500, b"new" * 500)
 
 
 def test_rot_in_both_copies_is_damage_not_absence() -> None:

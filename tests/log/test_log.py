@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,9 +14,18 @@ from typing import Any
 import pytest
 
 from laminar.batch import Batch, Kind, build_control, stamp
-from laminar.log import BrokenChain, DamagedRange, LogStart, RealDisk, Storage, StorageClosed, StorageSettings
+from laminar.log import (
+    BrokenChain,
+    DamagedRange,
+    EntriesGone,
+    LogStart,
+    RealDisk,
+    Storage,
+    StorageClosed,
+    StorageSettings,
+)
 from laminar.log.segment import index_name, segment_name
-from tests.log.crash_disk import CrashDisk
+from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import LOGS, History, contents, frame_for, open_inline, run, settle
 
 _TIGHT = StorageSettings(
@@ -96,7 +107,7 @@ def test_a_completion_never_confirms_an_overwrite() -> None:
         def slow(name: str) -> Slow:
             return made.setdefault(name, Slow(name))
 
-        disk = CrashDisk()
+        disk = FaultDisk()
         storage = Storage.open(disk, "d/h", LOGS, workers=slow, rng=random.Random(1))
         log = storage.create_log("t-0", 1)
         log.append([frame_for(log, [b"a"]), frame_for(log, [b"a"])][:1])
@@ -245,7 +256,7 @@ def test_a_cold_read_waits_in_the_pool_and_a_truncation_meanwhile_is_noticed() -
     """What the page cache lacks is not read on the loop."""
 
     async def main() -> None:
-        disk = CrashDisk()
+        disk = FaultDisk()
         history = History(open_inline(disk))
         history.create(1)
         for value in (b"a", b"b"):
@@ -265,7 +276,7 @@ def test_an_index_that_does_not_hold_is_made_anew(fault: str) -> None:
     """Missing, short, rotten or from another life: the rows come from the frames, and all is served."""
 
     async def main() -> None:
-        disk = CrashDisk()
+        disk = FaultDisk()
         history = History(open_inline(disk))
         history.create(1)
         for number in range(12):
@@ -294,7 +305,7 @@ def test_a_rotten_header_is_bridged(with_index: bool) -> None:
     """With its row the entry's term is known; without, the log is marked; the rest is served."""
 
     async def main() -> None:
-        disk = CrashDisk()
+        disk = FaultDisk()
         history = History(open_inline(disk))
         history.create(1)
         for number in range(5):
@@ -326,7 +337,7 @@ def test_a_segment_that_lost_its_end_marks_the_log() -> None:
     """What the checkpoint names and the file lacks cannot be served: shorter, and `recovering`."""
 
     async def main() -> None:
-        disk = CrashDisk()
+        disk = FaultDisk()
         history = History(open_inline(disk))
         history.create(1)
         for number in range(5):
@@ -346,7 +357,7 @@ def test_a_segment_that_lost_its_end_marks_the_log() -> None:
 
 async def test_a_mark_is_durable() -> None:
     """`recovering` and the incarnation come back, until they are lifted."""
-    disk = CrashDisk()
+    disk = FaultDisk()
     storage = open_inline(disk)
     log = storage.create_log("t-0", 1)
     log.mark(recovering=True, incarnation=3)
@@ -364,7 +375,7 @@ async def test_a_mark_is_durable() -> None:
 
 async def test_a_failed_segment_stops_its_log_alone() -> None:
     """Others go on; nothing acknowledged of it is lost, as its records stay in the journal."""
-    disk = CrashDisk()
+    disk = FaultDisk()
     history = History(open_inline(disk))
     history.create(1)
     history.create(2)
@@ -384,7 +395,7 @@ async def test_a_failed_segment_stops_its_log_alone() -> None:
 
 async def test_a_closed_or_failed_storage_says_so() -> None:
     """After a failed journal sync the owner is told once, and every waiter gets an error."""
-    disk = CrashDisk()
+    disk = FaultDisk()
     storage = open_inline(disk)
     told: list[BaseException] = []
     storage.on_failure = told.append
@@ -456,10 +467,66 @@ async def test_readers_and_writers_at_once(storage: Storage) -> None:
         while not finished:
             if log.durable_index > log.first_index:
                 first = rng.randrange(log.first_index, log.durable_index + 1)
-                for place, frame in enumerate(await log.read(first, log.durable_index, max_bytes=20_000)):
+                try:
+                    found = await log.read(first, log.durable_index, max_bytes=20_000)
+                except EntriesGone:
+                    assert first < log.first_index, "gone, it says, and is there"
+                    continue
+                for place, frame in enumerate(found):
                     assert frames[first + place] == bytes(frame)
             await asyncio.sleep(0)
 
     await asyncio.gather(write(), follow(), follow())
     assert storage.statistics()["checkpoints"] > 2
     assert LogStart(log.start.index, 1, log.start.index, 0) == log.start
+
+
+async def test_a_deleted_log_keeps_no_file_open(storage: Storage, tmp_path: Path) -> None:
+    """Else its room on the disk would stay taken when the trash is emptied."""
+    log = storage.create_log("t-0")
+    log.append([frame_for(log, [b"gone"])])
+    await _in_segments(storage)
+    await log.read(1, 1, max_bytes=1)
+    await storage.delete_log(log.log_id)
+    await storage.checkpoint()
+
+    assert [] == [path for path in _open_files() if path.startswith(str(tmp_path)) and "t-0" in path]
+
+
+def _open_files() -> list[str]:
+    """What this process has open, a file that was moved under its new name."""
+    return [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+
+
+def test_a_deleted_log_that_cannot_be_moved_to_the_trash_is_moved_later() -> None:
+    """Deleting is what makes room on a full disk: it must not end the process, nor keep it from starting."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        storage = open_inline(disk)
+        for log_id in (1, 2):
+            log = storage.create_log(f"t-{log_id}", log_id)
+            log.append([frame_for(log, [b"value"])])
+        await storage.checkpoint()
+        folder = storage.logs[1].files.directory
+
+        def full(operation: str, path: str) -> int | None:
+            return errno.ENOSPC if operation == "rename" and path == folder else None
+
+        disk.error = full
+        await storage.delete_log(1)
+        storage.logs[2].append([frame_for(storage.logs[2], [b"more"])])
+        await storage.sync()
+        assert disk.exists(folder)
+        disk.crash(random.Random(1), keep=0.0)
+        disk.error = full
+        storage = open_inline(disk)
+        assert ([2], 2) == (list(storage.logs), storage.logs[2].last_index)
+        assert disk.exists(folder)
+
+        disk.error = None
+        await storage.checkpoint()
+        assert not disk.exists(folder)
+        assert [folder.rpartition("/")[2]] == disk.list("data/trash")
+
+    run(main())

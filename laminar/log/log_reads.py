@@ -1,0 +1,520 @@
+"""What a log holds, and its bytes: lookups and reads, of which none keeps the loop waiting for a cold file.
+
+What is asked with `await` goes to a reader thread where memory does not have it. The same question without
+`await` is for Raft's core, which is a pure state machine and cannot wait: it asks for old entries seldom,
+for one row each, and gets it with one small read of the index, here and now. Apart from `Log`, which
+changes, because a reader needs nothing of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+
+from laminar.batch import whole_value
+from laminar.log.ahead import MOST_BYTES as AHEAD_BYTES
+from laminar.log.ahead import Sequences
+from laminar.log.disk import Buffer
+from laminar.log.errors import DamagedRange, EntriesGone, StorageError
+from laminar.log.quarantine import Damage, Quarantine
+from laminar.log.reading import Piece, Readers, read_frames
+from laminar.log.rows import UNKNOWN_KIND, Row, is_frame_of, row_place
+from laminar.log.segment_rows import ColdRows, Segment
+from laminar.log.state import LogFiles, LogStart
+from laminar.log.walk import check_chunk
+
+T = TypeVar("T")
+
+# One read from the disk: large enough for its speed, small enough that others get their turn.
+_MOST_BYTES = 4 * 1024 * 1024
+# The kernel reads far ahead of a reader in sequence: what follows a read that had to wait for the disk comes
+# from there as well, for so many bytes at least, though it is in memory when it is asked for.
+_REPLAY_BYTES = 64 * 1024 * 1024
+_FIRST_OFFSET = attrgetter("first_offset")
+
+
+class LogReads:
+    """The half of a `Log` that reads. The loop's thread only."""
+
+    log_id: int
+    name: str
+    _replay_bytes = 0
+    files: LogFiles
+    start: LogStart
+    last_index: int
+    last_term: int
+    next_offset: int
+    # Raised by whatever makes an answer read from the files doubtful.
+    changes: int
+    # What of it is damaged; `on_damage` is told of each damage that a read finds, once.
+    quarantine: Quarantine
+    # Both get the `Log` that this is.
+    on_damage: Callable[[Any, Damage], None] | None
+    repairer: Callable[[Any, int, Buffer], Awaitable[None]] | None
+    _readers: Readers
+    _segments: list[Segment]
+    _firsts: list[int]
+    _recent: dict[int, Buffer]
+    _sequences: Sequences
+
+    # What it holds
+
+    @property
+    def first_index(self) -> int:
+        return self.start.index + 1
+
+    @property
+    def segment_first_indexes(self) -> list[int]:
+        """The first index of each segment, lowest first."""
+        return list(self._firsts)
+
+    def sealed(self) -> Iterator[tuple[int, int, int]]:
+        """(last index, append time of its last batch in ms, size in bytes) of each segment that the log has
+        gone on from, oldest first; all but the last segment.
+        """
+        for segment in self._segments[:-1]:
+            last = segment.last_row
+            yield last.index, last.append_time_ms, segment.size
+
+    def term(self, index: int) -> int | None:
+        """The term of an entry, or of the one before the first; None outside. Unknown (damaged): None too.
+
+        It may wait for the disk, for one small read: only in a segment in which the term changed, so for
+        entries around an election that are no longer in memory. An append to a follower that is far behind
+        asks for one of them; the loop can bear that, as it bears a page fault.
+        """
+        if index == self.last_index:
+            return self.last_term
+        if index == self.start.index:
+            return self.start.term
+        if not self.start.index < index <= self.last_index:
+            return None
+        place = bisect_right(self._firsts, index) - 1
+        segment = self._segments[place]
+        # Terms never fall along a log.
+        before = self._segments[place - 1].last_term if place else self.start.term
+        if before and before == segment.last_term:
+            return before
+        return segment.term(index) or None
+
+    def row(self, index: int) -> Row:
+        """What the index knows of an entry that the log holds. May wait for the disk, as `term`.
+
+        Raft's core asks for the sizes of what it sends next to a follower, so for rows in a row: one read
+        serves a hundred of them. Whoever can wait asks `find_row`.
+        """
+        assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
+        return self.segment_of(index).row(index)
+
+    async def find_row(self, index: int) -> Row:
+        """As `row`, without keeping the loop. Raises `EntriesGone` when the entry goes meanwhile."""
+
+        def look() -> Row:
+            if not self.start.index < index <= self.last_index:
+                raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
+            return self.segment_of(index).row_nowait(index)
+
+        return await self._find(look)
+
+    def segment_of(self, index: int) -> Segment:
+        """The segment that holds an entry of the log."""
+        last = self._segments[-1]
+        if index >= last.first_index:
+            return last
+        return self._segments[bisect_right(self._firsts, index) - 1]
+
+    def sealed_segments(self) -> list[Segment]:
+        """All segments but the last: nothing is appended to them any more."""
+        return self._segments[:-1]
+
+    def index_of_offset(self, offset: int) -> int | None:
+        """The entry that holds the record at `offset`; None when none does (yet, or any more).
+
+        May wait for the disk, for a few small reads; whoever can wait asks `find_offset`.
+        """
+        try:
+            return self._offset_nowait(offset)
+        except ColdRows:
+            return _here_and_now(lambda: self._offset_nowait(offset))
+
+    async def find_offset(self, offset: int) -> int | None:
+        """As `index_of_offset`, without keeping the loop."""
+        try:
+            return self._offset_nowait(offset)
+        except ColdRows:
+            return await self._find(lambda: self._offset_nowait(offset))
+
+    def _offset_nowait(self, offset: int) -> int | None:
+        if not self.start.offset <= offset < self.next_offset:
+            return None
+        segment = self._segments[-1]
+        if offset < segment.first_offset:
+            place = bisect_right(self._segments, offset, key=_FIRST_OFFSET)
+            segment = self._segments[max(place - 1, 0)]
+        return max(segment.index_of_offset(offset), self.first_index)
+
+    def index_of_time(self, time_ms: int) -> int:
+        """The first entry appended at `time_ms` or later; `last_index + 1` when there is none.
+
+        May wait for the disk, for a few small reads; whoever can wait asks `find_time`.
+        """
+        return _here_and_now(lambda: self._time_nowait(time_ms))
+
+    async def find_time(self, time_ms: int) -> int:
+        """As `index_of_time`, without keeping the loop."""
+        return await self._find(lambda: self._time_nowait(time_ms))
+
+    def _time_nowait(self, time_ms: int) -> int:
+        place = bisect_left(self._segments, time_ms, key=lambda each: each.last_row.append_time_ms)
+        if place == len(self._segments):
+            return self.last_index + 1
+        segment = self._segments[place]
+        entries = range(max(segment.first_index, self.first_index), segment.last_index + 1)
+        found = bisect_left(entries, time_ms, key=lambda index: segment.row_nowait(index).append_time_ms)
+        return entries.start + found
+
+    async def find_tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
+        """The first of these entries whose tags have `bit`, and the one behind the run that it begins.
+
+        Both are `last_index + 1` if there is none. Looks at rows only; where a run is long it may be cut.
+        Raises `EntriesGone` when entries go meanwhile.
+        """
+
+        def look() -> tuple[int, int]:
+            if not self.start.index < index <= last_index <= self.last_index:
+                raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
+            segment = self.segment_of(index)
+            return segment.tagged(index, min(last_index, segment.last_index), bit)
+
+        index = first_index
+        while True:
+            found, behind = await self._find(look)
+            if behind > found or found > last_index:
+                return found, behind
+            index = found
+            # A hundred rows at a time: others get their turn.
+            await asyncio.sleep(0)
+
+    async def _find(self, look: Callable[[], T]) -> T:
+        """What `look` finds, after the rows that it lacks have been read by a thread."""
+        while True:
+            try:
+                return look()
+            except ColdRows as cold:
+                before = self.changes
+                try:
+                    await self._readers.load(cold, reader=self.log_id)
+                except StorageError:
+                    if before == self.changes:
+                        raise
+
+    # Reading
+
+    def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
+        """Whole frames from `first_index` on, at least one, then up to `max_bytes`; None: ask `read`.
+
+        Every frame that comes from a file is verified. Raises `DamagedRange` when the first frame is
+        damaged; frames before a damaged one are returned.
+        """
+        assert self.first_index <= first_index <= last_index <= self.last_index, (
+            f"read of {first_index}..{last_index} from {self!r}"
+        )
+        if max_bytes < AHEAD_BYTES and first_index not in self._recent:
+            small = self._read_small(first_index, last_index, max_bytes)
+            if small:
+                return small
+        frames: list[Buffer] = []
+        room = max_bytes
+        index = first_index
+        while index <= last_index and (room > 0 or not frames):
+            frame = self._recent.get(index)
+            if frame is not None:
+                if frames and len(frame) > room:
+                    break
+                frames.append(frame)
+                room -= len(frame)
+                index += 1
+                continue
+            if self.quarantine.at(index) is not None and frames:
+                return frames
+            try:
+                piece = self._piece(index, last_index, room if frames else max_bytes, at_least_one=not frames)
+            except ColdRows:
+                return frames or None
+            if not piece.rows:
+                break
+            found = self._readers.read_nowait(piece)
+            if found is None:
+                return frames or None
+            if not found:
+                if frames or self._may_doubt(piece):
+                    return frames or None
+                raise self.found_damaged(piece)
+            frames += found
+            if len(found) < len(piece.rows):
+                break
+            room -= piece.size
+            index += len(found)
+        return frames
+
+    def _read_small(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
+        """As `read_nowait`, for a reader that takes little at a time; none where that needs a closer look."""
+        ahead = self._readers.ahead
+        frame = ahead.get(self.log_id, self.changes, first_index)
+        if frame is None:
+            wide = self._sequences.bytes_at(first_index)
+            if not wide and first_index == last_index and not self.quarantine:
+                return self._read_one(first_index)
+            try:
+                piece = self._piece(
+                    first_index,
+                    self.last_index if wide else last_index,
+                    max(max_bytes, wide),
+                    at_least_one=True,
+                )
+            except ColdRows:
+                return None
+            frames = self._readers.read_nowait(piece)
+            return self._asked_for(frames, first_index, last_index, max_bytes, wide) if frames else None
+        frames, size, index = [], 0, first_index
+        while frame is not None and (not frames or size + len(frame) <= max_bytes):
+            frames.append(frame)
+            size += len(frame)
+            index += 1
+            frame = ahead.get(self.log_id, self.changes, index) if index <= last_index else None
+        self._sequences.stopped(index - 1, took_bytes=self._sequences.bytes_at(first_index))
+        return frames
+
+    def value_nowait(self, offset: int) -> memoryview | None:
+        """The value of the record at `offset`, its batch read from the file and verified by this very call.
+
+        None where memory does not have it, where it is compressed or damaged, and where there is no such
+        record: `find_offset` and `read` say which. It is what they and `Batch.value` do, for one record of a
+        batch and without an object on the way: 5 µs instead of 15 with batches of 4 KiB.
+        """
+        if self.quarantine or not self.start.offset <= offset < self.next_offset:
+            return None
+        segment, behind = self._segments[-1], self.next_offset
+        if offset < segment.first_offset:
+            place = bisect_right(self._segments, offset, key=_FIRST_OFFSET)
+            if not place:
+                return None
+            segment, behind = self._segments[place - 1], self._segments[place].first_offset
+        try:
+            index, (term, base_offset, position, _, size) = segment.frame_of_offset(offset, behind)
+        except ColdRows:
+            return None
+        frame = self._recent.get(index) or self._readers.frame_nowait(segment.file, position, size)
+        return whole_value(frame, index, term, offset - base_offset) if frame is not None else None
+
+    def _read_one(self, index: int) -> list[Buffer] | None:
+        """The commonest small read, of one entry somewhere: what `_piece` and `whole_frames` do, for one."""
+        segment = self.segment_of(index)
+        try:
+            rows, place = segment.rows_at(index - segment.first_index)
+        except ColdRows:
+            return None
+        term, position, size = row_place(rows, place)
+        frame = self._readers.frame_nowait(segment.file, position, size)
+        if frame is None or not is_frame_of(frame, index, term):
+            return None
+        self._sequences.stopped(index, took_bytes=0)
+        return [frame]
+
+    def _asked_for(
+        self, frames: list[Buffer], first_index: int, last_index: int, max_bytes: int, wide: int
+    ) -> list[Buffer]:
+        """Those of the frames just read that were asked for; all are kept if they came by reading ahead."""
+        if wide:
+            self._readers.ahead.put(self.log_id, self.changes, first_index, frames)
+        count = size = 0
+        for frame in frames[: last_index - first_index + 1]:
+            size += len(frame)
+            if count and size > max_bytes:
+                break
+            count += 1
+        self._sequences.stopped(first_index + count - 1, took_bytes=wide)
+        return frames[:count]
+
+    @property
+    def replaying(self) -> bool:
+        """Whether what is read of this log comes from the disk these days: then `read` keeps a pace."""
+        return self._replay_bytes > 0
+
+    async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
+        """As `read_nowait`, waiting for the disk in a reader thread where it must be asked.
+
+        Raises `EntriesGone` when the entries are cut while they are read.
+        """
+        while True:
+            found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
+            if found is not None:
+                size = sum(map(len, found))
+                await self._readers.mind_others(size, replaying=self.replaying)
+                self._replay_bytes -= size
+                return found
+            before = self.changes
+            self._replay_bytes = _REPLAY_BYTES
+            try:
+                most = self._readers.cold_bytes(min(max_bytes, _MOST_BYTES))
+                frames = await self._read_cold(first_index, last_index, most)
+            except DamagedRange:
+                raise
+            except StorageError:
+                if before == self.changes:
+                    raise
+                frames = []
+            if before == self.changes:
+                if frames:
+                    return frames
+                continue
+            # A truncation may have taken the bytes away while they were read: what came says nothing.
+            last_index = min(last_index, self.last_index)
+            if not self.first_index <= first_index <= last_index:
+                raise EntriesGone(f"entry {first_index} of {self.name} was cut while it was read")
+
+    def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
+        """As `read`, waiting for the disk here: for tools and tests that have no loop to keep."""
+        while True:
+            found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
+            if found is not None:
+                return found
+            try:
+                piece = self._piece(first_index, last_index, max_bytes, at_least_one=True)
+            except ColdRows as cold:
+                cold.segment.load(cold.number)
+                continue
+            frames = read_frames(piece)
+            if frames:
+                return frames
+            segment, row = self.segment_of(first_index), piece.rows[0]
+            if not segment.may_doubt(first_index):
+                raise self.found_damaged(piece)
+            chunk = segment.doubt(row)
+            segment.compared(chunk, check_chunk(chunk, row))
+
+    async def _read_cold(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer]:
+        """Frames read by a thread; none when only rows were read or mended, and it is to be tried again."""
+        wide = self._sequences.bytes_at(first_index) if max_bytes < AHEAD_BYTES else 0
+        try:
+            piece = self._piece(
+                first_index,
+                self.last_index if wide else last_index,
+                max(max_bytes, wide),
+                at_least_one=True,
+            )
+        except ColdRows as cold:
+            await self._readers.load(cold, reader=self.log_id)
+            return []
+        before = self.changes
+        frames = await self._readers.read(piece, reader=self.log_id)
+        if not frames and before == self.changes:
+            if not self._may_doubt(piece):
+                raise self.found_damaged(piece)
+            await self._readers.doubt(self.segment_of(first_index), piece.rows[0], reader=self.log_id)
+        if not frames or before != self.changes or max_bytes >= AHEAD_BYTES:
+            return frames
+        return self._asked_for(frames, first_index, last_index, max_bytes, wide)
+
+    def _may_doubt(self, piece: Piece) -> bool:
+        """Whether its first row may be wrong, and not the frame."""
+        index = piece.rows[0].index
+        return self.segment_of(index).may_doubt(index)
+
+    def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> Piece:
+        """A contiguous range of one segment, up to `max_bytes`, that is in its file and not known as damaged.
+
+        Raises `DamagedRange` when the first is, and `ColdRows` when its row is not in memory.
+        """
+        if self.quarantine:
+            damage = self.quarantine.at(index)
+            if damage is not None:
+                raise damage.error(self.files.directory)
+            last_index = self.quarantine.whole_up_to(index, last_index)
+        segment = self.segment_of(index)
+        rows: list[Row] = []
+        size = 0
+        try:
+            for row in segment.rows(index, min(last_index, segment.last_index)):
+                if size + row.size > max_bytes and not (at_least_one and not rows):
+                    break
+                if rows and row.index in self._recent:
+                    break
+                rows.append(row)
+                size += row.size
+        except ColdRows:
+            if not rows:
+                raise
+        return Piece(segment.file, rows, size)
+
+    async def repair(self, index: int, frame: Buffer) -> None:
+        """Put the bytes of a damaged entry back, from another replica; see `Keeper.repair` for the rules.
+
+        Raises `RepairRefused` for bytes that are not the missing ones, and `DiskError`.
+        """
+        assert self.repairer is not None, f"{self!r} has no keeper: it is not of an open storage"
+        await self.repairer(self, index, frame)
+
+    def found_damaged(self, piece: Piece) -> DamagedRange:
+        """Put the first entry of a piece into quarantine, tell of it, and name it as an error."""
+        damage = piece.damage()
+        if piece.rows[0].kind == UNKNOWN_KIND:
+            damage = self._whole_unknown(damage)
+        if self.quarantine.add(damage) and self.on_damage is not None:
+            self.on_damage(self, damage)
+        return damage.error(self.files.directory)
+
+    def _whole_unknown(self, damage: Damage) -> Damage:
+        """Entries without any witness lie in one run of a segment, whose first row stands for all bytes."""
+        segment = self.segment_of(damage.first_index)
+        first = last = damage.first_index
+        while first > segment.first_index and segment.row(first - 1).kind == UNKNOWN_KIND:
+            first -= 1
+        while last < segment.last_index and segment.row(last + 1).kind == UNKNOWN_KIND:
+            last += 1
+        row = segment.row(first)
+        return msgspec.structs.replace(
+            damage,
+            first_index=first,
+            last_index=last,
+            term=0,
+            first_offset=row.base_offset,
+            next_offset=segment.row(last).next_offset,
+            position=row.position,
+            size=row.size,
+        )
+
+    async def digest(self, last_index: int) -> str:
+        """SHA-256 (hex) over the frames from the first to `last_index`, back to back.
+
+        Raises `EntriesGone` when the log's start moves past the reader.
+        """
+        digest = hashlib.sha256()
+        loop = asyncio.get_running_loop()
+        index = self.first_index
+        while index <= last_index:
+            if index < self.first_index:
+                raise EntriesGone(f"entry {index} of {self.name} was given up while the log was digested")
+            frames = await self.read(index, last_index, max_bytes=_MOST_BYTES)
+            await loop.run_in_executor(self._readers.executor, _update, digest, frames)
+            index += len(frames)
+        return digest.hexdigest()
+
+
+def _here_and_now(look: Callable[[], T]) -> T:
+    while True:
+        try:
+            return look()
+        except ColdRows as cold:
+            cold.segment.load(cold.number)
+
+
+def _update(digest: hashlib._Hash, frames: Sequence[Buffer]) -> None:
+    for frame in frames:
+        digest.update(frame)

@@ -1,0 +1,32 @@
+"""When an append counts: the flush policy of one log.
+
+Values only. `commit`: when the journal's sync has returned. `interval`: when it is written, so that it
+outlives the process; its segments are synced within so many milliseconds, or after so many records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPolicy:
+    """`interval_ms` 0 means `commit`; `interval_records` 0 means no limit but time."""
+
+    interval_ms: int = 0
+    interval_records: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.interval_ms >= 0 and self.interval_records >= 0, f"a policy of {self}"
+        assert self.interval_ms or not self.interval_records, "a limit of records goes with one of time"
+
+    @property
+    def is_interval(self) -> bool:
+        return self.interval_ms > 0
+
+    @property
+    def name(self) -> str:
+        return "interval" if self.interval_ms else "commit"
+
+
+COMMIT = FlushPolicy()

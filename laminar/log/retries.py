@@ -1,0 +1,39 @@
+"""What a full disk stopped is tried again, until it works.
+
+While the disk has no room for a checkpoint or for the next journal file, appends are refused. Then no frame
+comes that could ask for either, so somebody else must: a timer on the loop, running only while something is
+missing. It knows neither journal nor checkpoints: its caller says what one more try is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Retries:
+    """One timer; all methods are the loop's."""
+
+    def __init__(
+        self, loop: Callable[[], asyncio.AbstractEventLoop], *, pause_ms: int, attempt: Callable[[], None]
+    ) -> None:
+        """`attempt` begins what is missing; if that fails again, its end calls `wanted` again."""
+        self._loop = loop
+        self._pause_ms = pause_ms
+        self._attempt = attempt
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def wanted(self) -> None:
+        """Something failed: try it in `pause_ms`."""
+        if self._timer is None and not self._closed:
+            self._timer = self._loop().call_later(self._pause_ms / 1000, self._try)
+
+    def _try(self) -> None:
+        self._timer = None
+        self._attempt()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()

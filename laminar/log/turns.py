@@ -1,0 +1,75 @@
+"""Turns at the reader threads: so many reads and bytes at once, and every reader gets one after the other.
+
+Without it one consumer that replays old data has all threads and all memory, and every other reader waits
+behind what it asked for. It knows nothing of files; on the loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+
+
+class Turns:
+    """`limit` reads under way, of `limit_bytes` together; one larger than that goes alone."""
+
+    def __init__(self, *, limit: int, limit_bytes: int) -> None:
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self.running = 0
+        self.running_bytes = 0
+        self.most_running = 0
+        # By reader, in the order of their turns.
+        self._waiting: dict[Hashable, deque[tuple[asyncio.Future[None], int]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def take(self, reader: Hashable, size_bytes: int) -> None:
+        """Wait for a turn; `give` it back in every case."""
+        if not self._waiting and self._has_room(size_bytes):
+            self._start(size_bytes)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(reader, deque()).append((future, size_bytes))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.give(size_bytes)
+            else:
+                future.cancel()
+                self._next()
+            raise
+
+    def give(self, size_bytes: int) -> None:
+        """A turn is over."""
+        self.running -= 1
+        self.running_bytes -= size_bytes
+        self._next()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if not self.running:
+            return True
+        return self.running < self._limit and self.running_bytes + size_bytes <= self._limit_bytes
+
+    def _start(self, size_bytes: int) -> None:
+        self.running += 1
+        self.running_bytes += size_bytes
+        self.most_running = max(self.most_running, self.running)
+
+    def _next(self) -> None:
+        while self._waiting:
+            reader, queue = next(iter(self._waiting.items()))
+            future, size_bytes = queue[0]
+            if not future.done() and not self._has_room(size_bytes):
+                return
+            queue.popleft()
+            del self._waiting[reader]
+            if queue:
+                self._waiting[reader] = queue
+            if not future.done():
+                self._start(size_bytes)
+                future.set_result(None)

@@ -1,0 +1,370 @@
+"""Each rule of durability switched off, one at a time: some test must notice.
+
+A mutant is a few replacements of source text, each inside a function that is named; text that is not there
+any more is an error, never a mutant that does nothing. It is run in a process of its own, which imports the
+changed modules in place of the real ones and then runs the tests that must fail.
+
+    python -m tests.log.mutants            all, as a table (make log-mutants)
+    python -m tests.log.mutants NAME ...   some
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+PITFALLS = "tests/log/test_pitfalls.py"
+CRASHES = "tests/log/test_crashes.py"
+MACHINE = "tests/log/test_machine.py::test_ten_thousand_steps_of_a_storage_agree_with_lists"
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Change:
+    """In `module`, inside `function` (dotted, as `Class.method`), `old` becomes `new`."""
+
+    module: str
+    function: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A rule switched off, and the tests of which one must fail. `section` is of docs and design: 2, 3."""
+
+    name: str
+    changes: tuple[Change, ...]
+    tests: tuple[str, ...]
+
+
+def _one(name: str, module: str, function: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(name, (Change(f"laminar.log.{module}", function, old, new),), tests)
+
+
+MUTANTS = (
+    _one(
+        "journal files used again without the hard states in the checkpoint",
+        "writer",
+        "Writer._picture",
+        "hard_states=dict(self.hard_states)",
+        "hard_states={}",
+        f"{PITFALLS}::test_pitfall_32_votes_of_idle_groups_survive_a_hundred_journal_files",
+    ),
+    _one(
+        "a truncation is not in the journal",
+        "recovery",
+        "_Replay._apply_to_log",
+        "log.truncate(*PAIR.unpack(payload))",
+        "pass",
+        f"{CRASHES}::test_pitfall_30_conflict_truncation_with_a_crash_at_every_step",
+    ),
+    _one(
+        "recovery ends without syncing what it wrote",
+        "recovery",
+        "_Rebuild.run",
+        "writer.checkpoint()",
+        "writer.sync = lambda snapshot: None; writer.checkpoint(); del writer.sync",
+        f"{PITFALLS}::test_pitfall_33_what_a_restarted_replica_told_survives_power_loss",
+    ),
+    _one(
+        "no prev_term: an entry follows any with the index before it",
+        "log",
+        "Log.append",
+        "or prev_term != last_term",
+        "",
+        f"{PITFALLS}::test_pitfall_31_an_entry_of_a_later_term_behind_another_predecessor_is_refused",
+    ),
+    _one(
+        "acknowledged before the sync",
+        "commits",
+        "GroupCommit._write_frame",
+        "place = self._journal.write(",
+        "self.tell(partial(self._durable, cuts, not taken, False))\n            place = self._journal.write(",
+        CRASHES,
+    ),
+    _one(
+        "a frame is not synced at all",
+        "journal",
+        "Journal.write",
+        "self._file.pwritev_synced(",
+        "self._file.pwritev(",
+        CRASHES,
+    ),
+    _one(
+        "no idle marker",
+        "commits",
+        "GroupCommit._mark_quiet",
+        "self._hand(_Cut([], [], 0, self._cut_number))",
+        "pass",
+        f"{PITFALLS}::test_pitfall_29_rot_in_the_last_acknowledged_batch_is_damage",
+    ),
+    _one(
+        "a vote's frame without its twin",
+        "journal",
+        "Journal.write",
+        "length = sum(map(len, parts))",
+        "length, hard_states = sum(map(len, parts)), []",
+        f"{PITFALLS}::test_pitfall_29_rot_in_one_copy_of_a_vote_changes_nothing",
+    ),
+    _one(
+        "a whole twin behind a torn frame is ignored",
+        "replay",
+        "judge",
+        "late.head.lsn == expected + 1",
+        "False",
+        f"{PITFALLS}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
+    ),
+    _one(
+        "recovery touches segments before the journal is synced",
+        "recovery",
+        "recover_home",
+        "_write_again(disk, home, verdict.unsure)",
+        "pass",
+        f"{PITFALLS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
+    ),
+    _one(
+        "what was read of the journal is only synced, not written again",
+        "recovery",
+        "_write_again",
+        "file.pwritev([frame.stored], frame.position)",
+        "pass",
+        f"{PITFALLS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
+    ),
+    _one(
+        "bytes of a segment that look right are not written again",
+        "segment",
+        "SegmentFile.write",
+        "size = self._data.pwritev(frames, position)",
+        "size = sum(map(len, frames))\n"
+        '        if bytes(self._data.pread(size, position)) != b"".join(frames):\n'
+        "            self._data.pwritev(frames, position)",
+        f"{PITFALLS}::test_pitfall_33_bytes_that_look_right_are_written_again",
+    ),
+    Mutant(
+        "a checkpoint is overwritten in place",
+        (
+            Change(
+                "laminar.log.document",
+                "Document.write",
+                "number = files[0][0] + 1 if files else 1",
+                "number = files[0][0] if files else 1",
+            ),
+            Change("laminar.log.document", "Document.write", "exclusive=True", "exclusive=False"),
+            Change("laminar.log.document", "Document.write", "for _, name in files:", "for _, name in ():"),
+        ),
+        ("tests/log/test_document.py::test_rot_in_one_copy_and_a_crash_at_any_step_of_the_next_write",),
+    ),
+    _one(
+        "a document's copies are in no synced directory when the old ones go",
+        "document",
+        "Document.write",
+        "self.disk.sync_directory(self.directory)",
+        "pass",
+        "tests/log/test_document.py",
+    ),
+    _one(
+        "log_start without its term",
+        "log",
+        "Log.set_start",
+        "START.pack(start.index, start.term,",
+        "START.pack(start.index, 0,",
+        MACHINE,
+    ),
+    _one(
+        "going on in place after a torn tail",
+        "replay",
+        "judge",
+        "if expected > durable_lsn:",
+        "if False:",
+        f"{PITFALLS}::test_pitfall_28_a_torn_frame_hides_a_later_whole_one",
+    ),
+    _one(
+        "a frame vouches for frames whose sync has not returned",
+        "journal",
+        "Journal._encode",
+        "durable_lsn=self.durable_lsn",
+        "durable_lsn=self.lsn - 1",
+        f"{PITFALLS}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
+        CRASHES,
+    ),
+    _one(
+        "the directory of a new journal file is not synced",
+        "journal",
+        "Journal._roll",
+        "self._disk.sync_directory(self._home)",
+        "pass",
+        MACHINE,
+    ),
+    _one(
+        "the directories of segments are not synced",
+        "writer",
+        "Writer.sync",
+        "for directory, owner in snapshot.directories.items():",
+        "for directory, owner in ():",
+        CRASHES,
+    ),
+    Mutant(
+        "the generation does not seed the CRC",
+        (
+            Change("laminar.log.codec", "encode_frame", "crc32c(packed, seed)", "crc32c(packed, 0)"),
+            Change("laminar.log.codec", "decode_frame", "_CRC_POSITION], seed)", "_CRC_POSITION], 0)"),
+        ),
+        (f"{PITFALLS}::test_pitfall_28_a_clients_body_never_passes_for_a_frame",),
+    ),
+    _one(
+        "a truncation reaches its segment before its record is synced",
+        "log",
+        "Log.truncate",
+        "self.changes += 1",
+        "self.changes += 1\n"
+        "        if kept is not None and kept.file.exists:\n"
+        "            kept.file.data().truncate(kept.size)",
+        CRASHES,
+    ),
+    _one(
+        "a checkpoint before the segments it names are synced",
+        "checkpoints",
+        "Checkpoints._sync",
+        "self._writer.sync(snapshot)",
+        "pass",
+        CRASHES,
+    ),
+    _one(
+        "journal files go before the checkpoint is written",
+        "writer",
+        "Writer.write_checkpoint",
+        "self._document.write(",
+        "self.journal.delete_before(snapshot.place.file_number)\n        self._document.write(",
+        MACHINE,
+    ),
+    _one(
+        "the map of shards is written before the homes it names",
+        "node_recovery",
+        "recover_node",
+        "node.deal(recovered, wanted, shard_of)",
+        "document.write(msgspec.msgpack.encode(wanted)); node.deal(recovered, wanted, shard_of)",
+        f"{PITFALLS}::test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes",
+    ),
+)
+
+
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def changed_source(changes: Sequence[Change], source: str) -> str:
+    """The source of a module with all changes; LookupError where one finds no function or not its text."""
+    for change in changes:
+        lines = source.splitlines(keepends=True)
+        node: ast.AST = ast.parse(source)
+        for part in change.function.split("."):
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            inner = [
+                each for each in ast.iter_child_nodes(node) if isinstance(each, kinds) and each.name == part
+            ]
+            if not inner:
+                raise LookupError(f"{change.module} has no {change.function}")
+            node = inner[0]
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        first, last = node.lineno - 1, node.end_lineno
+        body = "".join(lines[first:last])
+        if change.old not in body:
+            raise LookupError(f"{change.module}.{change.function} does not hold {change.old!r}")
+        source = "".join([*lines[:first], body.replace(change.old, change.new, 1), *lines[last:]])
+    return source
+
+
+class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes the changed modules from changed source."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if any(change.module == name for change in self._mutant.changes):
+            return importlib.util.spec_from_loader(name, self, origin=str(source_path(name)))
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        path = source_path(module.__name__)
+        changes = [change for change in self._mutant.changes if change.module == module.__name__]
+        module.__file__ = str(path)
+        exec(compile(changed_source(changes, path.read_text("utf-8")), str(path), "exec"), module.__dict__)
+
+
+def source_path(module: str) -> Path:
+    return ROOT / (module.replace(".", "/") + ".py")
+
+
+def run_tests(name: str) -> int:
+    """In a process of its own: pytest's exit code for the mutant's tests (1: some failed)."""
+    import pytest
+
+    mutant = next(each for each in MUTANTS if each.name == name)
+    loaded = [change.module for change in mutant.changes if change.module in sys.modules]
+    assert not loaded, f"imported before it could be changed: {loaded}"
+    loader = _Loader(mutant)
+    sys.meta_path.insert(0, loader)
+    # With plain asserts: pytest would import our modules itself, to rewrite theirs.
+    options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=line", "--assert=plain"]
+    options.append("--hypothesis-profile=mutants")
+    code = int(pytest.main([*options, *mutant.tests]))
+    for change in mutant.changes:
+        assert sys.modules[change.module].__loader__ is loader, f"{change.module} was not changed"
+    return code
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether a test noticed, which one, and how long that took."""
+
+    mutant: Mutant
+    caught: bool
+    by: str
+    seconds: float
+
+
+def check(mutant: Mutant) -> Outcome:
+    """Run a mutant's tests in a process; a mutant that can't be run raises."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "tests.log.mutants", "--run", mutant.name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode not in (0, 1) or "\nERROR tests/" in done.stdout:
+        raise RuntimeError(
+            f"{mutant.name}: tests could not be run\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    by = failed[0].split("::", 1)[1].split(" ")[0] if failed else ""
+    return Outcome(mutant, bool(failed), by, time.monotonic() - began)
+
+
+def main(names: Sequence[str]) -> int:
+    """Print the table; 1 when a mutant survived."""
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = []
+        for outcome in pool.map(check, chosen):
+            outcomes.append(outcome)
+            verdict = f"caught by {outcome.by}" if outcome.caught else "SURVIVED"
+            print(f"{outcome.seconds:5.1f} s  {outcome.mutant.name}: {verdict}", flush=True)
+    survived = [outcome for outcome in outcomes if not outcome.caught]
+    caught = len(outcomes) - len(survived)
+    print(f"log-mutants: mutants={len(outcomes)} caught={caught} survived={len(survived)}")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests(sys.argv[2]) if sys.argv[1:2] == ["--run"] else main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""The mutation check itself: every mutant can still be made, and a sample is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.log.mutants import MUTANTS, Change, Mutant, changed_source, check, source_path
+
+# Those that are noticed within a second or two; `make log-mutants` runs all.
+_SAMPLE = (
+    "acknowledged before the sync",
+    "a truncation is not in the journal",
+    "recovery ends without syncing what it wrote",
+    "a vote's frame without its twin",
+    "a checkpoint is overwritten in place",
+    "bytes of a segment that look right are not written again",
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_text_that_a_mutant_changes_is_there(mutant: Mutant) -> None:
+    """A mutant that changed nothing would pass for a rule that no test needs."""
+    for module in {change.module for change in mutant.changes}:
+        source = source_path(module).read_text("utf-8")
+        changes = [change for change in mutant.changes if change.module == module]
+        assert source != changed_source(changes, source)
+        compile(changed_source(changes, source), module, "exec")
+
+
+def test_a_mutant_without_its_text_is_an_error() -> None:
+    """In a function that is not there, or does not hold it."""
+    source = "def f():\n    return 1\n"
+    for function, old in (("g", "return 1"), ("f", "return 2")):
+        with pytest.raises(LookupError):
+            changed_source([Change("m", function, old, "pass")], source)
+
+
+@pytest.mark.parametrize("name", _SAMPLE)
+def test_a_rule_switched_off_is_noticed(name: str) -> None:
+    """By one of the tests that are named for it."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    outcome = check(mutant)
+    assert outcome.caught, f"no test noticed: {name}"
