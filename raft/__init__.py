@@ -17,6 +17,7 @@ from raft.values import (
     Role,
     SendAppend,
     Settings,
+    TooMuchUncommitted,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Role",
     "SendAppend",
     "Settings",
+    "TooMuchUncommitted",
     "decode",
     "encode",
 ]

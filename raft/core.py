@@ -34,14 +34,21 @@ Invariants, by number; tests cite them.
 11. A replica that hears a leader neither grants a pre-vote nor lets a vote raise its term (except in a
     hand-over); a leader that hears no majority for an election timeout steps down. So a replica that is cut
     off disturbs nobody, and nobody waits for a leader that is.
+12. A replica that may have forgotten what it acknowledged is *marked*: its grants elect nobody unless every
+    voter grants. The mark falls when it has again, in the term of one leader, all that it may have
+    acknowledged (CONSENSUS.md 3; model-checked there, so change nothing in it without a model).
+13. A group falls quiet only when everybody who was asked holds all that the leader holds, knows it committed,
+    and has agreed in one round. Rest touches heartbeats and timers alone: terms, votes, logs and reads obey
+    the rules above whoever sleeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raft.configuration import Configuration
+from raft.election import MAX_NEWS_DELAY_MS
 from raft.elector import Elector
 from raft.following import well_formed
 from raft.leadership import Leadership
@@ -68,6 +75,7 @@ from raft.values import (
     Ready,
     Role,
     Settings,
+    TooMuchUncommitted,
     Trace,
 )
 
@@ -94,10 +102,13 @@ class Core(Elector):
         settings: Settings,
         make_noop: MakeNoop,
         configurations: Iterable[tuple[int, Configuration]] = (),
+        marked: bool = False,
         trace: Trace | None = None,
     ) -> None:
         """A replica as it comes up, with what its disk holds.
 
+        `marked`: it may have forgotten something that it acknowledged. Mark and `incarnation`, which rises
+        with every such loss, must be durable before the core is made.
         `configuration` is in force before the first entry of `log`; `configurations` are the (index,
         configuration) of the entries in `log` that carry one, ascending. `committed_index` may be any index
         that is known to be committed, at least `log.first_index - 1`.
@@ -107,6 +118,7 @@ class Core(Elector):
             group=group,
             replica_id=replica_id,
             incarnation=incarnation,
+            marked=marked,
             configuration=configuration,
             hard_state=hard_state,
             log=log,
@@ -120,6 +132,10 @@ class Core(Elector):
         )
         self._cluster = cluster
         self._group = group
+        self._mark_fell = False
+        # A leader has shown that this log is an older copy of itself. Nothing is done any more: the replica
+        # must come back marked, as a new incarnation.
+        self.forgetful = False
         # What the driver was told last.
         self._told_commit = self._log.committed_index
         self._told_role = (self.role, self.term, self.leader_id)
@@ -152,10 +168,52 @@ class Core(Elector):
         """What a leader knows of each member, by replica id; empty if we don't lead."""
         return self._leadership.progress if self._leadership is not None else {}
 
+    @property
+    def cuts(self) -> int:
+        """How often the log was cut in this life: tells `persisted` which writes a sync has covered."""
+        return self._log.cuts
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """What was appended in this life and is not committed, whoever proposed it."""
+        return self._log.uncommitted_bytes
+
+    @property
+    def quiet(self) -> bool:
+        """Whether this replica has neither deadlines nor messages until something wakes it."""
+        return self._rests if self._leadership is None else self._leadership.rest.quiet
+
+    @property
+    def rests_on(self) -> Collection[int]:
+        """While quiet: the replicas whose processes must be watched, as a leader does its followers'."""
+        if not self.quiet:
+            return ()
+        return (self.leader_id,) if self._leadership is None else self._leadership.rest.asked
+
+    @property
+    def is_electing(self) -> bool:
+        """Whether we stand, or lead and have committed nothing yet in our term."""
+        if self._leadership is None:
+            return self.role is not Role.FOLLOWER
+        return self._log.committed_index < self._leadership.term_start
+
+    @property
+    def is_hastened(self) -> bool:
+        """Whether the leader is gone and another is wanted as soon as if this were the only group."""
+        return self._timer.suspected and self._timer.news_delay_ms <= MAX_NEWS_DELAY_MS
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether a leader has had nothing to do since its last heartbeat, so that its group may rest."""
+        leadership = self._leadership
+        return leadership is not None and not leadership.rest.quiet and leadership.is_calm
+
     def deadline_ms(self) -> int | None:
         """The next instant at which `expire` has something to do; None if only an input can do that."""
         if self._leadership is not None:
             return self._leadership.deadline_ms()
+        if self._rests:
+            return None
         return self._timer.deadline_ms if self._may_stand() else None
 
     def __repr__(self) -> str:
@@ -169,7 +227,8 @@ class Core(Elector):
     def receive(self, message: AnyMessage, entries: Sequence[Entry] = (), *, now_ms: int) -> None:
         """Take in a message from another replica, with the entries that travelled behind an `Append`."""
         if (
-            message.receiver != self.replica_id
+            self.forgetful
+            or message.receiver != self.replica_id
             or message.group != self._group
             or message.cluster != self._cluster
             or message.sender == self.replica_id
@@ -183,6 +242,8 @@ class Core(Elector):
             self._incarnations[message.sender] = message.incarnation
             if self._leadership is not None:
                 self._leadership.reincarnated(message.sender)
+        if self.quiet:
+            self._disturbed_by(message, now_ms=now_ms)
         if message.term != self.term and not self._settle_term(message, now_ms=now_ms):
             return
         if isinstance(message, AppendAnswer):
@@ -191,14 +252,19 @@ class Core(Elector):
         elif isinstance(message, Append):
             if not well_formed(message, entries):
                 self._drop("malformed", message)
-            elif self._hear_leader(message, now_ms=now_ms):
-                self._following.append(message, entries)
+            elif self._hear_leader(message, now_ms=now_ms) and not self._following.append(message, entries):
+                self._drop("given_up", message)
         elif isinstance(message, HeartbeatAnswer):
             if self._leadership is not None and not self._leadership.heartbeat_answer(message):
                 self._drop("malformed", message)
         elif isinstance(message, Heartbeat):
-            if self._hear_leader(message, now_ms=now_ms):
-                self._following.heartbeat(message)
+            if not self._hear_leader(message, now_ms=now_ms):
+                return
+            if self._following.has_forgotten(message):
+                self.forgetful = True
+                self._note("forgetful", term=self.term, held=message.held_index)
+            else:
+                self._rests = self._following.heartbeat(message, may_rest=not self.marked)
         elif isinstance(message, PreVote):
             self._answer_pre_vote(message, now_ms=now_ms)
         elif isinstance(message, Vote):
@@ -213,7 +279,18 @@ class Core(Elector):
             self._following.leader_id == message.sender and self.role is not Role.LEADER and self._may_stand()
         ):
             # A `TimeoutNow` of our leader: it hands over to us.
-            self._stand_for_votes(transfer=True, now_ms=now_ms)
+            if self.reluctant:
+                self._drop("reluctant", message)
+            else:
+                self._stand_for_votes(transfer=True, now_ms=now_ms)
+
+    def _disturbed_by(self, message: AnyMessage, *, now_ms: int) -> None:
+        is_leaders = message.sender == self.leader_id and message.term == self.term
+        if is_leaders and isinstance(message, Heartbeat | Append):
+            # The leader is awake too, and knows that we are; a heartbeat may ask us to rest on.
+            self._rests = isinstance(message, Heartbeat)
+        else:
+            self.wake(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
         """Do what is due at `now_ms`; at a deadline itself it is due."""
@@ -221,8 +298,45 @@ class Core(Elector):
             if not self._leadership.expire(now_ms=now_ms):
                 self._note("quorum lost", term=self.term)
                 self._become_follower(self.term, 0, now_ms=now_ms)
-        elif self._timer.overdue(now_ms=now_ms) and self._may_stand():
+        elif (
+            not self._rests
+            and self._timer.overdue(now_ms=now_ms)
+            and self._may_stand()
+            and not self._lets_others(now_ms=now_ms)
+        ):
             self._stand(now_ms=now_ms)
+
+    def offer_rest(self, *, absent: Collection[int] = ()) -> None:
+        """Before an `expire`: if there is nothing to do, the heartbeat asks all but `absent` to fall quiet.
+
+        Offer it only while the processes of all others answer, and watch them from then on: a quiet replica
+        is woken when one it rests on (`rests_on`) is silent, gone, or has begun a new life.
+        """
+        if self._leadership is not None:
+            self._leadership.offer_rest(absent)
+
+    def wake(self, *, now_ms: int, heard_ms: int | None = None) -> None:
+        """End the rest: keep time again, and let the leader know, so that it beats again.
+
+        `heard_ms`: when the leader's process was last heard; now, if that is not said.
+        """
+        if self._leadership is not None:
+            if self._leadership.rest.quiet:
+                self._leadership.wake(now_ms=now_ms, soon=True)
+                self._note("awake", term=self.term)
+        elif self._rests:
+            self._rests = False
+            self._timer.heard(now_ms=now_ms if heard_ms is None else heard_ms)
+            self._effects.messages.append(HeartbeatAnswer(*self._head_to(self.leader_id), self.term, 0))
+            self._note("awake", term=self.term)
+
+    def rest_without(self, gone: Collection[int]) -> bool:
+        """News: the processes of these members are gone. Whether a quiet leader rests on, without a word.
+
+        If not, wake it. Whoever drives it wakes it when one of them is there again.
+        """
+        leadership = self._leadership
+        return leadership is not None and leadership.rest.quiet and leadership.rest_without(gone)
 
     def postpone(self, *, by_ms: int) -> None:
         """The loop stalled: read what lies in the sockets before anybody is taken for silent."""
@@ -233,58 +347,130 @@ class Core(Elector):
     def campaign(self, *, now_ms: int) -> None:
         """Stand for election at once: for the first replica of a fresh group."""
         if self._leadership is None and self._may_stand():
+            self.wake(now_ms=now_ms)
             self._stand(now_ms=now_ms)
 
-    def suspect_leader(self, *, now_ms: int) -> None:
-        """News that the leader is gone: until it is heard again, stand soon and grant others pre-votes."""
+    def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
+        """News that the leader is gone: until it is heard again, stand soon and grant others pre-votes.
+
+        `spread_ms`: the first try comes within so long, and later ones no faster, for when many groups lose
+        their leaders at once.
+        """
         if self.role is Role.FOLLOWER and self.leader_id:
-            self._timer.suspect(now_ms=now_ms)
+            self.wake(now_ms=now_ms)
+            self._timer.suspect(now_ms=now_ms, spread_ms=spread_ms)
+
+    def hasten(self, *, now_ms: int) -> None:
+        """Somebody waits for this group: a leader that is gone is replaced as if it were the only one."""
+        if self.role is Role.FOLLOWER and self.leader_id and not self._rests:
+            self._timer.hasten(now_ms=now_ms)
 
     def unreachable(self, replica_id: int) -> None:
-        """News that messages to this replica were lost: a leader asks where it stands, then goes on."""
+        """News that messages to this replica were lost: a leader asks where it stands, then goes on.
+
+        Wake a quiet one first.
+        """
         if self._leadership is not None:
             self._leadership.unreachable(replica_id)
 
+    def catch_up(self, replica_id: int, *, resume_index: int) -> None:
+        """As the leader: this replica gets entries up to `resume_index` by other means than appends.
+
+        Until it holds them, appends only ask whether it does. The same happens without a word where what it
+        lacks is not in the log any more.
+        """
+        if self._leadership is not None:
+            self._leadership.catch_up(replica_id, resume_index)
+
+    def resume(self, replica_id: int) -> None:
+        """As the leader: take back `catch_up`; a replica whose entries are gone stays where it is."""
+        if self._leadership is not None:
+            self._leadership.resume(replica_id)
+
+    def sit_out(self, sits_out: bool, *, now_ms: int) -> None:
+        """Whether this replica's log is being replaced: then it votes and answers, but does not stand."""
+        self._sits_out = sits_out
+        if not sits_out:
+            self._timer.retry(now_ms=now_ms)
+
     def place(self) -> Place:
         """Where the next proposed entry goes. Raises `NotLeader`."""
-        self._proposing()
+        self._leading()
         log = self._log
         return Place(log.last_index + 1, self.term, log.last_term, log.committed_index)
 
     def propose(self, entries: Sequence[Entry], *, now_ms: int) -> None:
-        """Append entries made for `place()` and the places after it. Raises `NotLeader`."""
-        leadership = self._proposing()
+        """Append entries made for `place()` and the places after it.
+
+        Raises `NotLeader`, or `TooMuchUncommitted` when nothing was appended because of the limit.
+        """
+        leadership = self._proposing(now_ms=now_ms)
+        size_bytes = 0
         for entry in entries:
             assert entry.configuration is None, f"entry {entry.index}: use propose_configuration"
+            size_bytes += entry.size
+        waiting_bytes = self._log.uncommitted_bytes
+        if waiting_bytes and waiting_bytes + size_bytes > self._settings.max_uncommitted_bytes:
+            # Without a majority, memory and disk would fill with what may never be committed (pitfall 18).
+            raise TooMuchUncommitted(
+                uncommitted_bytes=waiting_bytes,
+                proposed_bytes=size_bytes,
+                limit_bytes=self._settings.max_uncommitted_bytes,
+            )
         leadership.propose(entries)
 
     def propose_configuration(self, entry: Entry, *, now_ms: int) -> None:
         """Append an entry for `place()` whose `configuration` is one step from ours; in force at once.
 
-        Raises `NotLeader`, or `ConfigurationRefused` when the step is not allowed (now).
+        Raises `NotLeader`, or `ConfigurationRefused` when the step is not allowed (now). No limit of bytes
+        holds it up: it may be what brings a majority back.
         """
-        self._proposing().propose_configuration(entry)
+        self._proposing(now_ms=now_ms).propose_configuration(entry)
         self._note("configuration", index=entry.index, configuration=self.configuration)
 
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
         """Hand over to a voter; proposals stop for an election timeout at most. False if it is no voter."""
-        return self._proposing().transfer(replica_id, now_ms=now_ms)
+        return self._proposing(now_ms=now_ms).transfer(replica_id, now_ms=now_ms)
 
     def read_index(self, context: int, *, now_ms: int) -> None:
         """Ask for an index that covers all that is committed by now; the answer comes in `Ready.reads`."""
         if self._leadership is None:
             self._effects.reads_failed.append(context)
         else:
+            if self._leadership.rest.quiet:
+                self._leadership.wake(now_ms=now_ms, soon=False)
             self._leadership.reads.waiting.append(context)
 
-    def persisted(self, *, index: int, term: int) -> None:
-        """Our disk holds the log up to entry (`index`, `term`), and all hard states recorded before it."""
-        if not self._log.persisted(index, term):
+    def persisted(self, *, index: int, term: int, cuts: int) -> None:
+        """Our disk holds the log up to entry (`index`, `term`), and all hard states recorded before it.
+
+        `cuts` is what `self.cuts` was when that entry was the last one written.
+        """
+        if not self._log.persisted(index, term, cuts=cuts):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
         elif self._leadership is not None:
             self._leadership.persisted(term)
 
-    def _proposing(self) -> Leadership:
+    def accept_loss(self) -> None:
+        """A person decided to go on with what the voters that are left hold: our mark falls.
+
+        Nothing else may call this: what only a replica that does not answer holds is given up.
+        """
+        if self.marked:
+            self._trust_again("a person accepted the loss")
+
+    def _trust_again(self, why: str) -> None:
+        self.marked = False
+        self._mark_fell = True
+        self._note("mark fell", why=why, term=self.term)
+
+    def _proposing(self, *, now_ms: int) -> Leadership:
+        leadership = self._leading()
+        if leadership.rest.quiet:
+            leadership.wake(now_ms=now_ms, soon=False)
+        return leadership
+
+    def _leading(self) -> Leadership:
         leadership = self._leadership
         if leadership is None or leadership.transfer_target:
             raise NotLeader(self.leader_id if leadership is None else leadership.transfer_target)
@@ -303,6 +489,11 @@ class Core(Elector):
                 # Any instant will do: once its removal is committed, a replica has no deadline.
                 self._become_follower(self.term, 0, now_ms=self._timer.heard_at_ms)
         log = self._log
+        if self.marked and (
+            self._following.is_complete if self._leadership is None else self._leadership.is_complete
+        ):
+            self._trust_again("complete")
+        mark_fell, self._mark_fell = self._mark_fell, False
         truncate_from, entries = log.take()
         hard_state = committed_index = became = configuration = None
         if self._hard_state_changed:
@@ -324,4 +515,5 @@ class Core(Elector):
             committed_index=committed_index,
             became=became,
             configuration=configuration,
+            mark_fell=mark_fell,
         )

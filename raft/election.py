@@ -45,7 +45,16 @@ class Ballot:
 class ElectionTimer:
     """The instant at which a replica that is not leading stands for election, if nothing happens before."""
 
-    __slots__ = ("_attempts", "_rng", "_timeout_ms", "_wait_ms", "deadline_ms", "heard_at_ms", "suspected")
+    __slots__ = (
+        "_attempts",
+        "_rng",
+        "_timeout_ms",
+        "_wait_ms",
+        "deadline_ms",
+        "heard_at_ms",
+        "news_delay_ms",
+        "suspected",
+    )
 
     def __init__(self, *, timeout_ms: int, rng: random.Random, now_ms: int) -> None:
         self._timeout_ms = timeout_ms
@@ -55,6 +64,8 @@ class ElectionTimer:
         self.heard_at_ms = now_ms
         # News says that the leader is gone, and it has not been heard since.
         self.suspected = False
+        # The longest delay before the first try then.
+        self.news_delay_ms = MAX_NEWS_DELAY_MS
         self.deadline_ms = now_ms
         self.restart(now_ms=now_ms)
 
@@ -78,25 +89,41 @@ class ElectionTimer:
         """Whether the leader was heard so recently that standing against it would only disrupt."""
         return not self.suspected and now_ms < self.heard_at_ms + self._timeout_ms
 
-    def suspect(self, *, now_ms: int) -> None:
-        """News says that the leader is gone: stand soon."""
+    def suspect(self, *, now_ms: int, spread_ms: int = 0) -> None:
+        """News says that the leader is gone: stand soon, or somewhere in the next `spread_ms` if longer."""
         self.suspected = True
         self._attempts = 0
-        self.retry(now_ms=now_ms)
+        self.news_delay_ms = max(MAX_NEWS_DELAY_MS, spread_ms)
+        if spread_ms > MAX_NEWS_DELAY_MS:
+            self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS, spread_ms)
+        else:
+            self.retry(now_ms=now_ms)
+
+    def hasten(self, *, now_ms: int) -> None:
+        """Stand against a suspected leader as soon as if there were no spread; never later than before."""
+        if not self.suspected:
+            return
+        self.news_delay_ms = MAX_NEWS_DELAY_MS
+        if self.deadline_ms > now_ms + MAX_NEWS_DELAY_MS:
+            self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS, MAX_NEWS_DELAY_MS)
 
     def retry(self, *, now_ms: int) -> None:
         """Choose when to try again after an attempt that was begun or has failed.
 
         While the leader is suspected, tries follow each other quickly but ever more slowly, up to the
         ordinary timeout, so that a split vote among the survivors costs a moment and a slow disk is not
-        outrun for ever.
+        outrun for ever. Where many groups do so at once, an election takes longer.
         """
-        longest_ms = MAX_NEWS_DELAY_MS << self._attempts
+        spread_ms = min(self.news_delay_ms, self._timeout_ms // 2)
+        longest_ms = max(MAX_NEWS_DELAY_MS << self._attempts, spread_ms)
         if not self.suspected or longest_ms >= self._timeout_ms:
             self.restart(now_ms=now_ms)
             return
+        shortest_ms = MIN_NEWS_DELAY_MS << self._attempts
+        if self.news_delay_ms > MAX_NEWS_DELAY_MS:
+            shortest_ms = max(shortest_ms, spread_ms // 4)
         self._attempts += 1
-        self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS << (self._attempts - 1), longest_ms)
+        self.deadline_ms = now_ms + self._rng.randint(shortest_ms, longest_ms)
 
     def stepped_down(self, *, now_ms: int) -> None:
         """We led until now: let the others stand first."""
@@ -105,6 +132,11 @@ class ElectionTimer:
         self.restart(now_ms=now_ms)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Move the deadline: the loop stalled, and what would have reached us lies unread in the sockets."""
+        """Move the deadline: the loop stalled, and what would have reached us lies unread in the sockets.
+
+        News that the leader is gone is no silence: then nothing moves.
+        """
+        if self.suspected:
+            return
         self.deadline_ms += by_ms
         self.heard_at_ms += by_ms

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     import random
 
 
+# So many of its turns to stand a damaged replica lets pass after the last sign of a leader.
+RELUCTANT_TURNS = 3
+
+
 class Elector:
     """The part of a `Core` that holds its state and its elections; see `Core` for the arguments."""
 
@@ -43,6 +47,7 @@ class Elector:
         group: bytes,
         replica_id: int,
         incarnation: int,
+        marked: bool,
         configuration: Configuration,
         hard_state: HardState,
         log: LogView,
@@ -60,6 +65,8 @@ class Elector:
         self.vote = hard_state.vote
         self.role = Role.FOLLOWER
         self.leader_id = 0
+        # Whether we may have forgotten what we once acknowledged; it goes with every grant of ours.
+        self.marked = marked
         # Messages and completions that were not acted upon, by reason.
         self.dropped: dict[str, int] = {}
         self._identity = Identity(cluster, group, replica_id, incarnation)
@@ -76,8 +83,16 @@ class Elector:
         self._incarnations: dict[int, int] = {}
         self._following = Following(self._identity, self._log, self._effects, term=self.term)
         self._leadership: Leadership | None = None
+        # Part of its log is damaged: it votes and acknowledges, but lets others lead. Set from outside.
+        self.reluctant = False
+        # How often its turn to stand has come since a leader was heard.
+        self._passed = 0
         self._ballot: Ballot | None = None
+        # As a follower: quiet by agreement with the leader of this term.
+        self._rests = False
         self._hard_state_changed = False
+        # Its log is being replaced: others stand.
+        self._sits_out = False
 
     # Standing
 
@@ -85,7 +100,23 @@ class Elector:
         # A voter whose removal is not known to be committed stands too, without counting itself: its log may
         # be the only one that the others' votes can go to (thesis 4.2.2).
         configurations = self._log.configurations
-        return self.replica_id in configurations.current.voters or configurations.may_count(self.replica_id)
+        return not self._sits_out and (
+            self.replica_id in configurations.current.voters or configurations.may_count(self.replica_id)
+        )
+
+    def _lets_others(self, *, now_ms: int) -> bool:
+        """Whether a damaged replica lets its turn to stand pass once more (CONSENSUS.md 4).
+
+        Any other voter that answers, and could win, stands meanwhile: if nobody has, this one must.
+        """
+        if not self.reluctant or self._passed >= RELUCTANT_TURNS:
+            return False
+        if self._log.configurations.current.voters == (self.replica_id,):
+            return False
+        self._passed += 1
+        self._timer.retry(now_ms=now_ms)
+        self._note("lets others stand", turn=self._passed)
+        return True
 
     def _stand(self, *, now_ms: int) -> None:
         """Ask first whether a vote could be won: a replica that can't win raises nobody's term."""
@@ -125,7 +156,7 @@ class Elector:
 
     def _open_ballot(self) -> Ballot:
         self._ballot = ballot = Ballot(self._log.configurations.current.voters)
-        ballot.record(self.replica_id, granted=True, marked=False)
+        ballot.record(self.replica_id, granted=True, marked=self.marked)
         return ballot
 
     def _count(self, answer: PreVoteAnswer | VoteAnswer, *, now_ms: int) -> None:
@@ -171,7 +202,9 @@ class Elector:
             message.term > self.term and not self._hears_leader(now_ms=now_ms) and self._up_to_date(message)
         )
         term = message.term if granted else self.term
-        self._effects.messages.append(PreVoteAnswer(*self._head_to(message.sender), term, granted))
+        self._effects.messages.append(
+            PreVoteAnswer(*self._head_to(message.sender), term, granted, self.marked)
+        )
 
     def _answer_vote(self, message: Vote, *, now_ms: int) -> None:
         # Whoever asks is asked for its log alone, not whether it is a voter in *our* configuration: ours may
@@ -183,7 +216,9 @@ class Elector:
             self._hard_state_changed = True
             self._become_follower(self.term, 0, now_ms=now_ms)
             self._timer.restart(now_ms=now_ms)
-        self._effects.after_sync.append(VoteAnswer(*self._head_to(message.sender), self.term, granted))
+        self._effects.after_sync.append(
+            VoteAnswer(*self._head_to(message.sender), self.term, granted, self.marked)
+        )
 
     def _up_to_date(self, message: PreVote | Vote) -> bool:
         """Section 5.4.1: the later last term wins, then the longer log."""
@@ -237,6 +272,7 @@ class Elector:
         if self.leader_id != sender or self.role is not Role.FOLLOWER:
             self._become_follower(self.term, sender, now_ms=now_ms)
         self._timer.heard(now_ms=now_ms)
+        self._passed = 0
         return True
 
     def _become_follower(self, term: int, leader_id: int, *, now_ms: int) -> None:
@@ -250,6 +286,7 @@ class Elector:
             self._note("following", term=self.term, leader_id=leader_id)
         self.role = Role.FOLLOWER
         self.leader_id = leader_id
+        self._rests = False
         self._ballot = None
 
     def _enter_term(self, term: int) -> None:
@@ -257,6 +294,7 @@ class Elector:
         self.term = term
         self.vote = 0
         self._hard_state_changed = True
+        self._rests = False
         self._following = Following(self._identity, self._log, self._effects, term=term)
 
     # Small things

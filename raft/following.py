@@ -15,9 +15,22 @@ from raft.values import Entry
 
 
 class Following:
-    """The follower's side of one term. `leader_id` is 0 until the leader has spoken, and then fixed."""
+    """The follower's side of one term. `leader_id` is 0 until the leader has spoken, and then fixed.
 
-    __slots__ = ("_effects", "_identity", "_leader_commit", "_log", "leader_id", "matched_index", "term")
+    `goal` is how far this leader wants us to match before a mark of ours may fall; 0 before it has said so to
+    our incarnation.
+    """
+
+    __slots__ = (
+        "_effects",
+        "_identity",
+        "_leader_commit",
+        "_log",
+        "goal",
+        "leader_id",
+        "matched_index",
+        "term",
+    )
 
     def __init__(self, identity: Identity, log: RaftLog, effects: Effects, *, term: int) -> None:
         self._identity = identity
@@ -27,20 +40,41 @@ class Following:
         self.term = term
         self.leader_id = 0
         self.matched_index = 0
+        self.goal = 0
 
-    def append(self, message: Append, entries: Sequence[Entry]) -> None:
-        """Take over what is new, cut only what conflicts, and answer (the answer waits for our sync)."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether we hold, with this leader, all that we may ever have acknowledged (CONSENSUS.md 3).
+
+        Being as long as the goal is not enough: our tail may be another one. Nor is having matched, before
+        the leader's term has committed something: until then another leader may yet come without it.
+        """
+        log = self._log
+        return (
+            0 < self.goal <= min(self.matched_index, log.durable_index)
+            and log.term(log.committed_index) == self.term
+        )
+
+    def append(self, message: Append, entries: Sequence[Entry]) -> bool:
+        """Take over what is new, cut only what conflicts, and answer (the answer waits for our sync).
+
+        False, and nothing else, if the leader's log lacks what we know to be committed: a person accepted
+        that loss, or more replicas lost it than may. What we served must not change, so we stay behind.
+        """
         log = self._log
         prev_index = message.prev_index
         prev_term = message.prev_term
         committed = log.committed_index
         if prev_index < committed:
-            # Every leader's log holds what is committed, so up to there the two logs are the same.
-            entries = entries[committed - prev_index :]
-            prev_index, prev_term = committed, log.term(committed) or 0
+            # Every leader's log holds what is committed: nothing of ours up to there is touched.
+            shared = min(committed - prev_index, len(entries))
+            prev_index, prev_term = prev_index + shared, entries[shared - 1].term if shared else prev_term
+            if (log.term(prev_index) or prev_term) != prev_term:
+                return False
+            entries = entries[shared:]
         elif log.term(prev_index) != prev_term:
             self._reject(message)
-            return
+            return True
         if entries:
             last = log.last_index
             for place, entry in enumerate(entries):
@@ -48,13 +82,26 @@ class Following:
                 if index > last:
                     log.append(entries[place:] if place else entries)
                     break
-                if log.term(index) != entry.term:
+                term = log.term(index)
+                if term is None:
+                    # Damage hides what stands here. It may be this very entry, and what lies behind it may
+                    # have been acknowledged: nothing is cut, and no more is matched, until it is whole.
+                    entries = entries[:place]
+                    break
+                if term != entry.term:
                     log.truncate(index)
                     log.append(entries[place:] if place else entries)
                     break
         self.matched_index = max(self.matched_index, prev_index + len(entries))
+        self._learn_goal(message)
         self._learn_commit(message.commit)
         identity = self._identity
+        if self.matched_index >= committed:
+            match_index, hint_index, hint_term = self.matched_index, 0, 0
+        else:
+            # So much more need not be sent; the leader sees by the term whether it holds the same.
+            match_index = hint_index = committed
+            hint_term = log.term(committed) or 0
         self._effects.after_sync.append(
             AppendAnswer(
                 identity.cluster,
@@ -63,13 +110,26 @@ class Following:
                 message.sender,
                 identity.incarnation,
                 self.term,
-                self.matched_index,
+                match_index,
+                hint_index=hint_index,
+                hint_term=hint_term,
             )
         )
+        return True
 
-    def heartbeat(self, message: Heartbeat) -> None:
-        """Learn the commit index; answer at once, since the answer says nothing about our disk."""
+    def heartbeat(self, message: Heartbeat, *, may_rest: bool) -> bool:
+        """Learn the commit index; answer at once, since the answer says nothing about our disk.
+
+        Whether we agree to fall quiet: we were asked, and hold exactly what the leader has committed.
+        """
+        self._learn_goal(message)
         self._learn_commit(message.commit)
+        log = self._log
+        rests = (
+            message.quiet
+            and may_rest
+            and message.commit == log.committed_index == log.last_index == self.matched_index
+        )
         if message.round:
             identity = self._identity
             self._effects.messages.append(
@@ -81,8 +141,28 @@ class Following:
                     identity.incarnation,
                     self.term,
                     message.round,
+                    rests,
+                    self.matched_index,
                 )
             )
+        return rests
+
+    def has_forgotten(self, message: Heartbeat) -> bool:
+        """Whether the leader tells us of an acknowledgement of ours, in this incarnation, that we can't give.
+
+        What we acknowledged to the leader of a term stays in our log for as long as the term lasts. So a log
+        that lacks it is not what it was: an older copy of it was put back.
+        """
+        index = message.held_index
+        if not index or message.receiver_incarnation != self._identity.incarnation:
+            return False
+        term = self._log.term(index)
+        return index > self._log.last_index or (term is not None and term != message.held_term)
+
+    def _learn_goal(self, message: Append | Heartbeat) -> None:
+        # A goal that was meant for a former incarnation of ours says nothing of what this one must hold.
+        if message.goal > self.goal and message.receiver_incarnation == self._identity.incarnation:
+            self.goal = message.goal
 
     def _learn_commit(self, leader_commit: int) -> None:
         # Never min(leader's commit, our last index): an old tail of ours would become committed (pitfall 53).

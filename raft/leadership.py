@@ -1,14 +1,14 @@
 """The leader's side of one term: commitment, confirmation rounds, configuration changes, hand-over.
 
 The object is made when an election is won and dropped when leadership ends, and with it everything that is
-only true of a leader in that term. It decides what is sent to whom and what is committed; it knows neither
-votes nor how it came to lead. `flush` is called once per Ready, so that many proposals of one turn leave in
-few appends.
+only true of a leader in that term. It decides what is sent to whom, what is committed, and when the group has
+nothing to do and may rest; it knows neither votes nor how it came to lead. `flush` is called once per Ready,
+so that many proposals of one turn leave in few appends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from raft.configuration import ConfigurationRefused, check_step
 from raft.effects import Effects, Identity
@@ -17,6 +17,7 @@ from raft.messages import AppendAnswer, HeartbeatAnswer, TimeoutNow
 from raft.progress import Flow, Progress
 from raft.quorum import agreed_value, majority
 from raft.reads import ReadQueue
+from raft.rest import Rest
 from raft.sender import Sender
 from raft.values import Entry, Settings
 
@@ -43,6 +44,7 @@ class Leadership:
         "own",
         "progress",
         "reads",
+        "rest",
         "term",
         "term_start",
         "transfer_target",
@@ -76,6 +78,7 @@ class Leadership:
         self._others: list[Progress] = []
         self._voters: list[Progress] = []
         self.reads = ReadQueue()
+        self.rest = Rest(no_op_index=self.term_start)
         self._round = 0
         self._tick_round = 0
         self._committed_at_tick = log.committed_index
@@ -88,8 +91,10 @@ class Leadership:
 
     # Time
 
-    def deadline_ms(self) -> int:
-        """The next instant at which `expire` has something to do."""
+    def deadline_ms(self) -> int | None:
+        """The next instant at which `expire` has something to do; None while the group is quiet."""
+        if self.rest.quiet:
+            return None
         deadline_ms = min(self._heartbeat_deadline_ms, self._quorum_deadline_ms)
         return min(deadline_ms, self._transfer_deadline_ms) if self.transfer_target else deadline_ms
 
@@ -102,14 +107,91 @@ class Leadership:
         if self.transfer_target and now_ms >= self._transfer_deadline_ms:
             self.transfer_target = 0
         if now_ms >= self._heartbeat_deadline_ms:
-            self._heartbeat_deadline_ms = now_ms + self._settings.heartbeat_ms
+            # On a grid: the heartbeats of all groups that one process leads leave in one frame a peer.
+            interval_ms = self._settings.heartbeat_ms
+            self._heartbeat_deadline_ms = now_ms - now_ms % interval_ms + interval_ms
             self._tick_round = self._begin_round()
             self._committed_at_tick = self._log.committed_index
+            self.rest.last_at_tick = self._log.last_index
+            if self.transfer_target:
+                # What told the target to stand may have been lost.
+                self._hand_over()
         return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a mark of our own may fall: this term has committed, and our disk holds that."""
+        return self.term_start <= min(self._log.committed_index, self._log.durable_index)
 
     def postpone(self, *, by_ms: int) -> None:
         """Give the others more time to be heard: what they sent lies unread in our sockets."""
         self._quorum_deadline_ms += by_ms
+
+    # Rest (CONSENSUS.md 5)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing was appended since the last heartbeat, and nothing waits or is under way."""
+        log = self._log
+        last = log.last_index
+        return (
+            last == self.rest.last_at_tick == log.committed_index == self.own.match_index
+            and not self.held
+            and not self.transfer_target
+            and not self.reads.waiting
+            and not self.reads.in_flight
+        )
+
+    def offer_rest(self, absent: Collection[int]) -> None:
+        """Let the next heartbeat ask all but `absent` to fall quiet, if a majority has all that we hold."""
+        asked = {p.replica_id for p in self._others if p.replica_id not in absent}
+        voters = sum(p is self.own or p.replica_id in asked for p in self._voters)
+        if self.is_calm and voters >= majority(len(self._voters)) and self._hold_all(asked):
+            self.rest.offer(asked)
+
+    def rest_without(self, gone: Collection[int]) -> bool:
+        """While quiet: rest on the others alone, as agreed with each of them; False if they are too few."""
+        left = self.rest.asked.difference(gone)
+        if sum(p is self.own or p.replica_id in left for p in self._voters) < majority(len(self._voters)):
+            return False
+        self.rest.asked = left
+        for replica_id in gone:
+            self.unreachable(replica_id)
+        return True
+
+    def _hold_all(self, asked: Collection[int]) -> bool:
+        log = self._log
+        return all(
+            p.flow is Flow.REPLICATE
+            and p.match_index == log.last_index
+            and p.sent_commit == log.committed_index
+            for p in self._others
+            if p.replica_id in asked
+        )
+
+    def _agreed(self, progress: Progress, message: HeartbeatAnswer) -> None:
+        """Note an answer to the offer of that round; the group is quiet when the last one agrees."""
+        rest = self.rest
+        if not message.round:
+            rest.withdraw()  # It woke while others still answer.
+        elif not rest.is_answer(message.round, progress.replica_id):
+            return
+        elif not message.quiet:
+            # It lacks something that we don't know of, as when it was restarted: find out where it stands.
+            rest.withdraw()
+            if progress.flow is Flow.REPLICATE and progress.match_index == self._log.last_index:
+                self._sender.probe(progress, progress.match_index)
+        elif rest.agreed(progress.replica_id) and self.is_calm and self._hold_all(rest.asked):
+            rest.quiet = True
+
+    def wake(self, *, now_ms: int, soon: bool) -> None:
+        """Beat and count again; with `soon` at once, else when the next heartbeat would be due."""
+        self.rest.wake()
+        interval_ms = self._settings.heartbeat_ms
+        self._heartbeat_deadline_ms = now_ms if soon else now_ms - now_ms % interval_ms + interval_ms
+        self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
+        for progress in self._others:
+            progress.active = False  # Heard of long ago is not heard of now.
 
     def _quorum_is_active(self) -> bool:
         heard = 0
@@ -150,10 +232,11 @@ class Leadership:
         for replica_id in new.voters:
             if replica_id in current.learners:
                 match_index = self.progress[replica_id].match_index
-                if match_index < self._committed_at_tick:
+                # A fresh leader may have known a low commit index at its last tick, if it had one.
+                wanted_index = max(self._committed_at_tick, self.term_start)
+                if match_index < wanted_index:
                     raise ConfigurationRefused(
-                        "not_caught_up",
-                        f"replica {replica_id} holds {match_index} of {self._committed_at_tick}",
+                        "not_caught_up", f"replica {replica_id} holds {match_index} of {wanted_index}"
                     )
         self.propose([entry])
         self._adopt_configuration()
@@ -222,13 +305,17 @@ class Leadership:
         if match_index > self._log.last_index:
             return False
         progress.active = True
+        if message.hint_term and not message.rejected:
+            held = self._log.term(message.hint_index)
+            if held is not None and held != message.hint_term:
+                return False
         if message.rejected:
             self._rejected(progress, message)
             return True
         is_news = progress.matched(match_index)
         if match_index == progress.match_index and (
             progress.flow is Flow.PROBE
-            or (progress.flow is Flow.CATCH_UP and match_index + 1 >= self._log.first_index)
+            or (progress.flow is Flow.CATCH_UP and match_index >= self._resume_index(progress))
         ):
             progress.replicate()
         if is_news:
@@ -258,21 +345,22 @@ class Leadership:
         if message.round > self._round:
             return False
         progress.active = True
+        self._agreed(progress, message)
         if message.round > progress.acked_round:
             progress.acked_round = message.round
             if message.round == self._tick_round:
-                self._unstick(progress)
+                self._unstick(progress, message.match_index)
         self._confirm_reads()
         return True
 
-    def _unstick(self, progress: Progress) -> None:
+    def _unstick(self, progress: Progress, known_index: int) -> None:
         """Once per heartbeat: if messages to this replica or from it were lost, find out where it stands."""
         if progress.flow is Flow.PROBE:
             progress.probe_sent = False
         elif progress.flow is Flow.CATCH_UP:
-            # Perhaps it has been caught up meanwhile. Ask without entries: the first that we could send
+            # Perhaps it has been caught up meanwhile. Ask without entries: the first that we would send
             # follow.
-            self._sender.probe(progress, self._log.first_index - 1)
+            self._sender.probe(progress, self._resume_index(progress))
         elif progress.next_index - 1 > progress.match_index:
             if progress.match_index == progress.match_at_tick:
                 # Nothing was acknowledged since the last heartbeat. An empty append behind all that was sent
@@ -280,6 +368,26 @@ class Leadership:
                 # not.
                 self._sender.probe(progress, progress.next_index - 1)
             progress.match_at_tick = progress.match_index
+        elif known_index < progress.match_index:
+            # It came back and doesn't know any more what it matched, so it can't learn what is committed.
+            self._sender.probe(progress, progress.match_index)
+
+    def _resume_index(self, progress: Progress) -> int:
+        """The entry that a replica must hold before appends can serve it again."""
+        return max(self._log.first_index - 1, progress.resume_index)
+
+    def catch_up(self, replica_id: int, resume_index: int) -> None:
+        """Send this replica nothing before it holds the log up to a committed entry by other means."""
+        progress = self.progress.get(replica_id)
+        assert resume_index <= self._log.committed_index, f"{resume_index} is not committed"
+        if progress is not None and progress is not self.own and progress.match_index < resume_index:
+            progress.catch_up(resume_index)
+
+    def resume(self, replica_id: int) -> None:
+        """The other means failed: find out where this replica stands, and send what there is."""
+        progress = self.progress.get(replica_id)
+        if progress is not None and progress.flow is Flow.CATCH_UP:
+            progress.probe(progress.match_index + 1)
 
     def unreachable(self, replica_id: int) -> None:
         """News: what was under way to this replica is probably lost."""
@@ -296,9 +404,10 @@ class Leadership:
         # Before our term has committed anything we don't know the commit index (thesis 6.4; pitfall 14).
         if self._log.committed_index >= self.term_start:
             self.reads.begin(round_, committed_index=self._log.committed_index)
+        asked = self.rest.begin(round_)
         if not self.held:
             for progress in self._others:
-                self._sender.heartbeat(progress, round_)
+                self._sender.heartbeat(progress, round_, quiet=progress.replica_id in asked)
         self._confirm_reads()
         return round_
 
@@ -338,6 +447,7 @@ class Leadership:
         log = self._log
         last, committed = log.last_index, log.committed_index
         window_bytes = self._settings.max_inflight_bytes
+        window_appends = self._settings.max_inflight_appends
         for progress in self._others:
             flow = progress.flow
             if flow is Flow.REPLICATE:
@@ -345,6 +455,7 @@ class Leadership:
                     progress.flow is Flow.REPLICATE
                     and progress.next_index <= last
                     and progress.inflight_bytes < window_bytes
+                    and len(progress.inflight) < window_appends
                 ):
                     self._sender.entries(progress, last)
             elif flow is Flow.PROBE and not progress.probe_sent:

@@ -8,6 +8,7 @@ terms never fall, nothing committed is ever cut) and knows nothing of leaders.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from raft.configuration import Configuration, History
@@ -20,13 +21,16 @@ class RaftLog:
     __slots__ = (
         "_pending",
         "_truncate_from",
+        "_uncommitted",
         "_view",
         "_view_last",
         "committed_index",
         "configurations",
+        "cuts",
         "durable_index",
         "last_index",
         "last_term",
+        "uncommitted_bytes",
     )
 
     def __init__(
@@ -48,6 +52,11 @@ class RaftLog:
         self.committed_index = committed_index
         # A log that is there after a restart was read from the disk, so all of it is durable.
         self.durable_index = view.last_index
+        # How often entries that the driver had been given were cut, in this life.
+        self.cuts = 0
+        # What was appended in this life and is not committed, oldest first: (last index, bytes) per call.
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        self.uncommitted_bytes = 0
         self.configurations = History(configuration, configurations)
         self.configurations.committed(committed_index)
 
@@ -57,7 +66,7 @@ class RaftLog:
         return self._view.first_index
 
     def term(self, index: int) -> int | None:
-        """The term of entry `index`; None if we don't hold it (any more)."""
+        """The term of entry `index`; None if we don't hold it (any more), or damage hides it."""
         if index <= self._view_last:
             return self._view.term(index)
         place = index - self._view_last - 1
@@ -83,15 +92,23 @@ class RaftLog:
             return low - 1
         while low < high:
             middle = (low + high + 1) >> 1
-            if _known(self.term(middle)) <= term:
+            if self._term_at_or_before(middle) <= term:
                 low = middle
             else:
                 high = middle - 1
         return low
 
+    def _term_at_or_before(self, index: int) -> int:
+        """The term of an entry, or, where damage hides it, of the nearest before it whose term is known."""
+        while (term := self.term(index)) is None:
+            index -= 1
+            assert index >= self._view.first_index - 1, "no term is known"
+        return term
+
     def append(self, entries: Sequence[Entry]) -> None:
         """Add `entries` behind the last one; the driver hears of them in the next Ready."""
         index, term = self.last_index, self.last_term
+        size_bytes = 0
         if not self._pending and self._truncate_from is None:
             assert self._view.last_index == index, (
                 f"the driver's log ends at {self._view.last_index}, ours at {index}: a Ready was not applied"
@@ -101,10 +118,13 @@ class RaftLog:
             assert entry.index == index, f"entry {entry.index} appended at {index}"
             assert entry.term >= term, f"entry {index} of term {entry.term} after term {term}"
             term = entry.term
+            size_bytes += entry.size
             if entry.configuration is not None:
                 self.configurations.appended(index, entry.configuration)
         self._pending.extend(entries)
         self.last_index, self.last_term = index, term
+        self._uncommitted.append((index, size_bytes))
+        self.uncommitted_bytes += size_bytes
 
     def truncate(self, index: int) -> None:
         """Cut entry `index` and all behind it. Only for a real conflict, never for what is committed."""
@@ -112,7 +132,9 @@ class RaftLog:
             f"truncation at {index}, committed {self.committed_index}, last {self.last_index}"
         )
         last_term = _known(self.term(index - 1))
+        self._uncount_from(index)
         if index <= self._view_last:
+            self.cuts += 1
             self._pending.clear()
             self._view_last = index - 1
             if self._truncate_from is None or index < self._truncate_from:
@@ -123,23 +145,44 @@ class RaftLog:
         self.durable_index = min(self.durable_index, index - 1)
         self.configurations.truncated(index)
 
+    def _uncount_from(self, index: int) -> None:
+        """Entry `index` and all behind it, which are still there, no longer wait to be committed."""
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[-1][0] >= index:
+            _, size_bytes = uncommitted.pop()
+            self.uncommitted_bytes -= size_bytes
+            first = uncommitted[-1][0] + 1 if uncommitted else self.committed_index + 1
+            if first < index:
+                # A call's entries stay in part. Of the first call, some may be committed already.
+                kept_bytes = sum(self.size(kept) for kept in range(first, index))
+                uncommitted.append((index - 1, min(kept_bytes, size_bytes)))
+                self.uncommitted_bytes += uncommitted[-1][1]
+
     def commit(self, index: int) -> None:
         """Move the commit index up to `index`."""
         assert self.committed_index <= index <= self.last_index, (
             f"commit moves from {self.committed_index} to {index}, last is {self.last_index}"
         )
         self.committed_index = index
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0][0] <= index:
+            self.uncommitted_bytes -= uncommitted.popleft()[1]
         self.configurations.committed(index)
 
-    def persisted(self, index: int, term: int) -> bool:
-        """Note that our disk holds the log up to (index, term); False if that entry is no longer ours.
+    def persisted(self, index: int, term: int, *, cuts: int) -> bool:
+        """Note that our disk holds the log up to (index, term), as written after `cuts`; False if that's old.
 
-        An entry may be written, cut, and replaced by one of the same index while its sync is under way. The
-        term tells them apart: the sync of the old one says nothing about the new one (RELIABILITY.md, pitfall
-        3).
+        An entry may be written, cut, and replaced by one of the same index while its sync is under way; even
+        by itself, when a third leader sends it again. Index and term do not tell these apart, so a completion
+        counts only while nothing was cut since its entries were written (RELIABILITY.md, pitfall 3). The cut
+        has a completion of its own, which covers all that is left.
         """
-        if index > self._view_last or self._view.term(index) != term:
+        if cuts != self.cuts:
             return False
+        # The term is unknown when the log's start has moved past that entry meanwhile.
+        assert index <= self._view_last and self._view.term(index) in (term, None), (
+            f"({index}, {term}) is durable, entry {index} has term {self.term(index)}, last {self.last_index}"
+        )
         self.durable_index = max(self.durable_index, index)
         return True
 

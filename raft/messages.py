@@ -79,7 +79,8 @@ class Append(Message, frozen=True, tag=5):
 
 
 class AppendAnswer(Message, frozen=True, tag=6):
-    """Accepted: everything up to `match_index` is durable here and equal to the leader's log.
+    """Accepted: everything up to `match_index` is durable here and equal to the leader's log. With a hint it
+    is so because it is committed here, and its entry at `hint_index` has `hint_term`.
 
     Rejected: we do not have (`prev_index`, its term). The last entry that can be common is at or below
     `hint_index`, which has `hint_term` in our log.
@@ -93,18 +94,33 @@ class AppendAnswer(Message, frozen=True, tag=6):
 
 
 class Heartbeat(Message, frozen=True, tag=7):
-    """A sign of life with the commit index. `round` 0 is a mere commit notice, which wants no answer."""
+    """A sign of life with the commit index. `round` 0 is a mere commit notice, which wants no answer.
+
+    `quiet`: this group has nothing to do; if you agree, no more heartbeats come. (`held_index`, `held_term`):
+    the last entry that you, in `receiver_incarnation`, have acknowledged to this leader; 0 if none is known.
+    """
 
     commit: Natural
     round: Natural
     goal: Natural = 0
     receiver_incarnation: Natural = 0
+    quiet: bool = False
+    held_index: Natural = 0
+    held_term: Natural = 0
 
 
 class HeartbeatAnswer(Message, frozen=True, tag=8):
-    """When round `round` reached us, `term` was the highest term we knew."""
+    """When round `round` reached us, `term` was the highest term we knew.
+
+    Round 0 answers no heartbeat: it tells an old leader of our term, or a quiet one that we are awake.
+    `quiet`: we hold all that the leader holds, know it committed, and need no more heartbeats.
+    `match_index`: up to there we know our log to be the leader's; less than we acknowledged, if we have begun
+    anew since.
+    """
 
     round: Natural
+    quiet: bool = False
+    match_index: Natural = 0
 
 
 class TimeoutNow(Message, frozen=True, tag=9):

@@ -2,8 +2,9 @@
 
 A replica is *probed* until it is known where its log meets the leader's: one append, then silence until an
 answer or a heartbeat. Then it is *replicated* to: appends go out one after another without waiting, up to a
-window of bytes. A replica whose next entry is no longer in the leader's log is *caught up* by other means.
-These objects live as long as one leader's term; they decide nothing about commitment.
+window of bytes and appends. A replica whose next entry is no longer in the leader's log, or that lacks so
+much of it that the driver says so, is *caught up* by other means. These objects live as long as one leader's
+term; they decide nothing about commitment.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Progress:
         "next_index",
         "probe_sent",
         "replica_id",
+        "resume_index",
         "sent_commit",
     )
 
@@ -54,12 +56,14 @@ class Progress:
         self.sent_commit = 0
         self.acked_round = 0
         self.match_at_tick = 0
+        # While it is caught up: the entry from which on appends may serve it again.
+        self.resume_index = 0
         self.incarnation = incarnation
         self.goal = goal
 
     @property
     def needs_catch_up(self) -> bool:
-        """Whether the entries it needs are gone from the leader's log."""
+        """Whether it is to be caught up by other means than appends."""
         return self.flow is Flow.CATCH_UP
 
     def probe(self, next_index: int) -> None:
@@ -68,6 +72,7 @@ class Progress:
         self.flow = Flow.PROBE
         self.next_index = next_index
         self.probe_sent = False
+        self.resume_index = 0
         self.inflight.clear()
         self.inflight_bytes = 0
 
@@ -75,12 +80,17 @@ class Progress:
         """The logs meet at `match_index`: send what follows without waiting."""
         self.flow = Flow.REPLICATE
         self.next_index = self.match_index + 1
+        self.resume_index = 0
         self.inflight.clear()
         self.inflight_bytes = 0
 
-    def catch_up(self) -> None:
-        """Stop sending: what it needs is no longer in the log."""
+    def catch_up(self, resume_index: int = 0) -> None:
+        """Stop sending: what it needs is no longer in the log, or so much that it comes by other means.
+
+        It is sent to again once it holds the log up to `resume_index`, and up to where ours begins.
+        """
         self.flow = Flow.CATCH_UP
+        self.resume_index = resume_index
         self.inflight.clear()
         self.inflight_bytes = 0
 

@@ -70,12 +70,19 @@ class LogView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Election timeouts are drawn from `election_timeout_ms` to twice that."""
+    """Election timeouts are drawn from `election_timeout_ms` to twice that.
+
+    An append is sent to a replica only while less than `max_inflight_bytes` in fewer than
+    `max_inflight_appends` are unanswered by it. A proposal is taken only while what is not committed yet,
+    with it, is within `max_uncommitted_bytes`; one proposal always fits.
+    """
 
     election_timeout_ms: int = 1500
     heartbeat_ms: int = 200
     max_append_bytes: int = 1 << 20
     max_inflight_bytes: int = 8 << 20
+    max_inflight_appends: int = 256
+    max_uncommitted_bytes: int = 64 << 20
 
 
 class NotLeader(Exception):
@@ -84,6 +91,19 @@ class NotLeader(Exception):
     def __init__(self, leader_id: int) -> None:
         super().__init__(f"not the leader; the leader may be replica {leader_id}")
         self.leader_id = leader_id
+
+
+class TooMuchUncommitted(Exception):
+    """Too much waits for a majority already: try again when something is committed; all values in bytes."""
+
+    def __init__(self, *, uncommitted_bytes: int, proposed_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{uncommitted_bytes} bytes wait to be committed, and {proposed_bytes} more exceed the limit of "
+            f"{limit_bytes}"
+        )
+        self.uncommitted_bytes = uncommitted_bytes
+        self.proposed_bytes = proposed_bytes
+        self.limit_bytes = limit_bytes
 
 
 Trace = Callable[[str, Mapping[str, object]], None]
@@ -118,11 +138,13 @@ class Ready(msgspec.Struct, frozen=True):
     2. Send `messages` and `appends`, at any time from now on. They promise nothing about our disk.
     3. Send `messages_after_sync` when a sync that covers step 1 of this Ready *and of all before it* is done,
        also when this one has nothing to write: they promise what an earlier one may have written.
-    4. When that sync is done, call `persisted` with the last entry of step 1, if there is any.
+    4. When that sync is done, call `persisted` with the last entry that it covers, and with what `Core.cuts`
+       was when that entry was written.
 
     `committed_index` is the new one. `reads` are (context, index): whatever is committed up to that index was
     the whole truth at some instant after the request. `reads_failed` are contexts to be asked again
-    elsewhere.
+    elsewhere. `mark_fell`: record, with the next sync, that this replica may be trusted again; a crash
+    before that only leaves it marked.
     """
 
     hard_state: HardState | None = None
@@ -136,3 +158,4 @@ class Ready(msgspec.Struct, frozen=True):
     committed_index: int | None = None
     became: Became | None = None
     configuration: Configuration | None = None
+    mark_fell: bool = False

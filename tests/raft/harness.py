@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from raft import AnyMessage, Append, Configuration, Core, Entry, HardState, Place, Ready, Role, Settings
 
@@ -22,6 +23,15 @@ Packet = tuple[AnyMessage, tuple[Entry, ...]]
 def noop(place: Place) -> Entry:
     """What opens a term."""
     return Entry(place.index, place.term, b"noop %d" % place.term, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `Core.persisted` is told when a Ready's entries are durable."""
+
+    index: int
+    term: int
+    cuts: int
 
 
 class MemoryLog:
@@ -90,6 +100,8 @@ class Replica:
         self.settings = settings
         self.group = group
         self.incarnation = 0
+        # The mark as recorded: it falls when a Ready says so (CONSENSUS.md 3).
+        self.marked = False
         self.rng = random.Random(f"{seed} {replica_id}")
         self.post = post
         self.log = MemoryLog(entries)
@@ -98,10 +110,11 @@ class Replica:
         self.durable_hard_state = self.hard_state
         self.alive = True
         # The Readies not yet synced: (what to tell the core, what may be sent then).
-        self.unsynced: list[tuple[Ready, tuple[int, int] | None]] = []
+        self.unsynced: list[tuple[Ready, Written | None]] = []
         self.reads: dict[int, int] = {}
         self.reads_failed: list[int] = []
         self.readies: list[Ready] = []
+        self.on_ready: Callable[[Ready], None] = lambda ready: None
         self.events: list[tuple[str, dict[str, object]]] = []
         self.start(now_ms=now_ms)
 
@@ -115,12 +128,13 @@ class Replica:
         )
         self.hard_state = self.durable_hard_state
         self.unsynced = []
-        self.flushed: list[tuple[Ready, tuple[int, int] | None]] = []
+        self.flushed: list[tuple[Ready, Written | None]] = []
         self.core = Core(
             cluster=CLUSTER,
             group=self.group,
             replica_id=self.replica_id,
             incarnation=self.incarnation,
+            marked=self.marked,
             configuration=self.initial,
             configurations=[
                 (e.index, e.configuration) for e in self.log.entries if e.configuration is not None
@@ -139,6 +153,17 @@ class Replica:
         """Lose everything that was not synced."""
         self.alive = False
 
+    def forget(self, count: int, *, now_ms: int) -> None:
+        """Lose power with flush=interval: the last `count` entries are gone, term and vote are not. It comes
+        back marked, as a new incarnation.
+        """
+        self.crash()
+        kept = len(self.durable_log.entries) - count
+        del self.durable_log.entries[kept:]
+        self.marked = True
+        self.incarnation += 1
+        self.start(now_ms=now_ms)
+
     def perform(self) -> Ready:
         """Take the Ready and do what it says; the sync waits."""
         ready = self.core.take_ready()
@@ -148,15 +173,20 @@ class Replica:
         self.log.entries.extend(ready.entries)
         if ready.hard_state is not None:
             self.hard_state = ready.hard_state
+        if ready.mark_fell:
+            self.marked = False
         for message in ready.messages:
             self.post(message, ())
         for send in ready.appends:
             self.post(send.message, self.log.slice(send.first_index, send.last_index))
-        written = (ready.entries[-1].index, ready.entries[-1].term) if ready.entries else None
+        written = None
+        if ready.entries:
+            written = Written(ready.entries[-1].index, ready.entries[-1].term, self.core.cuts)
         if written or ready.hard_state or ready.messages_after_sync or ready.truncate_from is not None:
             self.unsynced.append((ready, written))
         self.reads.update(ready.reads)
         self.reads_failed.extend(ready.reads_failed)
+        self.on_ready(ready)
         return ready
 
     def flush(self, count: int | None = None) -> None:
@@ -180,7 +210,7 @@ class Replica:
                 self.post(message, ())
         for _, written in done:
             if written is not None:
-                self.core.persisted(index=written[0], term=written[1])
+                self.core.persisted(index=written.index, term=written.term, cuts=written.cuts)
                 self.perform()
 
     def sync(self, count: int | None = None) -> None:
@@ -241,6 +271,9 @@ class Network:
         self.packets: deque[Packet] = deque()
         self.cut: set[tuple[int, int]] = set()
         self.drop: Callable[[AnyMessage], bool] = lambda message: False
+        # Whether leaders with nothing to do let their group rest, and without whom.
+        self.rests = False
+        self.absent: set[int] = set()
         self.replicas: dict[int, Replica] = {}
         for replica_id in self.configuration.members():
             self.add(
@@ -311,6 +344,8 @@ class Network:
                 break
             self.now_ms = max(self.now_ms, next_ms)
             replica = self.replicas[replica_id]
+            if self.rests:
+                replica.core.offer_rest(absent=self.absent)
             replica.core.expire(now_ms=self.now_ms)
             replica.perform()
             if settle:

@@ -9,8 +9,9 @@ simulator.)
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
-from raft import AnyMessage, ConfigurationRefused, Entry, NotLeader, Role, Settings
+from raft import AnyMessage, Configuration, ConfigurationRefused, Entry, NotLeader, Role, Settings
 from raft.messages import Vote, VoteAnswer
 from raft.quorum import majority
 from tests.raft.harness import Network, Replica
@@ -30,6 +31,8 @@ class Checkers:
         self.seen_commit: dict[int, int] = {}
         # By (replica, context): what was committed anywhere when the read was asked.
         self.asked: dict[tuple[int, int], int] = {}
+        # The configurations that were committed, in order.
+        self.configurations = [world.configuration]
 
     def posted(self, message: AnyMessage) -> None:
         """One vote per replica and term, over all its lives."""
@@ -73,6 +76,8 @@ class Checkers:
             return
         assert entry.index == len(self.committed) + 1
         self.committed.append(value)
+        if entry.configuration is not None:
+            self.configuration_committed(entry.configuration)
         if replica.core.role is Role.LEADER:
             voters = replica.core.configuration.voters
             copies = [v for v in voters if self.world[v].durable_log.term(entry.index) == entry.term]
@@ -80,8 +85,24 @@ class Checkers:
                 f"entry {entry.index} committed with {copies} of {voters}"
             )
 
+    def configuration_committed(self, new: Configuration) -> None:
+        """One step from the last, told the slow way: nobody votes unseen, and all majorities meet."""
+        old = self.configurations[-1]
+        assert set(new.voters) <= set(old.members()), f"{new} lets somebody vote who was not in {old}"
+        for one in combinations(old.voters, majority(len(old.voters))):
+            for other in combinations(new.voters, majority(len(new.voters))):
+                assert set(one) & set(other), f"{old} to {new}: {one} and {other} don't meet"
+        self.configurations.append(new)
+
     def new_leader(self, replica: Replica) -> None:
-        """Leader completeness: all that was ever committed is in its log."""
+        """Leader completeness: all that was ever committed is in its log. And its votes, counted anew."""
+        core = replica.core
+        voters = core.configuration.voters
+        known = {v: self.votes.get((v, core.term), 0) for v in voters}
+        if replica.replica_id in known and core.vote == replica.replica_id:
+            known[replica.replica_id] = replica.replica_id
+        granted = [v for v, given in known.items() if given == replica.replica_id]
+        assert 2 * len(granted) > len(voters), f"{core!r} leads with the votes of {granted} of {voters}"
         held = [(entry.term, entry.data) for entry in replica.log.entries[: len(self.committed)]]
         assert held == self.committed, f"{replica.core!r} leads without what is committed"
 
@@ -93,14 +114,20 @@ class Checkers:
                 common = [k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a.term == b.term]
                 if common:
                     assert one[: common[-1] + 1] == other[: common[-1] + 1]
+        for log in logs:
+            pending = [entry for entry in log[len(self.committed) :] if entry.configuration is not None]
+            assert len(pending) <= 1, f"two changes at once: {pending}"
 
 
 class Simulation:
-    """One seed's history."""
+    """One seed's history. `churn`: above all changes of the configuration and hand-overs."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, churn: bool = False) -> None:
         self.rng = random.Random(seed)
-        self.world = Network(self.rng.choice((1, 2, 3, 3, 3, 5)), seed=seed, settings=SETTINGS)
+        self.churn = churn
+        size = self.rng.choice((1, 2, 3, 3, 3, 5))
+        learners = self.rng.choice((0, 1)) if churn and size < MOST_REPLICAS else 0
+        self.world = Network(size, learners=learners, seed=seed, settings=SETTINGS)
         self.checkers = Checkers(self.world)
         for replica in self.world.replicas.values():
             self.watch(replica)
@@ -109,6 +136,11 @@ class Simulation:
         self.duplication = self.rng.choice((0.0, 0.1, 0.4))
         self.crashes = self.rng.choice((0.0, 0.3, 1.0))
         self.changes = self.rng.choice((0.0, 1.0))
+        self.transfers = 0.3
+        if churn:
+            self.loss = self.rng.choice((0.0, 0.0, 0.05))
+            self.changes = self.rng.choice((3.0, 10.0))
+            self.transfers = self.rng.choice((0.3, 3.0))
         self.led = 0
 
     def watch(self, replica: Replica) -> None:
@@ -123,9 +155,11 @@ class Simulation:
 
     def run(self, steps: int) -> None:
         """Everything at once, then heal; all replicas become the same."""
+        if self.churn:
+            self.look(self.world.elect(1), was_leader=False)
         actions = {
-            self.deliver: 60.0,
-            self.disk: 14.0,
+            self.deliver: 120.0 if self.churn else 60.0,
+            self.disk: 40.0 if self.churn else 14.0,
             self.time: 10.0,
             self.propose: 14.0,
             self.read: 2.0,
@@ -135,7 +169,7 @@ class Simulation:
             self.crash: self.crashes,
             self.restart: 2 * self.crashes,
             self.change: self.changes,
-            self.transfer: 0.3,
+            self.transfer: self.transfers,
         }
         for step, action in enumerate(self.rng.choices(list(actions), list(actions.values()), k=steps)):
             replica = self.rng.choice(list(self.world.replicas.values()))
@@ -184,6 +218,8 @@ class Simulation:
         deadline_ms = replica.core.deadline_ms() if replica.alive else None
         if deadline_ms is not None and deadline_ms <= self.world.now_ms + self.rng.choice((200, 3_000)):
             self.world.now_ms = max(self.world.now_ms, deadline_ms)
+            if self.rng.random() < 0.7:
+                replica.core.offer_rest(absent=self.rng.choice(((), (1,))))
             replica.core.expire(now_ms=self.world.now_ms)
             replica.perform()
 
@@ -202,6 +238,7 @@ class Simulation:
 
     def news(self, replica: Replica) -> None:
         if replica.alive:
+            replica.core.wake(now_ms=self.world.now_ms)
             replica.core.suspect_leader(now_ms=self.world.now_ms)
             replica.core.unreachable(self.rng.choice(list(self.world.replicas)))
             replica.perform()
@@ -235,6 +272,9 @@ class Simulation:
         steps = [current.without(member)] if len(current.members()) > 2 else []
         steps += [current.promoted(learner) for learner in current.learners]
         new_id = max(self.world.replicas) + 1
+        if self.rng.random() < 0.1:
+            # Nobody votes who has not been a learner, whenever it is asked for.
+            steps.append(Configuration((*current.voters, new_id), current.learners))
         if new_id <= MOST_REPLICAS and not current.learners:
             steps.append(current.with_learner(new_id))
         if not steps:
@@ -245,7 +285,8 @@ class Simulation:
         try:
             replica.configure(step, now_ms=self.world.now_ms)
         except (ConfigurationRefused, NotLeader):
-            pass
+            return
+        assert new_id not in step.voters, f"{replica.core!r} made a voter of {new_id}, which nobody knows"
 
     def transfer(self, replica: Replica) -> None:
         if replica.alive and replica.core.is_leader:
@@ -259,6 +300,9 @@ class Simulation:
         world.heal()
         for replica in world.replicas.values():
             self.restart(replica)
+            # As whoever drives it does when others that it rests on have begun new lives.
+            replica.core.wake(now_ms=world.now_ms)
+            replica.perform()
         world.settle()
         world.pass_time(20_000)
         leader = world.leader()

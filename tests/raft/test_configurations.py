@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 
 from raft import Configuration, ConfigurationRefused, Entry, HardState, Role
+from raft.configuration import check_step
 from raft.messages import Append, AppendAnswer, PreVoteAnswer, TimeoutNow, Vote, VoteAnswer
+from raft.quorum import majority
 from tests.raft.harness import CLUSTER, GROUP, Network, Replica, entries_of, sent
 
 
@@ -171,6 +175,16 @@ def test_pitfall_15_a_learner_is_promoted_only_when_it_has_caught_up() -> None:
     assert network[2].core.configuration == Configuration((1, 2))
 
 
+def test_pitfall_15_a_fresh_leader_promotes_nobody_of_whom_it_knows_nothing() -> None:
+    """Before its first tick it has seen no commit index that a learner could be measured by."""
+    network = Network(2, learners=1, logs=dict.fromkeys((1, 2), entries_of(1, 1, 1)))
+    network.isolate(3)
+    leader = network.elect(1)
+    assert leader.core.committed_index == 4
+
+    assert refusal(leader, Configuration((1, 2, 3))) == "not_caught_up"
+
+
 def test_pitfall_15_a_learner_that_does_not_know_of_its_promotion_votes() -> None:
     """Who counts is a matter of the candidate's log; the promoted one's vote may be needed."""
     network = Network(2, learners=1)
@@ -258,7 +272,7 @@ def test_pitfall_10_the_vote_of_a_removed_replica_elects_nobody() -> None:
     assert candidate.core.role is Role.PRE_CANDIDATE
 
 
-def test_a_follower_that_needs_what_is_gone_is_flagged_and_goes_on_after_catch_up() -> None:
+def test_pitfall_19_a_follower_that_needs_what_is_gone_is_flagged_and_goes_on_after_catch_up() -> None:
     """Its next entry is before the leader's log: no appends go to it until it has been caught up."""
     network = Network(3)
     leader = network.elect(1)
@@ -280,3 +294,150 @@ def test_a_follower_that_needs_what_is_gone_is_flagged_and_goes_on_after_catch_u
     network.settle()
     assert [i for i, progress in leader.core.progress.items() if progress.needs_catch_up] == []
     assert replica.core.committed_index == leader.core.committed_index == 5
+
+
+def test_a_follower_that_lacks_much_is_left_to_other_means_until_it_holds_the_agreed_entry() -> None:
+    """The leader asks it with each heartbeat, and sends it nothing before."""
+    network = Network(3)
+    leader = network.elect(1)
+    network.isolate(3)
+    leader.propose(b"a", b"b", b"c", b"d", now_ms=0)
+    network.settle()
+    network.heal()
+    leader.core.catch_up(3, resume_index=4)
+    network.pass_time(1_000)
+    assert [i for i, progress in leader.core.progress.items() if progress.needs_catch_up] == [3]
+    assert network[3].core.last_index < 4
+
+    replica = network[3]
+    replica.durable_log.entries = list(network[2].log.entries[:4])
+    network.restart(3)
+    network.pass_time(1_000)
+    assert [i for i, progress in leader.core.progress.items() if progress.needs_catch_up] == []
+    assert replica.core.committed_index == leader.core.committed_index
+
+
+def test_a_follower_that_was_left_to_other_means_in_vain_gets_appends_again() -> None:
+    """Taken back, the wish leaves no trace."""
+    network = Network(3)
+    leader = network.elect(1)
+    network.isolate(3)
+    leader.propose(b"a", b"b", b"c", now_ms=0)
+    network.settle()
+    leader.core.catch_up(3, resume_index=leader.core.committed_index)
+    network.heal()
+    network.pass_time(1_000)
+    leader.core.resume(3)
+    network.pass_time(1_000)
+    assert network[3].core.committed_index == leader.core.committed_index
+
+
+def test_a_replica_whose_log_is_replaced_votes_and_does_not_stand() -> None:
+    """It would only disturb; its vote is as good as ever."""
+    network = Network(3)
+    network.elect(1)
+    network[3].core.sit_out(True, now_ms=network.now_ms)
+    assert network[3].core.deadline_ms() is None
+    network.isolate(1)
+    network.pass_time(10_000)
+    assert network[2].core.is_leader
+
+    network[3].core.sit_out(False, now_ms=network.now_ms)
+    network.heal()
+    network.isolate(2)
+    network.pass_time(20_000)
+    assert network[1].core.is_leader or network[3].core.is_leader
+
+
+def steps_from(current: Configuration, ids: range) -> list[Configuration]:
+    """Every configuration that `check_step` lets follow this one, found by trying all of them."""
+    allowed = []
+    members = [tuple(i for i in ids if bits >> i & 1) for bits in range(1 << len(ids))]
+    for voters, learners in product(members, members):
+        if set(voters) & set(learners):
+            continue
+        new = Configuration(tuple(i + 1 for i in voters), tuple(i + 1 for i in learners))
+        try:
+            check_step(current, new)
+        except ConfigurationRefused:
+            continue
+        allowed.append(new)
+    return allowed
+
+
+def majorities(voters: tuple[int, ...]) -> list[set[int]]:
+    return [set(some) for some in combinations(voters, majority(len(voters)))]
+
+
+def test_pitfall_09_one_step_needs_no_joint_phase() -> None:
+    """Joint consensus was decided against: every majority of a configuration meets every one of the next."""
+    tried = 0
+    for size, learners in product(range(1, 5), range(2)):
+        current = Configuration(tuple(range(1, size + 1)), tuple(range(size + 1, size + learners + 1)))
+        for new in steps_from(current, range(5)):
+            tried += 1
+            for one, other in product(majorities(current.voters), majorities(new.voters)):
+                assert one & other, f"{current} to {new}: {one} and {other} don't meet"
+
+    assert tried > 30
+
+
+def test_pitfall_09_a_step_taken_twice_is_refused_by_name() -> None:
+    """A controller that asks again after a lost answer changes nothing more."""
+    network = Network(3)
+    leader = network.elect(1)
+    leader.configure(Configuration((1, 2, 3), (4,)), now_ms=0)
+    network.settle()
+
+    with pytest.raises(ConfigurationRefused) as again:
+        leader.core.configuration.with_learner(4)
+    assert again.value.reason == "already_member"
+    assert refusal(leader, leader.core.configuration) == "not_one_step"
+
+
+def test_pitfall_19_nobody_stands_while_the_leader_is_heard_and_its_log_is_elsewhere() -> None:
+    """A follower flagged for catch-up is still sent heartbeats, hears the leader and stays quiet."""
+    network = Network(3)
+    leader = network.elect(1)
+    network.isolate(3)
+    leader.propose(b"a", b"b", b"c", now_ms=0)
+    network.settle()
+    leader.log.trim(3)
+    network.heal()
+    network.pass_time(60_000)
+
+    assert leader.core.progress[3].needs_catch_up
+    assert (network.leaders(), network[3].core.term, network[3].core.leader_id) == ([1], 1, 1)
+    network.heal()
+    before = len(network[3].readies)
+    network.pass_time(60_000)
+    stood = [ready.became for ready in network[3].readies[before:] if ready.became is not None]
+    assert stood == []
+    appended = [m for r in leader.readies[-50:] for m in sent(r, Append) if m.receiver == 3]
+    assert all(isinstance(m, Append) and m.entry_count == 0 for m in appended)
+
+
+def test_pitfall_50_a_removal_that_is_cut_leaves_the_replica_as_it_was() -> None:
+    """It was never committed: the replica has its data, its vote, and everything that came since."""
+    network = Network(5)
+    old_leader = network.elect(1)
+    old_leader.propose(b"a", now_ms=0)
+    network.settle()
+    # The removal of 5 reaches 5 itself, which believes it, and nobody else.
+    network.isolate(1)
+    old_leader.configure(Configuration((1, 2, 3, 4)), now_ms=0)
+    change = old_leader.log.entries[-1]
+    network[5].receive((Append(*head(1, 5, 1), 2, 1, 2, 1), (change,)), now_ms=0)
+    network.settle()
+    assert network[5].core.configuration == Configuration((1, 2, 3, 4))
+    assert network[5].core.committed_index == 2
+    network.pass_time(10_000)
+
+    leader = network.leader()
+    assert leader.replica_id in (2, 3, 4)
+    network[2 if leader.replica_id != 2 else 3].crash()
+    leader.propose(b"b", now_ms=network.now_ms)
+    network.settle()
+    assert network[5].core.configuration == Configuration((1, 2, 3, 4, 5))
+    assert network[5].data == [b"a", b"b"]
+    assert leader.core.committed_index == leader.core.last_index, "its copy counts: three of five"

@@ -28,7 +28,10 @@ class LogMachine(RuleBasedStateMachine):
         self.log = raft_log(self.view)
         self.model: list[Entry] = []
         self.term = 1
-        self.durable = 0
+        # What was handed out and is not written yet, what lies on the disk, and what a sync has covered.
+        self.writes: list[tuple[int | None, list[Entry]]] = []
+        self.disk: list[Entry] = []
+        self.completions: list[tuple[int, int, int]] = []
 
     @rule(count=st.integers(1, 3), raise_term=st.booleans(), change=st.booleans())
     def append(self, count: int, raise_term: bool, change: bool) -> None:
@@ -48,7 +51,30 @@ class LogMachine(RuleBasedStateMachine):
         self.log.truncate(index)
         del self.model[index - 1 :]
         self.term += 1
-        self.durable = min(self.durable, index - 1)
+        self.take()
+
+    @precondition(lambda self: len(self.model) > self.log.committed_index + 1)
+    @rule(data=st.data())
+    def flap(self, data: st.DataObject) -> None:
+        """Cut by a leader of another term, then sent again by one that has the old entries: A, B, A."""
+        index = data.draw(st.integers(self.log.committed_index + 1, len(self.model)))
+        again = self.model[index - 1 :]
+        self.truncate_at(index)
+        other = Entry(index, again[-1].term + 1, b"", index)
+        self.log.append([other])
+        self.model.append(other)
+        self.take()
+        if data.draw(st.booleans()):
+            self.truncate_at(index)
+            self.log.append(again)
+            self.model += again
+            self.take()
+        self.term = max(self.term, other.term)
+
+    def truncate_at(self, index: int) -> None:
+        self.log.truncate(index)
+        del self.model[index - 1 :]
+        self.take()
 
     @rule()
     def take(self) -> None:
@@ -57,23 +83,44 @@ class LogMachine(RuleBasedStateMachine):
             self.view.truncate(truncate_from)
         self.view.entries.extend(entries)
         assert self.model == self.view.entries
+        if truncate_from is not None or entries:
+            self.writes.append((truncate_from, list(entries)))
+            if self.model:
+                self.completions.append((len(self.model), self.model[-1].term, self.log.cuts))
+            else:
+                self.completions.append((0, 0, self.log.cuts))
 
     @precondition(lambda self: self.log.committed_index < len(self.model))
     @rule()
     def commit(self) -> None:
         self.log.commit(self.log.committed_index + 1)
 
-    @rule(data=st.data())
-    def persisted(self, data: st.DataObject) -> None:
-        """A completion counts only for an entry that the driver has and that is still ours."""
-        index = data.draw(st.integers(0, len(self.model) + 1))
-        term = data.draw(st.integers(1, self.term))
-        is_ours = 0 < index <= len(self.model) and self.model[index - 1].term == term
-        told = self.view.entries[: len(self.model)]
-        is_told = is_ours and index <= len(told) and told[index - 1] == self.model[index - 1]
-        if self.log.persisted(index, term):
-            assert is_told
-            self.durable = max(self.durable, index)
+    @precondition(lambda self: self.writes)
+    @rule()
+    def sync(self) -> None:
+        """The disk does one more of the writes, in order, and says so."""
+        truncate_from, entries = self.writes.pop(0)
+        if truncate_from is not None:
+            del self.disk[truncate_from - 1 :]
+        self.disk += entries
+        index, term, cuts = self.completions.pop(0)
+        self.log.persisted(index, term, cuts=cuts)
+        if not self.writes:
+            self.take()
+        if not self.writes:
+            assert len(self.model) == self.log.durable_index
+
+    @invariant()
+    def durable_is_what_lies_on_the_disk(self) -> None:
+        durable = self.log.durable_index
+        assert self.disk[:durable] == self.model[:durable]
+
+    @invariant()
+    def what_waits_is_counted(self) -> None:
+        """Whole calls are counted, and let go of when the last entry of each is committed."""
+        waiting = sum(entry.size for entry in self.model[self.log.committed_index :])
+        assert waiting <= self.log.uncommitted_bytes
+        assert (waiting == 0) == (self.log.uncommitted_bytes == 0)
 
     @invariant()
     def reads_like_the_list(self) -> None:
@@ -82,7 +129,6 @@ class LogMachine(RuleBasedStateMachine):
         assert (model[-1].term if model else 0) == log.last_term
         assert [0, *(e.term for e in model), None] == [log.term(i) for i in range(len(model) + 2)]
         assert [e.size for e in model] == [log.size(i) for i in range(1, len(model) + 1)]
-        assert self.durable == log.durable_index
         changes = [THREE, *(e.configuration for e in model if e.configuration is not None)]
         assert changes[-1] == log.configurations.current
 

@@ -91,9 +91,9 @@ def test_a_negative_number_is_no_message() -> None:
 
 def test_fields_added_by_a_later_version_are_ignored() -> None:
     """Fields are added last, so an older reader steps over them."""
-    newer = msgspec.msgpack.encode([[8, b"c" * 16, b"g" * 16, 1, 2, 0, 3, 4, "new"]])
+    newer = msgspec.msgpack.encode([[8, b"c" * 16, b"g" * 16, 1, 2, 0, 3, 4, False, 5, "new"]])
 
-    assert [HeartbeatAnswer(b"c" * 16, b"g" * 16, 1, 2, 0, 3, 4)] == decode(newer)
+    assert [HeartbeatAnswer(b"c" * 16, b"g" * 16, 1, 2, 0, 3, 4, False, 5)] == decode(newer)
 
 
 def test_the_wire_form_is_fixed() -> None:

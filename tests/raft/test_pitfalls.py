@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from raft import AnyMessage, Entry, HardState, Role
+from raft import AnyMessage, Configuration, Entry, HardState, Role, TooMuchUncommitted
 from raft.messages import (
     Append,
     AppendAnswer,
@@ -147,12 +147,32 @@ def test_pitfall_03_an_old_completion_never_confirms_an_overwrite() -> None:
     replica.receive((PreVoteAnswer(*head(2, 1, 3), granted=True), ()), now_ms=0)
     replica.receive((VoteAnswer(*head(2, 1, 3), granted=True), ()), now_ms=0)
     assert replica.core.is_leader
-    replica.core.persisted(index=2, term=1)
+    replica.core.persisted(index=2, term=1, cuts=0)
     assert replica.core.progress[1].match_index == 0
     assert replica.core.dropped == {"old_completion": 1}
 
-    replica.core.persisted(index=2, term=2)
+    replica.core.persisted(index=2, term=2, cuts=1)
     assert replica.core.progress[1].match_index == 2
+
+
+def test_pitfall_03_an_entry_cut_and_sent_again_waits_for_its_own_sync() -> None:
+    """A, B, A: written, cut, replaced, cut, and the first one sent again. Index and term are the same, the
+    disk is not: until its own sync a crash brings back what was in between.
+    """
+    network = Network(logs={1: entries_of(1)}, hard_states={1: HardState(1)})
+    replica = network[1]
+    first, other = Entry(2, 1, b"A", 1), Entry(2, 2, b"B", 1)
+    replica.receive((Append(*head(2, 1, 1), 1, 1, 0, 1), (first,)), now_ms=0)
+    replica.receive((Append(*head(3, 1, 2), 1, 1, 0, 1), (other,)), now_ms=0)
+    replica.receive((Append(*head(2, 1, 3), 1, 1, 0, 1), (first,)), now_ms=0)
+
+    durable = []
+    for _ in range(3):
+        replica.sync(1)
+        durable.append((replica.core._log.durable_index, [e.data for e in replica.durable_log.entries[1:]]))
+
+    assert durable == [(1, [b"A"]), (1, [b"B"]), (2, [b"A"])]
+    assert replica.core.dropped == {"old_completion": 2}
 
 
 def test_pitfall_04_acknowledgements_of_an_earlier_term_count_for_nothing() -> None:
@@ -317,6 +337,73 @@ def test_pitfall_12_the_only_replica_that_sees_a_majority_leads() -> None:
     assert (network.leaders(), network[3].core.term) == ([3], term)
 
 
+def test_pitfall_18_what_is_not_committed_is_bounded_and_the_refusal_names_it() -> None:
+    """Without a majority a leader takes its limit and no more; a commit makes room; one always fits."""
+    network = Network(settings=Settings(max_uncommitted_bytes=100))
+    leader = network.elect(1)
+    network.isolate(1)
+    leader.propose(b"x" * 1_000, now_ms=0)
+    with pytest.raises(TooMuchUncommitted) as refused:
+        leader.propose(b"y", now_ms=0)
+    assert (refused.value.uncommitted_bytes, refused.value.limit_bytes) == (1_000, 100)
+    assert leader.data == [b"x" * 1_000]
+
+    network.heal()
+    network.pass_time(600)
+    assert leader.core.uncommitted_bytes == 0
+    leader.propose(b"y" * 60, now_ms=network.now_ms)
+    leader.propose(b"z" * 40, now_ms=network.now_ms)
+    with pytest.raises(TooMuchUncommitted):
+        leader.propose(b"!", now_ms=network.now_ms)
+
+
+def test_pitfall_18_a_new_leader_counts_what_it_inherits() -> None:
+    """Else each of many leaders without a majority could add another limit's worth."""
+    network = Network(settings=Settings(max_uncommitted_bytes=1_000))
+    leader = network.elect(1)
+    network.drop = lambda message: isinstance(message, AppendAnswer)
+    leader.propose(b"x" * 990, now_ms=0)
+    network.settle()
+    leader.crash()
+    network.pass_time(6_000)
+    heir = network.leader()
+
+    assert heir.core.committed_index == 1
+    with pytest.raises(TooMuchUncommitted):
+        heir.propose(b"y" * 20, now_ms=network.now_ms)
+    network.heal()
+    network.pass_time(600)
+    heir.propose(b"y" * 20, now_ms=network.now_ms)
+
+
+def test_pitfall_18_a_full_tail_stops_no_configuration_change() -> None:
+    """To remove who is gone may be what brings the majority back."""
+    network = Network(2, settings=Settings(max_uncommitted_bytes=10))
+    leader = network.elect(1)
+    network[2].crash()
+    leader.propose(b"x" * 10, now_ms=0)
+    leader.configure(Configuration((1,)), now_ms=0)
+    network.settle()
+
+    assert leader.core.committed_index == 3
+    assert leader.core.uncommitted_bytes == 0
+
+
+def test_pitfall_18_what_is_under_way_is_bounded_in_number_too() -> None:
+    """A thousand small appends cost a slow follower more than their bytes."""
+    network = Network(settings=Settings(max_inflight_appends=3))
+    leader = network.elect(1)
+    network.drop = lambda message: message.receiver == 3
+    for number in range(6):
+        leader.propose(b"%d" % number, now_ms=0)
+    assert [len(leader.core.progress[follower].inflight) for follower in (2, 3)] == [3, 3]
+    assert leader.core.progress[2].next_index == 5
+
+    leader.receive((AppendAnswer(*head(2, 1, 1), 3), ()), now_ms=0)
+    assert leader.core.progress[2].next_index == 8, "the rest goes in one append"
+    assert len(leader.core.progress[2].inflight) == 2
+
+
 def test_pitfall_21_one_probe_then_a_pipeline_within_its_window() -> None:
     """Unknown: one append. Known: as many as the window of bytes holds; acknowledgements open it again."""
     settings = Settings(max_append_bytes=20, max_inflight_bytes=60)
@@ -387,6 +474,64 @@ def test_pitfall_21_commit_progress_is_told_at_once() -> None:
     notices = [m for m in ready.messages if isinstance(m, Heartbeat)]
     assert [(m.receiver, m.commit, m.round) for m in notices] == [(2, 2, 0), (3, 2, 0)]
     assert not network[2].receive((notices[0], ()), now_ms=0).messages
+
+
+def test_pitfall_22_news_that_the_leader_is_gone_is_taken_back_by_a_sign_of_life() -> None:
+    """Told so, a follower grants pre-votes; it still knows its leader, and a heartbeat ends the doubt."""
+    network = Network()
+    network.elect(1)
+    follower = network[2]
+    follower.core.suspect_leader(now_ms=0)
+    asked = (PreVote(*head(3, 2, 2), 1, 1), ())
+    ready = follower.receive(asked, now_ms=0)
+    assert ready.messages == [PreVoteAnswer(*head(2, 3, 2), granted=True)]
+    assert follower.core.leader_id == 1
+
+    follower.receive((Heartbeat(*head(1, 2, 1), 1, 1), ()), now_ms=1)
+    ready = follower.receive(asked, now_ms=1)
+    assert ready.messages == [PreVoteAnswer(*head(2, 3, 1), granted=False)]
+
+
+def test_pitfall_22_a_majority_that_was_told_so_replaces_a_leader_that_lives() -> None:
+    """Check-quorum must not keep them: who was told stands and grants, and the old leader follows."""
+    network = Network()
+    network.elect(1)
+    network[2].core.suspect_leader(now_ms=0)
+    network[3].core.suspect_leader(now_ms=0)
+    network[3].core.campaign(now_ms=0)
+    network[3].perform()
+    network.settle()
+
+    assert network.leaders() == [3]
+    assert network[1].core.leader_id == 3
+
+
+def test_pitfall_24_news_of_anybodys_death_changes_no_quorum_and_elects_nobody() -> None:
+    """Gossip is a hint: wrong about everybody, all the time, it costs elections at most, never a vote."""
+    network = Network(5)
+    network.elect(1)
+    network.isolate(4)
+    network.isolate(5)
+    for _ in range(50):
+        for replica in network.replicas.values():
+            replica.core.suspect_leader(now_ms=network.now_ms)
+            for other in network.replicas:
+                replica.core.unreachable(other)
+            replica.perform()
+        network.pass_time(20)
+    assert all(len(r.core.configuration.voters) == 5 for r in network.replicas.values())
+    # Three of five are needed for anything, whoever is said to be dead.
+    leader = network.leader()
+    committed = leader.core.committed_index
+    for other in {1, 2, 3} - {leader.replica_id}:
+        network.isolate(other)
+    leader.propose(b"alone", now_ms=network.now_ms)
+    for other in network.replicas:
+        leader.core.unreachable(other)
+    network.settle()
+    assert leader.core.committed_index == committed
+    network.pass_time(20_000)
+    assert network.leaders() == []
 
 
 def test_pitfall_25_a_duplicated_answer_is_one_answer() -> None:

@@ -84,6 +84,37 @@ def test_pitfall_14_a_leader_paused_and_replaced_answers_no_read() -> None:
     assert old.reads_failed == [7]
 
 
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_pitfall_27_a_leader_that_stood_still_answers_nothing_from_memory(asked: str) -> None:
+    """A process may be stopped between any two lines. There is no lease: what it answers after the pause is
+    confirmed after it, so a leader that was replaced meanwhile answers no read, whenever that came.
+    """
+    network = Network()
+    leader = network.elect(1)
+    network.isolate(1)
+    if asked == "before":
+        leader.core.read_index(7, now_ms=0)
+        leader.perform()
+    # 1 stands still: nothing of it runs, while the others elect and commit.
+    leader.alive = False
+    network.pass_time(10_000)
+    other = network.leader()
+    other.propose(b"new", now_ms=network.now_ms)
+    network.settle()
+    assert other.replica_id != 1 and other.core.committed_index == 3
+
+    leader.alive = True
+    assert leader.core.role is Role.LEADER
+    if asked == "after":
+        leader.core.read_index(7, now_ms=network.now_ms)
+        leader.perform()
+    network.heal()
+    network.settle()
+    network.pass_time(3_000)
+    assert leader.reads == {}
+    assert leader.reads_failed == [7]
+
+
 def test_a_duplicated_confirmation_is_one_confirmation() -> None:
     """Confirmations are collected by replica id."""
     network = Network(5)
@@ -169,6 +200,21 @@ def test_pitfall_13_hand_over_to_somebody_gone_ends_by_itself() -> None:
     leader.propose(b"a", now_ms=network.now_ms)
     network.settle()
     assert leader.core.committed_index == 2
+
+
+def test_pitfall_13_a_lost_hand_over_is_told_again() -> None:
+    """Proposals wait for it: at the next heartbeat, not after the whole time out."""
+    network = Network()
+    leader = network.elect(1)
+    network.drop = lambda message: isinstance(message, TimeoutNow)
+    leader.core.transfer_leadership(3, now_ms=0)
+    leader.perform()
+    network.settle()
+    assert network.leaders() == [1]
+
+    network.heal()
+    network.pass_time(250)
+    assert network.leaders() == [3]
 
 
 def test_news_of_a_dead_leader_makes_a_new_one_at_once() -> None:
