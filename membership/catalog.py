@@ -16,8 +16,11 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from membership import catalog_rules as rules
+from membership import replica_rules
+from membership.lives import Life
 from membership.records import (
     CatalogState,
+    ChangeReplicas,
     CreateTopic,
     DeleteTopic,
     FoundCluster,
@@ -25,6 +28,7 @@ from membership.records import (
     MarkRemoved,
     NodeRecord,
     RegisterNode,
+    ReplicaChange,
     Result,
     Setting,
     UpdateTopicSettings,
@@ -46,7 +50,9 @@ class NotCatalogLeader(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """The command was committed, but its result passed by unseen (the state arrived as a snapshot)."""
+    """The command was committed, but its result passed by unseen (the state arrived as a snapshot); or this
+    node's catalog stopped while it was on its way.
+    """
 
 
 class Proposer(Protocol):
@@ -111,6 +117,10 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     @replicated
     def mark_removed(self, request: str) -> Result:
         return self._follow(rules.mark_removed, MarkRemoved, request)
+
+    @replicated
+    def vary_replicas(self, request: str) -> Result:
+        return self._follow(replica_rules.change_replicas, ChangeReplicas, request)
 
     @replicated
     def update_topic_settings(self, request: str) -> Result:
@@ -231,12 +241,13 @@ class Catalog:
         """Give the cluster its id: created, exists or exists_differently."""
         return await self._command(self._tables.found_cluster, FoundCluster(cluster_id))
 
-    async def register_node(self, record: NodeRecord) -> Result:
-        """Make a node known (created, exists, updated); store_changed when its name has another store.
+    async def register_node(self, record: NodeRecord, *, former: Sequence[Life] = ()) -> Result:
+        """Make a node known (created, exists, updated).
 
-        ``result.node.catalog_replica`` is its replica id in group 0.
+        store_changed when its name has another store, rolled_back when the store is an older copy; `former`:
+        see `RegisterNode`. ``result.node.catalog_replica`` is its replica id in group 0.
         """
-        return await self._command(self._tables.register_node, RegisterNode(record))
+        return await self._command(self._tables.register_node, RegisterNode(record, former=list(former)))
 
     async def update_node(self, record: NodeRecord) -> Result:
         """Change addresses, shards or weight of a known node; absent when it isn't one."""
@@ -281,6 +292,10 @@ class Catalog:
     async def mark_removed(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
         """Report replicas of deleted groups that are gone: marked or unchanged."""
         return await self._command(self._tables.mark_removed, MarkRemoved(node, store_id, list(groups)))
+
+    async def change_replicas(self, change: ReplicaChange) -> Result:
+        """One step of a replica's way: updated, marked, unchanged, absent, conflict (`replica_rules`)."""
+        return await self._command(self._tables.vary_replicas, ChangeReplicas(change))
 
     async def update_topic_settings(
         self, name: str, changes: Mapping[str, Setting | None], *, version: int

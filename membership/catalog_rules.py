@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from membership.lives import Life, contradicts, newer
 from membership.records import (
     CatalogState,
     CreateTopic,
@@ -25,6 +26,7 @@ from membership.records import (
     FoundCluster,
     MarkMade,
     MarkRemoved,
+    NodeRecord,
     Outcome,
     PartitionRecord,
     RegisterNode,
@@ -59,7 +61,10 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
 
 
 def register_node(state: CatalogState, request: RegisterNode) -> Change:
-    """Make a node known or change its addresses, shards or weight; refuse another store under its name."""
+    """Make a node known or change its addresses, shards or weight.
+
+    Refuses another store under its name, and an older copy of the store.
+    """
     record = request.record
     known = state.nodes.get(record.node)
     if known is None and request.known:
@@ -68,13 +73,16 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
         return _same(
             state, "store_changed", f"{record.node!r} is known with another data directory", node=known
         )
+    if known is not None and contradicts(_lives(request), known.life):
+        return _same(state, "rolled_back", _how_old(record, known), node=known)
     wrong = _wrong_node(state, request)
     if wrong:
         return _same(state, "invalid", wrong)
 
     next_replica_id = state.next_replica_id
     if known is not None:
-        record = replace(record, catalog_replica=known.catalog_replica)
+        # What comes late may show an earlier page.
+        record = replace(record, catalog_replica=known.catalog_replica, life=newer(record.life, known.life))
     elif record.catalog_replica == 0:
         record = replace(record, catalog_replica=next_replica_id)
     next_replica_id = max(next_replica_id, record.catalog_replica + 1)
@@ -86,6 +94,20 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
         {"node": record},
         nodes=state.nodes | {record.node: record},
         next_replica_id=next_replica_id,
+    )
+
+
+def _lives(request: RegisterNode) -> list[Life]:
+    life = request.record.life
+    return request.former if life is None else [*request.former, life]
+
+
+def _how_old(record: NodeRecord, known: NodeRecord) -> str:
+    assert known.life is not None
+    number = record.life.number if record.life is not None else 0
+    return (
+        f"the data directory of {record.node!r} is an older copy: it begins start {number} of a history that "
+        f"is not the one the cluster knows up to start {known.life.number}, page {known.life.page}"
     )
 
 
@@ -212,7 +234,12 @@ def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
     gone = state.partitions_of(request.name)
     tombstones = {
         p.group.hex(): Tombstone(
-            p.topic, p.number, p.group, p.replicas, request.deleted_ms, state.version + 1
+            p.topic,
+            p.number,
+            p.group,
+            [*p.replicas, *(each.replica for each in p.leaving), *p.removed],
+            request.deleted_ms,
+            state.version + 1,
         )
         for p in gone
     }

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from membership.lives import Life
+
 Setting = int | str
 
 
@@ -20,6 +22,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     `store_id` is made when its data directory is formatted: another one under the same name is another node,
     which holds nothing of what this one held. `peer_ports` has the controller's first, then one for each
     shard. `catalog_replica` is its replica id in group 0; 0 in a registration asks the catalog for one.
+    `life` is the newest start of this folder that is known (see `lives`). `rolled_back`: the node has found
+    that its folder is an older copy; it holds nothing that counts until a folder registers that is not.
     """
 
     node: str
@@ -32,6 +36,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     shards: int
     weight: float = 1.0
     catalog_replica: int = 0
+    life: Life | None = None
+    rolled_back: bool = False
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True):
@@ -45,6 +51,18 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     store_id: bytes
     reason: Literal["rank", "pin"] = "rank"
     made: bool = False
+    lost: bool = False
+    """The node's report that it cannot vouch for what this replica once promised: it is to be replaced."""
+
+
+class LeavingReplica(msgspec.Struct, frozen=True):
+    """A replica whose place was given to another, and which the group itself has yet to let go.
+
+    One that is dead or lost is removed before the new one is added; one that is moved, after.
+    """
+
+    replica: ReplicaRecord
+    why: Literal["dead", "lost", "moved"]
 
 
 class PartitionRecord(msgspec.Struct, frozen=True):
@@ -56,6 +74,13 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     state: Literal["creating", "live"]
     replicas: list[ReplicaRecord]
     created_ms: int
+    version: int = 0
+    """The catalog's version when its placement was last changed: what a next change is decided on."""
+    leaving: list[LeavingReplica] = []
+    removed: list[ReplicaRecord] = []
+    """Replicas of which the group's leader said that their removal is committed: their nodes delete them."""
+    configuration_index: int = 0
+    """The entry of the group's configuration that was reported last."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -117,10 +142,14 @@ class FoundCluster(msgspec.Struct, frozen=True):
 
 
 class RegisterNode(msgspec.Struct, frozen=True):
-    """Make a node known, or, with `known`, change what is known of it."""
+    """Make a node known, or, with `known`, change what is known of it.
+
+    `former`: the lives before the record's own of which the catalog may not have heard, and one that it has.
+    """
 
     record: NodeRecord
     known: bool = False
+    former: list[Life] = []
 
 
 class CreateTopic(msgspec.Struct, frozen=True):
@@ -167,6 +196,53 @@ class UpdateTopicSettings(msgspec.Struct, frozen=True):
     version: int
 
 
+class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
+    """Give the place of a replica to a new one on `node`; decided on the partition in this `version`."""
+
+    partition: str
+    group: bytes
+    version: int
+    replica_id: int
+    why: Literal["dead", "lost", "moved"]
+    node: str
+
+
+class ReportConfiguration(msgspec.Struct, frozen=True, tag="report"):
+    """A leader's word: these are the group's members by the entry at `index`, which is committed."""
+
+    partition: str
+    group: bytes
+    index: int
+    members: list[int]
+
+
+class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
+    """A node's report of its own replicas, by id: made (and not empty), lost, or deleted after a removal."""
+
+    node: str
+    store_id: bytes
+    made: list[int] = []
+    lost: list[int] = []
+    deleted: list[int] = []
+
+
+class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
+    """A node's word that its folder is an older copy than the one that was at `known`."""
+
+    node: str
+    store_id: bytes
+    known: Life
+
+
+ReplicaChange = ReplaceReplica | ReportConfiguration | ReportReplicas | ReportRolledBack
+
+
+class ChangeReplicas(msgspec.Struct, frozen=True):
+    """One step on the way of replicas from node to node."""
+
+    change: ReplicaChange
+
+
 Outcome = Literal[
     "created",
     "updated",
@@ -176,6 +252,7 @@ Outcome = Literal[
     "unchanged",
     "exists_differently",
     "store_changed",
+    "rolled_back",
     "absent",
     "conflict",
     "invalid",
@@ -187,9 +264,10 @@ class Result(msgspec.Struct, frozen=True):
     """What a command did. `version` is the catalog's after it.
 
     created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
-    exists_differently: the name is taken. store_changed: another data directory under a known name. absent:
-    no such topic or node. conflict: decided on a state that is no more. invalid: makes no sense. failed: a
-    mistake of ours in applying it; nothing changed.
+    exists_differently: the name is taken. store_changed: another data directory under a known name.
+    rolled_back: an older copy of the data directory that is known. absent: no such topic or node. conflict:
+    decided on a state that is no more. invalid: makes no sense. failed: a mistake of ours in applying it;
+    nothing changed.
     """
 
     outcome: Outcome

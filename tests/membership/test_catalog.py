@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from membership import catalog_rules as rules
 from membership.catalog import Catalog, NotCatalogLeader, OutcomeUnknown
+from membership.lives import Life
 from membership.records import (
     CatalogState,
     CreateTopic,
@@ -21,6 +22,7 @@ from membership.records import (
     MarkRemoved,
     NodeRecord,
     RegisterNode,
+    ReportRolledBack,
     Result,
     UpdateTopicSettings,
 )
@@ -141,6 +143,38 @@ async def test_one_store_is_not_known_under_two_names(catalog: Catalog) -> None:
     await catalog.register_node(node("a"))
 
     assert (await catalog.register_node(node("b", store=b"a"))).outcome == "invalid"
+
+
+async def test_an_older_copy_of_a_known_data_directory_is_refused(catalog: Catalog) -> None:
+    """It changes nothing; the node that goes on where it was, also over starts nobody heard of, is taken."""
+    first, unheard, now = Life(1, b"1", 4), Life(2, b"2"), Life(3, b"3")
+    await catalog.register_node(replace(node("a"), life=first))
+    for former, life in [((), Life(1, b"x")), ((replace(first, page=3),), Life(2, b"x")), ((), None)]:
+        result = await catalog.register_node(replace(node("a"), life=life), former=former)
+        assert (result.outcome, result.version) == ("rolled_back", 1)
+
+    assert (await catalog.register_node(replace(node("a"), life=now), former=[first, unheard])).ok
+    # What the life said before comes late.
+    assert (await catalog.register_node(replace(node("a"), life=replace(now, page=2)))).ok
+    assert (await catalog.register_node(replace(node("a"), life=now))).outcome == "exists"
+    known = catalog.state().nodes["a"].life
+    assert known is not None and known.page == 2
+
+
+async def test_a_node_that_was_put_back_is_shown_until_its_newest_folder_is_there_again(
+    catalog: Catalog,
+) -> None:
+    """A report of an older state than that is late, and changes nothing."""
+    life = Life(1, b"1")
+    await catalog.register_node(replace(node("a"), life=life))
+    report = ReportRolledBack("a", b"a", life)
+    assert (await catalog.change_replicas(report)).outcome == "marked"
+    assert catalog.state().nodes["a"].rolled_back
+
+    again = Life(2, b"2")
+    await catalog.register_node(replace(node("a"), life=again), former=[life])
+    assert (await catalog.change_replicas(report)).outcome == "unchanged"
+    assert not catalog.state().nodes["a"].rolled_back
 
 
 async def test_an_unknown_node_is_not_updated_into_being(catalog: Catalog) -> None:

@@ -75,7 +75,7 @@ def test_a_farewell_needs_no_suspicion() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.05, 0.2])
-def test_lossy_links_never_bury_the_living(loss: float) -> None:
+def test_pitfall_24_lossy_links_never_bury_the_living(loss: float) -> None:
     """Five minutes of ten members with lost datagrams: suspicions, all refuted, and nobody offline."""
     world = World(7, loss=loss)
     world.cluster(10)
@@ -137,7 +137,7 @@ def test_a_long_partition_heals_through_the_seeds() -> None:
     assert world.run_until(world.agreed, limit_ms=10_000)
 
 
-def test_a_stalled_loop_does_not_accuse_others() -> None:
+def test_pitfall_24_a_stalled_loop_does_not_accuse_others() -> None:
     """Lifeguard: woken late, a member extends every deadline and doubts itself."""
     world = World(6)
     world.cluster(5)

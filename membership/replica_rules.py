@@ -1,0 +1,143 @@
+"""How replicas go from node to node in the catalog: one pure function for each step, as in `catalog_rules`.
+
+The group's own log says who its members are. Here stands who they are to be, and what each side has reported:
+the new replica is *made*, the old one is *leaving* until its group's leader says that its removal is
+committed, then *removed* until its node has deleted it. A replica id that left never comes back.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from membership.records import (
+    CatalogState,
+    ChangeReplicas,
+    LeavingReplica,
+    PartitionRecord,
+    ReplaceReplica,
+    ReplicaRecord,
+    ReportConfiguration,
+    ReportReplicas,
+    ReportRolledBack,
+    Result,
+)
+
+Change = tuple[CatalogState, Result]
+
+
+def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
+    """Perform one step."""
+    match request.change:
+        case ReplaceReplica() as step:
+            return replace_replica(state, step)
+        case ReportConfiguration() as report:
+            return report_configuration(state, report)
+        case ReportReplicas() as told:
+            return report_replicas(state, told)
+        case ReportRolledBack() as old:
+            return report_rolled_back(state, old)
+
+
+def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
+    """Give a replica's place to a new one, if the partition is still what the step was decided on."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or partition.group != request.group:
+        return state, Result("absent", state.version, f"no such group as {request.partition}")
+    if partition.version != request.version:
+        return state, Result("conflict", state.version, f"version is {partition.version}")
+    why_not = _why_not(state, partition, request)
+    if why_not:
+        return state, Result("conflict", state.version, why_not)
+    version = state.version + 1
+    new = ReplicaRecord(state.next_replica_id, request.node, state.nodes[request.node].store_id)
+    old = next(r for r in partition.replicas if r.replica_id == request.replica_id)
+    partition = replace(
+        partition,
+        replicas=[new if r is old else r for r in partition.replicas],
+        leaving=[*partition.leaving, LeavingReplica(old, request.why)],
+        version=version,
+    )
+    after = replace(
+        state,
+        version=version,
+        partitions=state.partitions | {request.partition: partition},
+        next_replica_id=state.next_replica_id + 1,
+    )
+    return after, Result("updated", version)
+
+
+def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceReplica) -> str:
+    if partition.state != "live":
+        return "the partition is still being created"
+    if partition.leaving:
+        return "another replica is leaving"
+    if request.replica_id not in [r.replica_id for r in partition.replicas]:
+        return f"replica {request.replica_id} is not in its place any more"
+    others = [r for r in partition.replicas if r.replica_id != request.replica_id]
+    if not all(r.made for r in others):
+        return "another replica is still being made"
+    if request.node not in state.nodes or request.node in [r.node for r in others]:
+        return f"{request.node} is not known, or holds a replica already"
+    return ""
+
+
+def report_configuration(state: CatalogState, request: ReportConfiguration) -> Change:
+    """Take the leader's word for who is a member; of those that left, their nodes may delete the data."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or partition.group != request.group:
+        return state, Result("absent", state.version)
+    if request.index <= partition.configuration_index:
+        return state, Result("unchanged", state.version)
+    gone = [each for each in partition.leaving if each.replica.replica_id not in request.members]
+    partition = replace(
+        partition,
+        leaving=[each for each in partition.leaving if each not in gone],
+        removed=[*partition.removed, *(each.replica for each in gone)],
+        configuration_index=request.index,
+        version=state.version + 1 if gone else partition.version,
+    )
+    return _changed(state, {request.partition: partition})
+
+
+def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
+    """Take a node's word for its own replicas."""
+
+    def own(replica: ReplicaRecord, ids: list[int]) -> bool:
+        # A lost one may have lost its store with it; of the other two only the store itself can tell.
+        return replica.node == request.node and replica.replica_id in ids
+
+    changed = {}
+    for key, partition in state.partitions.items():
+        replicas = [
+            replace(
+                r,
+                made=r.made or (own(r, request.made) and r.store_id == request.store_id),
+                lost=r.lost or own(r, request.lost),
+            )
+            for r in partition.replicas
+        ]
+        removed = [
+            r for r in partition.removed if not (own(r, request.deleted) and r.store_id == request.store_id)
+        ]
+        if replicas != partition.replicas or removed != partition.removed:
+            changed[key] = replace(partition, replicas=replicas, removed=removed, version=state.version + 1)
+    if not changed:
+        return state, Result("unchanged", state.version)
+    return _changed(state, changed)
+
+
+def report_rolled_back(state: CatalogState, request: ReportRolledBack) -> Change:
+    """Take a node's word that its folder is an older copy, unless the newest one has come back since."""
+    node = state.nodes.get(request.node)
+    if node is None:
+        return state, Result("absent", state.version, f"no node {request.node!r}")
+    if node.store_id != request.store_id or node.life != request.known or node.rolled_back:
+        return state, Result("unchanged", state.version)
+    nodes = state.nodes | {node.node: replace(node, rolled_back=True)}
+    after = replace(state, version=state.version + 1, nodes=nodes)
+    return after, Result("marked", after.version)
+
+
+def _changed(state: CatalogState, partitions: dict[str, PartitionRecord]) -> Change:
+    after = replace(state, version=state.version + 1, partitions=state.partitions | partitions)
+    return after, Result("marked", after.version)

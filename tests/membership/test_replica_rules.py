@@ -1,0 +1,123 @@
+"""How replicas go from node to node in the catalog: each step compares, and none comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from membership.catalog_rules import delete_topic
+from membership.records import (
+    CatalogState,
+    ChangeReplicas,
+    DeleteTopic,
+    NodeRecord,
+    PartitionRecord,
+    ReplaceReplica,
+    ReplicaRecord,
+    ReportConfiguration,
+    ReportReplicas,
+    Result,
+    TopicRecord,
+)
+from membership.replica_rules import change_replicas
+
+GROUP = b"g" * 16
+
+
+def node(name: str) -> NodeRecord:
+    return NodeRecord(name, name.encode() * 16, name, 1, [2], [3, 4], 5, 1)
+
+
+def state_of(*nodes: str) -> CatalogState:
+    replicas = [ReplicaRecord(i + 1, n, n.encode() * 16, made=True) for i, n in enumerate("abc")]
+    return CatalogState(
+        version=10,
+        nodes={name: node(name) for name in nodes},
+        topics={"t": TopicRecord("t", 1, 3, {}, 1, 5)},
+        partitions={"t/0": PartitionRecord("t", 0, GROUP, "live", replicas, 1, version=7)},
+        next_replica_id=4,
+    )
+
+
+def step(**changes: Any) -> ReplaceReplica:
+    return replace(ReplaceReplica("t/0", GROUP, 7, 3, "dead", "d"), **changes)
+
+
+def do(state: CatalogState, change: Any) -> tuple[CatalogState, Result]:
+    after, result = change_replicas(state, ChangeReplicas(change))
+    assert (after is state) == (result.outcome in ("unchanged", "absent", "conflict"))
+    return after, result
+
+
+def test_a_replica_goes_by_way_of_leaving_and_removed() -> None:
+    """Its place is given away at once, its data only after the group and its node have both spoken."""
+    state, result = do(state_of(*"abcd"), step())
+    assert result.outcome == "updated"
+    record = state.partitions["t/0"]
+    assert [(r.replica_id, r.node, r.made) for r in record.replicas] == [
+        (1, "a", True),
+        (2, "b", True),
+        (4, "d", False),
+    ]
+    assert [each.replica.replica_id for each in record.leaving] == [3]
+
+    # The removal is committed: its entry, and who is left.
+    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    record = state.partitions["t/0"]
+    assert ([], [3]) == ([*record.leaving], [r.replica_id for r in record.removed])
+
+    state, _ = do(state, ReportReplicas("d", b"d" * 16, made=[4]))
+    state, _ = do(state, ReportReplicas("c", b"c" * 16, deleted=[3]))
+    record = state.partitions["t/0"]
+    assert all(r.made for r in record.replicas) and not record.removed
+
+
+def test_a_step_decided_on_an_older_placement_changes_nothing() -> None:
+    """The version of the partition, its group and the replica must be what was seen."""
+    state = state_of(*"abcd")
+    assert do(state, step(version=6))[1].outcome == "conflict"
+    assert do(state, step(group=b"h" * 16))[1].outcome == "absent"
+    assert do(state, step(replica_id=9))[1].outcome == "conflict"
+    assert do(state, step(node="b"))[1].outcome == "conflict"
+    assert do(state, step(node="z"))[1].outcome == "conflict"
+
+
+def test_one_replica_of_a_partition_moves_at_a_time() -> None:
+    """Until the old one has left and the new one is made; a new one that is never made may be replaced."""
+    state, _ = do(state_of(*"abcde"), step())
+    version = state.partitions["t/0"].version
+    assert do(state, step(version=version, replica_id=2, node="e"))[1].outcome == "conflict"
+
+    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    version = state.partitions["t/0"].version
+    assert do(state, step(version=version, replica_id=2, node="e"))[1].outcome == "conflict"
+    assert do(state, step(version=version, replica_id=4, node="e"))[1].outcome == "updated"
+
+
+def test_an_old_report_says_nothing_and_a_member_stays() -> None:
+    """A configuration older than the one reported last, or one in which it is still a member."""
+    state, _ = do(state_of(*"abcd"), step())
+    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2, 3]))
+    assert state.partitions["t/0"].leaving
+    assert do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))[1].outcome == "unchanged"
+    assert do(state, ReportConfiguration("t/0", b"h" * 16, 30, [1, 2]))[1].outcome == "absent"
+
+
+def test_only_its_own_store_can_say_that_a_replica_is_made_or_deleted() -> None:
+    """Another data directory under the same name holds nothing of it."""
+    state, _ = do(state_of(*"abcd"), step())
+    assert do(state, ReportReplicas("d", b"x" * 16, made=[4]))[1].outcome == "unchanged"
+    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    assert do(state, ReportReplicas("c", b"x" * 16, deleted=[3]))[1].outcome == "unchanged"
+
+
+def test_pitfall_38_a_topic_deleted_meanwhile_leaves_its_stone_for_every_replica_on_its_way() -> None:
+    """Also for those that leave and those that were removed: their nodes still hold data of it."""
+    state, _ = do(state_of(*"abcd"), step())
+    deleted, _ = delete_topic(state, DeleteTopic("t", 1))
+    assert [r.replica_id for r in deleted.tombstones[GROUP.hex()].replicas] == [1, 2, 4, 3]
+
+    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    deleted, _ = delete_topic(state, DeleteTopic("t", 1))
+    assert [r.replica_id for r in deleted.tombstones[GROUP.hex()].replicas] == [1, 2, 4, 3]
