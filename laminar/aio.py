@@ -5,7 +5,18 @@ from __future__ import annotations
 from laminar.client.client import Client, connect
 from laminar.client.producer import Delivery, Producer
 from laminar.client.reader import Reader
-from laminar.client.records import PartitionInfo, ReadBatch, Receipt, Record, TopicInfo
+from laminar.client.records import (
+    PartitionInfo,
+    ReadBatch,
+    Receipt,
+    Record,
+    SinkInfo,
+    Staged,
+    TopicInfo,
+    Trimmed,
+)
+from laminar.client.sinks import Sink, Stager, Transaction
+from laminar.client.subscription import Subscription
 from laminar.client.topic import Topic
 
 __all__ = [
@@ -17,7 +28,14 @@ __all__ = [
     "Reader",
     "Receipt",
     "Record",
+    "Sink",
+    "SinkInfo",
+    "Staged",
+    "Stager",
+    "Subscription",
     "Topic",
     "TopicInfo",
+    "Transaction",
+    "Trimmed",
     "connect",
 ]

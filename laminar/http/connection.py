@@ -140,13 +140,19 @@ class Connection(Outbound):
 
     @property
     def _has_room(self) -> bool:
-        return not self.paused_writing and len(self._pending) < self._server.limits.max_pipelined
+        limits = self._server.limits
+        return (
+            not self.paused_writing
+            and len(self._pending) < limits.max_pipelined
+            and self._reserved < limits.connection_budget_bytes
+        )
 
     def _consume(self, data: bytes) -> None:
         """Take as many requests as `data` holds; what is left over becomes the tail."""
         server = self._server
         pending = self._pending
         most = server.limits.max_pipelined
+        most_bytes = server.limits.connection_budget_bytes
         position = 0
         size = len(data)
         self._tail = b""
@@ -154,7 +160,7 @@ class Connection(Outbound):
             if self._phase is Phase.CHUNKED:
                 position = self._feed_chunked(data, position)
                 continue
-            if self.paused_writing or len(pending) >= most:
+            if self.paused_writing or len(pending) >= most or self._reserved >= most_bytes:
                 self._pause_reading()
                 break
             end = data.find(b"\r\n\r\n", position)

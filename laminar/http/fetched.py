@@ -87,19 +87,21 @@ def encode_fetch(
     limit: int,
     tag: str | None,
     wanted: str | None,
+    behind: int = 0,
 ) -> Fetched:
     """Records of `frames` from `offset` on, below `to`, at most `limit`, all or those with `tag`.
 
     `wanted` names columns, separated by commas. Whole batches may begin before `offset`, and with a
     tag only those that may hold it are sent: their reader looks again. `next_offset` is behind all
-    that was looked at, also where nothing matched, so that a filtered reader gets on.
+    that was looked at, also where nothing matched, so that a filtered reader gets on: `behind` is where
+    the looking ended, if batches without the tag were left out already.
     """
     columns = _columns(wanted)
     if format_ is FetchFormat.BATCH:
-        return _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag)
+        return _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
     try:
         batches = [Batch(frame, verified=True) for frame in frames]
-        picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag)
+        picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
         if format_ is FetchFormat.ARROW:
             return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
         rows = [_document(record, columns) for batch, rows in picked for record in _records(batch, rows)]
@@ -130,7 +132,9 @@ def _columns(wanted: str | None) -> list[str] | None:
     return names
 
 
-def _as_batches(frames: Sequence[Buffer], *, offset: int, to: int, limit: int, tag: str | None) -> Fetched:
+def _as_batches(
+    frames: Sequence[Buffer], *, offset: int, to: int, limit: int, tag: str | None, behind: int
+) -> Fetched:
     bit = tag_bit(tag) if tag is not None else 0
     body: list[Buffer] = []
     next_offset = offset
@@ -142,6 +146,8 @@ def _as_batches(frames: Sequence[Buffer], *, offset: int, to: int, limit: int, t
         if tag is None or header.tag_mask & bit:
             body.append(frame)
             limit -= header.count
+    else:
+        next_offset = max(next_offset, min(behind, to))
     return Fetched(BATCH_TYPE, body, max(offset, next_offset))
 
 
@@ -149,7 +155,7 @@ _Picked = list[tuple[Batch, Sequence[int]]]
 
 
 def _pick(
-    batches: Sequence[Batch], *, offset: int, to: int, limit: int, tag: str | None
+    batches: Sequence[Batch], *, offset: int, to: int, limit: int, tag: str | None, behind: int
 ) -> tuple[_Picked, int]:
     """Positions to be sent of each batch, and the offset behind all that was looked at."""
     picked: _Picked = []
@@ -171,6 +177,8 @@ def _pick(
         limit -= len(rows)
         if limit == 0:
             break
+    else:
+        next_offset = max(next_offset, min(behind, to))
     return picked, next_offset
 
 

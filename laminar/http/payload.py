@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from laminar.arrow_read import read_stream
 from laminar.batch import BatchError, Buffer, Kind, check_directory, split, verify
+from laminar.frame import NO_PRODUCER, Flag, mark
 from laminar.http.envelopes import parse_envelope_lines, parse_envelopes
 from laminar.http.errors import Problem
 from laminar.http.head import decode_percent
@@ -45,24 +46,27 @@ class Append:
         self.frames = frames
 
 
-def parse_append(request: Request, *, limits: Limits) -> Append:
-    """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit."""
+def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Append:
+    """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
+
+    `keyed`: its batches may carry idempotency keys, as they come from another shard. A client's lose them.
+    """
     kind = request.headers.get("content-type", "")
     if kind not in _PARSERS and kind != BATCH_TYPE:
         kind = kind.partition(";")[0].strip().lower()
     if kind == BATCH_TYPE:
-        return Append(None, _batches(request.body, limits))
+        return Append(None, _batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request)
     records.check(limits)
     return Append(records, [])
 
 
-def _batches(body: Buffer, limits: Limits) -> list[memoryview]:
+def _batches(body: Buffer, limits: Limits, *, keyed: bool) -> list[memoryview]:
     """Whole frames, each verified and within the limits, before any of them is appended."""
     plain_bytes = 0
     try:
         frames = split(body)
-        for frame in frames:
+        for place, frame in enumerate(frames):
             header = verify(frame)
             if header.kind != Kind.DATA:
                 raise Problem(
@@ -75,11 +79,20 @@ def _batches(body: Buffer, limits: Limits) -> list[memoryview]:
                 max_plain_bytes=limits.max_body_bytes * _UNFOLDS - plain_bytes,
             )
             plain_bytes += len(frame)
+            if header.flags & Flag.KEYED and not keyed:
+                # It was fetched, and is appended again: by another request than that of the key.
+                frames[place] = _without_key(frame)
     except BatchError as error:
         raise batch_problem(error) from error
     if not frames:
         raise Problem("invalid", "an append has at least one batch", field="body", value=0, limit=1)
     return frames
+
+
+def _without_key(frame: memoryview) -> memoryview:
+    own = memoryview(bytearray(frame))
+    mark(own, producer_id=NO_PRODUCER, epoch=0, sequence=0, keyed=False)
+    return own
 
 
 def batch_problem(error: BatchError) -> Problem:

@@ -41,6 +41,7 @@ class Match(NamedTuple):
 
 _T: Final = "/v1/topics/{topic}"
 _P: Final = _T + "/partitions/{partition}"
+_S: Final = "/v1/sinks/{sink}"
 
 _FETCH_QUERY: Final = (
     "offset",
@@ -53,6 +54,7 @@ _FETCH_QUERY: Final = (
     "read",
     "min_offset",
     "fields",
+    "on_damage",
 )
 _APPEND_QUERY: Final = ("key", "tag", "timestamp", "key_from", "tag_from")
 _LIST_QUERY: Final = ("prefix", "limit", "after")
@@ -64,7 +66,11 @@ ROUTES: Final = (
     Route("PATCH", _T, "update_topic", "Change a topic's settings by a merge patch", body=True),
     Route("DELETE", _T, "delete_topic", "Delete a topic and its records"),
     Route(
-        "GET", _T + "/partitions", "list_partitions", "List a topic's partitions with leaders and replicas"
+        "GET",
+        _T + "/partitions",
+        "list_partitions",
+        "List a topic's partitions with leaders and replicas",
+        ("wait_ms",),
     ),
     Route("GET", _P, "describe_partition", "Describe a partition"),
     Route("GET", _T + "/routes", "list_routes", "List the key ranges of a topic"),
@@ -82,10 +88,24 @@ ROUTES: Final = (
         _P + "/records",
         "append_to_partition",
         "Append records to a partition",
-        _APPEND_QUERY,
+        (*_APPEND_QUERY, "ack"),
         body=True,
     ),
     Route("GET", _P + "/records", "fetch", "Fetch records from an offset or a time", _FETCH_QUERY),
+    Route(
+        "DELETE",
+        _P + "/records",
+        "delete_records",
+        "Give up the records before an offset",
+        ("before", "dry_run"),
+    ),
+    Route(
+        "POST",
+        _P + "/recover",
+        "recover_partition",
+        "Accept the loss of what only absent replicas hold, where a partition waits for them",
+        ("accept_loss",),
+    ),
     Route("GET", _P + "/records/{offset}", "fetch_one", "Fetch one record's value"),
     Route(
         "GET",
@@ -94,11 +114,58 @@ ROUTES: Final = (
         "Find the offset at a time, the earliest or the latest",
         ("at", "read"),
     ),
+    Route(
+        "GET",
+        _P + "/producers/{producer}",
+        "describe_producer",
+        "Tell how far a producer got in a partition, or wait until its batch is durable",
+        ("epoch", "sequence", "wait_ms"),
+    ),
+    Route(
+        "PUT",
+        _P + "/producers/{producer}",
+        "fence_producer",
+        "Begin an epoch of a producer in a partition: older ones are refused from now on",
+        ("epoch",),
+    ),
     Route("GET", _P + "/digest", "digest", "Digest a replica's committed log", ("to_index",)),
     Route("GET", _T + "/cursors", "list_cursors", "List a topic's cursors", _LIST_QUERY),
     Route("GET", _T + "/cursors/{cursor}", "describe_cursor", "Describe a cursor: positions and lag"),
     Route("PUT", _T + "/cursors/{cursor}", "set_cursor", "Move a cursor, by compare-and-set", body=True),
     Route("DELETE", _T + "/cursors/{cursor}", "delete_cursor", "Delete a cursor"),
+    Route("GET", _T + "/groups/{group}", "describe_group", "Describe a group: members and cursors"),
+    Route(
+        "PUT",
+        _T + "/groups/{group}/members/{member}",
+        "renew_member",
+        "Be a member of a group for one session more, and hear who else is",
+        body=True,
+    ),
+    Route("DELETE", _T + "/groups/{group}/members/{member}", "leave_group", "Leave a group"),
+    Route(
+        "POST",
+        "/v1/producers",
+        "begin_producer",
+        "Get a producer's id and epoch; with a name, who had it before is refused from now on",
+        body=True,
+    ),
+    Route("GET", _S, "describe_sink", "Describe a sink: its epoch, and the last batch that was committed"),
+    Route("POST", _S, "begin_sink", "Begin to drive a sink: older drivers are refused from now on"),
+    Route(
+        "POST",
+        _S + "/batches/{number}/stages",
+        "stage",
+        "Stage records of a batch for a partition: they are readable when the batch is committed",
+        (*_APPEND_QUERY, "topic", "partition", "stage", "epoch"),
+        body=True,
+    ),
+    Route(
+        "PUT",
+        _S + "/batches/{number}",
+        "commit_batch",
+        "Commit a batch: all its stages in all partitions, or nothing",
+        body=True,
+    ),
     Route(
         "GET",
         "/v1/cluster",
@@ -203,9 +270,9 @@ def _allowed(operations: Mapping[str, str]) -> list[str]:
 
 def _check(params: Mapping[str, str]) -> None:
     for name, value in params.items():
-        if name in ("topic", "cursor"):
+        if name in ("topic", "cursor", "sink", "group", "member"):
             check_name(value, field=name)
-        elif name in ("partition", "offset", "version") and not _NUMBER.match(value):
+        elif name in ("partition", "offset", "version", "number") and not _NUMBER.match(value):
             raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)
 
 

@@ -33,6 +33,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_body_bytes: int = 64 << 20
     body_budget_bytes: int = 512 << 20
+    # Bodies of one connection that wait for their answers: above it no further request of it is read.
+    connection_budget_bytes: int = 64 << 20
     max_connections: int = 10_000
     # Requests of one connection that may wait for their answers.
     max_pipelined: int = 1024

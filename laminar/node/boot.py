@@ -14,13 +14,15 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
 import msgspec
 
+from laminar.node.environment import Environment
 from laminar.node.settings import Settings
+from membership.lives import Life
 
 Role = int | Literal["controller"]
 """A shard's number, from 0, or the controller."""
@@ -148,10 +150,21 @@ class Boot:
     end.
     """
     ready_fd: int
+    comebacks: int = 0
+    """How often in a row this process ended to bring back logs that had failed."""
     founding: bool = False
     """This node makes the cluster, and has not finished: only then may the controller found group 0."""
     record_cluster: Callable[[bytes], None] = lambda cluster_id: None
     """Writes the cluster id into the identity, which ends joining or founding; blocks. Use `join_cluster`."""
+    lives: tuple[Life, ...] = ()
+    """What the data folder shows of its past (`membership.lives`); the last is this start of the node."""
+    record_lives: Callable[[tuple[Life, ...]], None] = lambda lives: None
+    """Writes them into the identity; blocks. Use `keep_lives`."""
+    company: bool = False
+    """Others have joined this node's cluster."""
+    record_company: Callable[[], None] = lambda: None
+    """Writes that into the identity; blocks. Use `keep_company`."""
+    environment: Environment = field(default_factory=Environment)
 
     @property
     def role_number(self) -> int:
@@ -178,6 +191,16 @@ class Boot:
         await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id)
         self.cluster_id = cluster_id
         self.founding = False
+
+    async def keep_lives(self, lives: tuple[Life, ...]) -> None:
+        """Keep the chain of lives in the data folder, durably (controller only). Raises `StorageError`."""
+        await asyncio.get_running_loop().run_in_executor(None, self.record_lives, lives)
+        self.lives = lives
+
+    async def keep_company(self) -> None:
+        """Keep it that this node is not alone, durably (controller only). Raises `StorageError`."""
+        await asyncio.get_running_loop().run_in_executor(None, self.record_company)
+        self.company = True
 
     def ready(self) -> None:
         """Tell the supervisor that this child serves. Call it once."""

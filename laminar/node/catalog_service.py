@@ -8,7 +8,6 @@ decoder comes from the group's own log alone.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ import msgspec
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.transport import TransportError
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
-from membership.records import NodeRecord, Result, Setting
+from membership.lives import Life
+from membership.records import NodeRecord, ReplicaChange, Result, Setting
 from router import partition_hash, place
 
 if TYPE_CHECKING:
@@ -70,18 +70,26 @@ class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
 
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
-    """Make a node known, or its new addresses."""
+    """Make a node known, or its new addresses. `former`: see `RegisterNode`."""
 
     record: NodeRecord
+    former: list[Life] = []
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
     """Which of these groups are `creating`, or deleted, by the leader's own, confirmed word?
 
+    And which replicas of theirs are promised but not made yet, and which are removed for good?
     With no groups: which version of the catalog is the newest?
     """
 
     groups: list[bytes]
+
+
+class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
+    """One step of replicas on their way from node to node."""
+
+    change: ReplicaChange
 
 
 CatalogRequest = (
@@ -92,6 +100,7 @@ CatalogRequest = (
     | RemovedRequest
     | NodeRequest
     | ConfirmRequest
+    | ReplicaRequest
 )
 
 
@@ -105,6 +114,8 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     version: int = 0
     creating: list[bytes] = []
     deleted: list[bytes] = []
+    joining: list[int] = []
+    removed: list[int] = []
 
 
 _answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
@@ -204,7 +215,9 @@ class CatalogService:
                     request.groups, node=request.node, store_id=request.store_id
                 )
             case NodeRequest():
-                result = await catalog.register_node(request.record)
+                result = await catalog.register_node(request.record, former=request.former)
+            case ReplicaRequest():
+                result = await catalog.change_replicas(request.change)
             case ConfirmRequest():
                 return await self._confirm(request)
         return CatalogAnswer(result=result)
@@ -213,7 +226,16 @@ class CatalogService:
         await self._group.confirm()
         state = self._group.catalog.state()
         creating = {record.group for record in state.partitions.values() if record.state == "creating"}
+        asked = [record for record in state.partitions.values() if record.group in request.groups]
         return CatalogAnswer(
+            joining=[
+                replica.replica_id
+                for record in asked
+                if record.state == "live"
+                for replica in record.replicas
+                if not replica.made
+            ],
+            removed=[replica.replica_id for record in asked for replica in record.removed],
             version=state.version,
             creating=[group for group in request.groups if group in creating],
             deleted=[group for group in request.groups if group.hex() in state.tombstones],
@@ -236,7 +258,7 @@ class CatalogService:
             partitions=request.partitions,
             replicas=request.replicas,
             settings=request.settings,
-            groups=[secrets.token_bytes(16) for _ in range(request.partitions)],
+            groups=[self._controller.rng.randbytes(16) for _ in range(request.partitions)],
             placement=[
                 place(partition_hash(request.name, number), weights, request.replicas)
                 for number in range(request.partitions)

@@ -35,11 +35,15 @@ class ProtocolError(Exception):
 
 
 class Peer(NamedTuple):
-    """One life of a process of the cluster; the nonce changes when it starts again."""
+    """One life of a process of the cluster; the nonce changes when it starts again.
+
+    `chain` is what it showed of its data folder's past when it greeted.
+    """
 
     node: str
     role: int
     nonce: bytes
+    chain: bytes = b""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +293,7 @@ class Connections:
             raise HandshakeError("malformed", f"frame of kind {kind} within the greeting")
 
     def _establish(self, link: Link, conversation: _Conversation, theirs: Hello) -> None:
-        peer = Peer(theirs.node, theirs.role, theirs.nonce)
+        peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.chain)
         conversation.peer = peer
         conversation.greeting = None
         self._end_greeting(conversation)

@@ -2,8 +2,8 @@
 
 It holds the node's replica of group 0, feeds the shards with a view of the cluster, and
 brings the node into line with the catalog: registers it, keeps its addresses current, and,
-while it leads group 0, makes voters of learners (up to three). What it learns by gossip
-wakes, suggests and finds addresses; it decides nothing (CONSENSUS.md 9).
+while it leads group 0, does what `catalog_lead` says. What it learns by gossip wakes,
+suggests and finds addresses; it decides nothing (CONSENSUS.md 9).
 """
 
 from __future__ import annotations
@@ -13,31 +13,40 @@ import logging
 
 import msgspec
 
+from laminar.batch import Kind
+from laminar.log.errors import DamagedRange, StorageError
+from laminar.log.log import Log
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import controller_home
 from laminar.log.storage import Storage
+from laminar.node import peers
 from laminar.node.boot import Boot, Role
 from laminar.node.catalog_group import CatalogGroup
+from laminar.node.catalog_lead import CatalogLead
 from laminar.node.catalog_service import CatalogService, NodeRequest
 from laminar.node.forking import Hopeless
-from laminar.node.joining import Join, JoinAnswer, find_controllers
-from laminar.node.process import Process, run_process
+from laminar.node.joining import Join, JoinAnswer
+from laminar.node.own_folder import OwnFolder
+from laminar.node.process import Process, recovering_text, run_process
 from laminar.node.replica import Replica, initial_frame
 from laminar.node.transport import Address, Peer, TcpAddress, TransportError, UnixAddress
 from laminar.node.view import ViewMessage
 from laminar.node.wire import ConfigurationRecord
 from membership.catalog import NotCatalogLeader
 from membership.gossip import Gossip
+from membership.lives import Life
 from membership.records import CatalogState, NodeRecord
 from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
 
 _log = logging.getLogger("laminar.controller")
 
-MAX_CATALOG_VOTERS = 3
 RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
 PUSH_TIMEOUT_S = 2.0
+MEND_LOOK_S = 1.0
+# A founder with a damaged catalog finds nobody without these addresses: rot must not get at both copies.
+REMEMBER_MS = 60_000
 CATALOG_NAME = "catalog"
 ANOTHER_NAME = (
     "Start it on the data folder it had; if that is lost, on an empty one under a new name (--node)"
@@ -52,12 +61,17 @@ class Controller(Process):
         self.group: CatalogGroup | None = None
         self.service = CatalogService(self)
         self.gossip: Gossip | None = None
-        self._bootstrap = CatalogState()
+        self._where = peers.Whereabouts()
+        self._folder = OwnFolder(self)
+        self._remembered_until_ms = 0
+        # Our replica of group 0 does not stand: it has forgotten that there are others.
+        self._sits_out = False
         self._reconcile_now = asyncio.Event()
+        self._lead = CatalogLead(self, again=self._reconcile_now.set)
         self._view_number = 0
         self._view_changed = asyncio.Condition()
         self._ready = False
-        self.methods = {
+        self.methods |= {
             "catalog": lambda peer, payload: self.service.handle(payload),
             "join": self._on_join,
             "view": self._on_view,
@@ -69,27 +83,50 @@ class Controller(Process):
     def state(self) -> CatalogState:
         """The catalog as this node has it; before its own copy says more, what it joined with."""
         state = self.group.catalog.state() if self.group is not None else CatalogState()
-        return state if state.version > 0 else self._bootstrap
+        return state if state.version > 0 else self._where.joined
+
+    def _known_nodes(self) -> dict[str, NodeRecord]:
+        """A new node's own copy of the catalog begins with the first nodes: perhaps all are gone by now."""
+        return self._where.joined.nodes | self.state().nodes
 
     def controller_address(self, node: str) -> Address | None:
         """Where a node's controller listens for its peers."""
-        record = self.state().nodes.get(node)
-        return TcpAddress(record.host, record.peer_ports[0]) if record is not None else None
+        return self._where.address(node, self.state())
+
+    def known_life(self, node: str) -> Life | None:
+        """See Process."""
+        return self._where.life(node, self.state())
+
+    def remembers(self, node: str, life: Life) -> bool:
+        """Whether this node will know of that life of `node` also when it begins anew."""
+        return self._where.lives.get(node) == life
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """See Process."""
         return self.controller_address(node)
 
+    def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
+        """See Process."""
+        return self.controller_address(node)
+
+    def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
+        """See Process: every node follows the catalog."""
+        nodes = super().holders_of(entry, replica) if replica is not None else []
+        return nodes + [node for node in self._where.remembered if node not in (self.boot.node, *nodes)]
+
     def placement_weights(self) -> dict[str, float]:
-        """Nodes that new replicas may be placed on: known to the catalog and not seen dead."""
-        statuses = self._statuses()
+        """Nodes that new replicas may be placed on: known to the catalog, not put back, not seen dead."""
+        statuses = self.statuses()
         return {
             name: record.weight
             for name, record in self.state().nodes.items()
-            if record.weight > 0 and statuses.get(name, "unknown") in ("alive", "suspect")
+            if record.weight > 0
+            and not record.rolled_back
+            and statuses.get(name, "unknown") in ("alive", "suspect")
         }
 
-    def _statuses(self) -> dict[str, str]:
+    def statuses(self) -> dict[str, str]:
+        """What gossip says of each node of this cluster that it knows."""
         statuses = {self.boot.node: "alive"}
         if self.gossip is not None:
             own = self.cluster_id.hex() if self.cluster_id is not None else ""
@@ -110,6 +147,8 @@ class Controller(Process):
         if self.cluster_id is None:
             await self.close()  # told to stop before any member answered
             return
+        self.spawn(self.storage.scrubber.run())
+        self.spawn(self.bring_back_failed())
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
@@ -166,45 +205,111 @@ class Controller(Process):
 
     async def _start_group(self, entry: ReplicaEntry) -> None:
         log = self.storage.logs.get(self.storage.resolve(entry.log_id))
-        voted = entry.replica_id not in self.storage.lost_hard_states
-        if log is None or log.recovering or not voted:
-            # It may have voted or acknowledged what it does not know of any more (CONSENSUS.md 2 and 3).
+        if log is None or self._promises_are_lost(entry, log):
+            # It may have voted for what it does not know of any more (CONSENSUS.md 2).
             raise Hopeless(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
+        if log.recovering:
+            _log.warning("%s", recovering_text(CATALOG_NAME, log))
+        remembered = peers.read(log)
+        self._where.remembered, self._where.lives = remembered.addresses, remembered.lives
+        had_others = self.boot.company or any(node != self.boot.node for node in self._where.remembered)
+        self.repairs.keep(entry, log)
         group = CatalogGroup(
             driver=self.driver,
             log=log,
             on_applied=self._applied,
             on_led=lambda leading: self._reconcile_now.set(),
-            on_failed=self.fatal,
+            on_failed=self._catalog_failed,
+            mended=lambda: self.repairs.news(entry.group),
         )
-        replica = await self.open_replica(entry, name=CATALOG_NAME, machine=group)
+        replica = await self._open_catalog(entry, log, group)
+        if replica is None:
+            return
         group.replica = replica
         self.group = group
         group.committed(replica.core.committed_index)
-        await group.applied(replica.core.committed_index)
+        await group.applied_or_stalled(replica.core.committed_index)
+        if group.stalled:
+            await self._look_for_others()
+        if had_others and _forgot_others(replica):
+            _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
+            self._sits_out = True
+            replica.core.sit_out(True, now_ms=self.clock.monotonic_ms())
         self.driver.add(replica)
+        self.repairs.drives(replica)
         if replica.configuration.voters == (replica.replica_id,):
             self.driver.campaign(replica)
+
+    def _catalog_failed(self, error: Exception) -> None:
+        """Without its log this node's catalog stands still; gossip and the shards' views go on."""
+        log = self.group.replica.log if self.group is not None else None
+        if log is None or log.failure is None:
+            self.fatal(error)  # else it is brought back with the others that failed
+
+    async def _open_catalog(self, entry: ReplicaEntry, log: Log, group: CatalogGroup) -> Replica | None:
+        """The replica of group 0; None when told to stop before what it cannot do without was repaired."""
+        while not self.stopping.is_set():
+            try:
+                return await self.open_replica(
+                    entry,
+                    name=CATALOG_NAME,
+                    machine=group,
+                    # A command is applied when it is whole again. A configuration says who may lead.
+                    past_damage=lambda index: log.row(index).kind in (Kind.COMMAND, Kind.NOOP),
+                )
+            except DamagedRange:
+                if not self._where.remembered and not self.boot.settings.join:
+                    raise
+                await self._look_for_others()
+            try:
+                async with asyncio.timeout(MEND_LOOK_S):
+                    await self.repairs.news(entry.group)
+            except TimeoutError:
+                continue
+        return None
+
+    async def _look_for_others(self) -> None:
+        """The catalog is damaged, and says of nobody where it is: ask where this node once joined."""
+        if not self._where.remembered:
+            found = await self.environment.find_controllers(self.boot.settings.join)
+            self._where.remembered = {str(address): address for address in found}
+
+    def _promises_are_lost(self, entry: ReplicaEntry, log: Log) -> bool:
+        if entry.replica_id in self.storage.lost_hard_states:
+            return True
+        # A learner that has just joined has neither entries nor a term; a log that is damaged had them.
+        empty = entry.replica_id not in self.storage.hard_states or log.last_index == log.start.index
+        return log.recovering and empty
 
     def _start_gossip(self) -> None:
         assert self.boot.gossip is not None and self.cluster_id is not None
         addresses = self.boot.addresses
         secret = self.boot.settings.secret
-        self.gossip = Gossip(
+        self.gossip = self.environment.gossip(
             sock=self.boot.gossip,
             node=self.boot.node,
             address=f"{addresses.host}:{addresses.gossip_port}",
             secret=secret.encode() if secret else None,
-            info={"cluster": self.cluster_id.hex(), "shards": self.boot.shards},
+            info={
+                "cluster": self.cluster_id.hex(),
+                "shards": self.boot.shards,
+                peers.HOST: addresses.host,
+                peers.PORT: addresses.peer_ports[0],
+            },
             rng=self.rng,
         )
-        self.gossip.on_change = lambda member: self._changed()
+        self.gossip.on_change = lambda member: self._gossiped()
         self.gossip.start(self._gossip_seeds())
+
+    def _gossiped(self) -> None:
+        assert self.gossip is not None and self.cluster_id is not None
+        self._where.gossiped(self.gossip.members(), cluster=self.cluster_id.hex())
+        self._changed()
 
     def _gossip_seeds(self) -> list[str]:
         return [
             f"{record.host}:{record.gossip_port}"
-            for name, record in self.state().nodes.items()
+            for name, record in self._known_nodes().items()
             if name != self.boot.node
         ]
 
@@ -224,6 +329,7 @@ class Controller(Process):
             shards=self.boot.shards,
             weight=self.boot.settings.weight,
             catalog_replica=self._catalog_replica(known),
+            life=self._folder.life,
         )
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
@@ -234,10 +340,10 @@ class Controller(Process):
 
     async def _join(self) -> None:
         """Ask a member of the cluster for a place in it, until one answers."""
-        request = msgspec.msgpack.encode(Join(record=self._own_record()))
+        request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._folder.former))
         said = ""
         while not self.stopping.is_set():
-            addresses = await find_controllers(self.boot.settings.join)
+            addresses = await self.environment.find_controllers(self.boot.settings.join)
             if not addresses and not said:
                 said = "nobody answers"
                 _log.warning("joining: nobody answers at %s; asking on", ", ".join(self.boot.settings.join))
@@ -259,7 +365,7 @@ class Controller(Process):
 
     async def _accept(self, answer: JoinAnswer) -> None:
         self.cluster_id = answer.cluster_id
-        self._bootstrap = answer.catalog
+        self._where.joined = answer.catalog
         record = msgspec.msgpack.decode(answer.configuration, type=ConfigurationRecord)
         log = self.storage.create_log(CATALOG_NAME)
         entry = self._catalog_entry(log.log_id, replica_id=answer.replica_id, record=record)
@@ -271,9 +377,12 @@ class Controller(Process):
 
     async def _on_join(self, peer: Peer, payload: bytes) -> bytes:
         join = msgspec.msgpack.decode(payload, type=Join)
-        if self.group is None or self.cluster_id is None:
+        if self.group is None or self.boot.node not in self.group.catalog.state().nodes:
+            # Also a founder that has not registered yet: the joining node would be given the founder's
+            # replica id, and lead a second group of the same name.
             return msgspec.msgpack.encode(JoinAnswer())
-        answer = await self.service.ask(NodeRequest(join.record))
+        assert self.cluster_id is not None
+        answer = await self.service.ask(NodeRequest(join.record, join.former))
         result = answer.result
         if result is None:
             return msgspec.msgpack.encode(JoinAnswer())
@@ -285,7 +394,7 @@ class Controller(Process):
             JoinAnswer(
                 cluster_id=self.cluster_id,
                 replica_id=result.node.catalog_replica,
-                configuration=self._configuration_record(replica).encoded(),
+                configuration=replica.configuration_record.encoded(),
                 catalog=self.state(),
             )
         )
@@ -299,12 +408,49 @@ class Controller(Process):
             self.gossip.set_seeds(self._gossip_seeds())
         self._reconcile_now.set()
 
+    async def _remember(self) -> None:
+        """Keep the other controllers' addresses: when one is new, and now and then, as they may rot."""
+        known: dict[str, Address] = {
+            name: TcpAddress(record.host, record.peer_ports[0])
+            for name, record in self._known_nodes().items()
+        }
+        # What a catalog that stands still says is old: that is when the others must be remembered.
+        group = self.group
+        if group is None or group.stalled or self._sits_out or not known:
+            return
+        lives = {name: life for name in known if (life := self.known_life(name)) is not None}
+        now_ms = self.clock.monotonic_ms()
+        same = known == self._where.remembered and lives == self._where.lives
+        if same and now_ms < self._remembered_until_ms:
+            return
+        self._remembered_until_ms = now_ms + REMEMBER_MS
+        try:
+            await peers.keep(self.storage, group.replica.log, peers.Peers(known, lives))
+        except StorageError as error:
+            _log.debug("where the others are is not kept: %s", error)  # if new: again at the next tick
+        else:
+            self._where.remembered, self._where.lives = known, lives
+
+    def _stand_again(self) -> None:
+        """Once a leader has said who the others are."""
+        group = self.group
+        if group is not None and self._sits_out and not _forgot_others(group.replica):
+            self._sits_out = False
+            group.replica.core.sit_out(False, now_ms=self.clock.monotonic_ms())
+            self.driver.settle(group.replica)
+
     async def _reconcile(self) -> None:
         while not self.stopping.is_set():
             self._reconcile_now.clear()
             try:
+                self._stand_again()
+                if self.view.message is not None and self.view.message.catalog_leader != self._leader():
+                    self._changed()
+                await self._remember()
+                await self._folder.keep()
                 await self._register()
-                self._change_voters()
+                if self.group is not None:
+                    await self._lead.look(self.group)
             except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
                 _log.debug("reconciling: %s", error)
             try:
@@ -320,50 +466,26 @@ class Controller(Process):
         state = group.catalog.state()
         if group.replica.core.is_leader and not state.cluster_id:
             await group.catalog.found_cluster(self.cluster_id)
-        if state.nodes.get(self.boot.node) != self._own_record():
-            answer = await self.service.ask(NodeRequest(self._own_record()))
+        self._be_ready()
+        own = self._own_record()
+        if state.nodes.get(self.boot.node) != own:
+            answer = await self.service.ask(self._folder.request(own))
             if answer.result is not None and answer.result.outcome == "store_changed":
                 self.fatal(Hopeless(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
                 return
+            if answer.result is not None and answer.result.outcome == "rolled_back":
+                await self._folder.end(answer.result)
+                return
+        if self._folder.heard(group.catalog.state().nodes.get(self.boot.node)):
+            self._changed()
+            self._reconcile_now.set()
+        self._be_ready()
+
+    def _be_ready(self) -> None:
         if not self._ready and self.boot.node in self.state().nodes:
             self._ready = True
             self._changed()
             self.boot.ready()
-
-    def _configuration_record(self, replica: Replica) -> ConfigurationRecord:
-        nodes = replica.nodes
-        configuration = replica.configuration
-        return ConfigurationRecord(
-            voters=tuple((member, nodes[member]) for member in configuration.voters),
-            learners=tuple((member, nodes[member]) for member in configuration.learners),
-        )
-
-    def _change_voters(self) -> None:
-        """As the leader of group 0: every node follows it, up to three vote. One step at a time."""
-        group = self.group
-        assert group is not None
-        replica = group.replica
-        if not replica.core.is_leader or group.committed_index < replica.log.last_index:
-            return  # a step is taken when all before it is committed; the next tick looks again
-        record = self._configuration_record(replica)
-        members = set(replica.configuration.members())
-        for node in group.catalog.state().nodes.values():
-            if node.catalog_replica not in members:
-                learner = (node.catalog_replica, node.node)
-                self._propose(replica, ConfigurationRecord(record.voters, (*record.learners, learner)))
-                return
-        if len(record.voters) >= MAX_CATALOG_VOTERS:
-            return
-        for learner in record.learners:
-            if replica.match_index(learner[0]) >= group.committed_index:
-                others = tuple(other for other in record.learners if other != learner)
-                self._propose(replica, ConfigurationRecord((*record.voters, learner), others))
-                return
-
-    def _propose(self, replica: Replica, record: ConfigurationRecord) -> None:
-        self.driver.propose_configuration(replica, record)
-        _log.info("catalog voters %s, learners %s", record.voters, record.learners)
-        asyncio.get_running_loop().call_later(0.02, self._reconcile_now.set)
 
     # -- the view that shards get --------------------------------------------------------
 
@@ -378,13 +500,18 @@ class Controller(Process):
         self.spawn(notify())
 
     def _message(self) -> ViewMessage:
-        leader = self.group.replica.leader_node if self.group is not None else None
         return ViewMessage(
             cluster_id=self.cluster_id or b"",
             catalog=self.state(),
-            statuses=self._statuses(),
-            catalog_leader=leader or "",
+            statuses=self.statuses(),
+            catalog_leader=self._leader(),
+            lives={node: life for node in self.state().nodes if (life := self.known_life(node)) is not None},
+            confirmed=self._folder.confirmed,
         )
+
+    def _leader(self) -> str:
+        """The node that leads group 0, as far as is known here."""
+        return (self.group.replica.leader_node if self.group is not None else None) or ""
 
     async def _on_view(self, peer: Peer, payload: bytes) -> bytes:
         return msgspec.msgpack.encode(self._message()) if self._ready else b""
@@ -414,15 +541,27 @@ class Controller(Process):
             {
                 "role": "controller",
                 "storage": self.storage.statistics(),
+                "raft": self.driver.statistics(),
+                "loop": self.health.statistics(),
+                "repair": self.repairs.statistics(),
                 "catalog": {
                     "term": core.term if core is not None else 0,
                     "leader": core.is_leader if core is not None else False,
                     "version": self.state().version,
                     "voters": len(core.configuration.voters) if core is not None else 0,
                 },
-                "gossip": dict(self._statuses()),
+                "gossip": dict(self.statuses()),
             }
         )
+
+
+def _forgot_others(replica: Replica) -> bool:
+    """Whether a replica that lost its log's end is, by what is left of it, the only voter.
+
+    The mark of CONSENSUS.md 3 asks every voter for its grant, and a founder's log begins with one voter: if
+    others have joined since, it would lead a second group of the same name.
+    """
+    return replica.core.marked and replica.configuration.voters == (replica.replica_id,)
 
 
 def run(boot: Boot) -> int:

@@ -8,6 +8,7 @@ function of the log: changed when an entry is appended, rolled back when it is t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -30,6 +31,15 @@ class Cursor(msgspec.Struct, frozen=True):
     position: int
     changed_ms: int
     owner: str = ""
+
+
+class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One cursor in a stored table."""
+
+    name: str
+    position: int
+    changed_ms: int
+    owner: str
 
 
 class Cursors:
@@ -82,3 +92,25 @@ class Cursors:
         """Entries up to `index` will never be truncated."""
         while self._undo and self._undo[0][0] <= index:
             self._undo.popleft()
+
+    def stored(self) -> list[CursorEntry]:
+        """All cursors as the log's end has them."""
+        return [
+            CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner)
+            for name, cursor in self._cursors.items()
+        ]
+
+    def stored_at(self, index: int) -> list[CursorEntry]:
+        """All cursors as they were behind entry `index`: the last that was committed, or one behind it."""
+        copy = Cursors()
+        copy._cursors = dict(self._cursors)
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, entries: Iterable[CursorEntry]) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        self._cursors = {
+            entry.name: Cursor(entry.position, entry.changed_ms, entry.owner) for entry in entries
+        }

@@ -7,44 +7,49 @@ that may leave leave, one frame per peer and channel, and one sync of the shard'
 asked for. When that sync returns, the answers that waited for it are sent. So a loop turn
 costs one write per peer and one `fdatasync`, however many groups it touched.
 
-The driver knows groups, logs and addresses; it knows neither topics nor HTTP.
+The driver knows groups, logs and addresses; it knows neither topics nor HTTP. What leaves is gathered in
+`laminar.node.outbox`, deadlines are kept by `laminar.node.timers`, elections begin at the pace of
+`laminar.node.elections`, and groups that have nothing to do rest on `laminar.node.pairs`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from laminar.batch import BatchError, verify
 from laminar.log.errors import BrokenChain, StorageClosed, StorageError
+from laminar.log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
+from laminar.node.comeback import ComeBack
+from laminar.node.elections import MOST_AT_ONCE, Elections
+from laminar.node.outbox import Outbox
+from laminar.node.pairs import Pairs
 from laminar.node.replica import Replica, entry_of
+from laminar.node.timers import Timers
 from laminar.node.transport import Address, Channel, Peer, Transport
-from laminar.node.wire import Buffer, ConfigurationRecord, bulk_frame, control_frame, read_frame
-from raft.messages import AnyMessage, Append
-from raft.values import NotLeader, Role, SendAppend
+from laminar.node.wire import ConfigurationRecord, read_beat, read_frame
+from raft.messages import AnyMessage
+from raft.values import NotLeader, Role
 
 _log = logging.getLogger("laminar.driver")
 
-BULK_FRAME_BYTES = 256 * 1024
-READ_BYTES = 4 * 1024 * 1024
-MOST_READS = 64
+# A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
+_Waiting = tuple[Replica, list[AnyMessage], int, int, int]
 
 
 class Driver:
     """Runs the replicas of one process over one storage and one transport.
 
-    `address_of(node, group)` gives the address of the process on `node` that owns the group,
-    or None while it is not known. `on_fatal(error)` is called once, when the journal failed or
-    when our own code did in the middle of a step: the process must end, as nothing it holds in
-    memory may be believed any more. From that call on the driver does nothing.
+    `address_of(node, replica)` gives the address of the process on `node` that owns the group,
+    `address_of_peer(peer)` that of a process; None while it is not known. `on_fatal(error)` is
+    called once, when the journal failed or when our own code did in the middle of a step: the
+    process must end, as nothing it holds in memory may be believed any more. From that call on
+    the driver does nothing.
     """
 
     def __init__(
@@ -55,37 +60,66 @@ class Driver:
         clock: Clock,
         address_of: Callable[[str, Replica], Address | None],
         on_fatal: Callable[[BaseException], None],
+        address_of_peer: Callable[[Peer], Address | None] = lambda peer: None,
+        admits: Callable[[Peer], bool] = lambda peer: True,
+        election_timeout_ms: int = 1500,
         heartbeat_ms: int = 200,
+        elections_at_once: int = MOST_AT_ONCE,
     ) -> None:
         self._storage = storage
         self._transport = transport
         self._clock = clock
-        self._address_of = address_of
         self._on_fatal = on_fatal
+        self._admits = admits
         self._heartbeat_ms = heartbeat_ms
+        self._election_timeout_ms = election_timeout_ms
+        self._next_grace_ms = 0
         self._loop = asyncio.get_running_loop()
         self.replicas: dict[bytes, Replica] = {}
         self._turn_scheduled = False
-        self._control: dict[Address, list[AnyMessage]] = {}
-        self._bulk: dict[Address, list[tuple[Append, list[Buffer]]]] = {}
-        self._waiting: list[tuple[Replica, list[AnyMessage], int, int]] = []
-        self._timers: list[tuple[int, int, Replica]] = []
-        self._timer_number = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms: int | None = None
-        # Appends whose entries must be read from disk, by group and follower; there while one is read.
-        self._reads: dict[tuple[bytes, int], deque[SendAppend]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        # Who has something to become durable, with the messages that leave then.
+        self._waiting: dict[Replica, list[AnyMessage]] = {}
+        self._outbox = Outbox(transport, address_of=address_of, drives=self.drives, turn=self._schedule_turn)
+        self._timers = Timers(
+            clock,
+            heartbeat_ms=heartbeat_ms,
+            drives=self.drives,
+            on_due=self._due,
+            on_stall=self._stalled,
+            on_error=self._die,
+        )
+        self._elections = Elections(
+            clock,
+            hold_ms=heartbeat_ms,
+            drives=self.drives,
+            stand=self._stand,
+            on_error=self._die,
+            most_at_once=elections_at_once,
+        )
+        self._pairs = Pairs(
+            clock,
+            replicas=self.replicas,
+            election_timeout_ms=election_timeout_ms,
+            heartbeat_ms=heartbeat_ms,
+            address_of=address_of,
+            address_of_peer=address_of_peer,
+            send=self._outbox.beat,
+            settle=self.settle,
+            on_error=self._die,
+        )
         self._confirmations: dict[tuple[bytes, int], asyncio.Future[int]] = {}
         self._context = 0
         self._stopped = False
         self._resigned = asyncio.Event()
-        self.dropped_messages = 0
+        self.unknown_groups = 0
         self.bad_frames = 0
+        self.refused_frames = 0
         self.syncs = 0
         self.proposals = 0
         self.stalls = 0
         transport.on_frame = self.on_frame
+        transport.on_up = self._pairs.up
+        storage.on_log_failure = self._log_failed
 
     # -- replicas ----------------------------------------------------------------------
 
@@ -104,13 +138,15 @@ class Driver:
         replica = self.replicas.pop(group, None)
         if replica is None:
             return
+        self._pairs.removed(replica)
+        self._elections.removed(replica)
         replica.failure = error
         for key in [key for key in self._confirmations if key[0] == group]:
             self._answer(self._confirmations.pop(key), None)
         replica.machine.failed(error)
 
     def propose(self, replica: Replica, frame: bytearray | memoryview) -> tuple[int, int]:
-        """Propose one unstamped batch; (index, term) of its place. Raises NotLeader."""
+        """Propose one unstamped batch; (index, term) of its place. Raises NotLeader, TooMuchUncommitted."""
         if not self.drives(replica):
             raise NotLeader(0)
         place = replica.propose(frame, now_ms=self._clock.monotonic_ms())
@@ -146,6 +182,17 @@ class Driver:
         except TimeoutError:
             _log.info("not all leaderships could be handed over in %g s", timeout_s)
 
+    def accept_loss(self, replica: Replica) -> None:
+        """A person accepts what this replica may have forgotten: its mark falls with the next sync."""
+        if replica.core.marked and self.drives(replica):
+            _log.critical(
+                "%s: the loss of what only absent replicas hold behind offset %d is accepted",
+                replica.name,
+                replica.log.next_offset,
+            )
+            replica.core.accept_loss()
+            self.settle(replica)
+
     def campaign(self, replica: Replica) -> None:
         """Stand for election now: the first replica of a fresh group."""
         replica.core.campaign(now_ms=self._clock.monotonic_ms())
@@ -173,8 +220,20 @@ class Driver:
 
     def unreachable(self, replica: Replica, member: int) -> None:
         """News: messages to a follower may be lost; the leader asks where it stands before it sends more."""
+        replica.core.wake(now_ms=self._clock.monotonic_ms())
         replica.core.unreachable(member)
         self.settle(replica)
+
+    def lost(self, address: Address, peer: Peer | None) -> None:
+        """News: the process at this address is gone, or can't be reached; `peer` is the life that ended."""
+        if not self._stopped:
+            self._pairs.lost(address, peer)
+
+    def wanted(self, replica: Replica) -> None:
+        """A request waits for this group, which is not led here: it is the first to look for a leader."""
+        if not self._stopped and self.drives(replica):
+            self._pairs.wanted(replica)
+            self._elections.hasten(replica)
 
     # -- inputs ------------------------------------------------------------------------
 
@@ -182,31 +241,45 @@ class Driver:
         """A frame of Raft messages from a peer."""
         if self._stopped:
             return
+        if not self._admits(peer):
+            self.refused_frames += 1
+            return
         try:
             self._take_frame(peer, frame)
         except Exception as error:  # noqa: BLE001  # ends the process
             self._die(error)
 
     def _take_frame(self, peer: Peer, frame: memoryview) -> None:
+        now_ms = self._clock.monotonic_ms()
         try:
+            beat = read_beat(frame)
+            if beat is not None:
+                self._pairs.take_beat(peer, beat, now_ms=now_ms)
+                return
             messages = read_frame(frame)
         except ValueError as error:
             self.bad_frames += 1
             _log.warning("a frame from %s does not add up: %s", peer, error)
             return
-        now_ms = self._clock.monotonic_ms()
+        pair = self._pairs.heard(peer, now_ms=now_ms)
         replicas = self.replicas
         for message, frames in messages:
             replica = replicas.get(message.group)
             if replica is None:
-                self.dropped_messages += 1
+                self.unknown_groups += 1
                 continue
+            if replica.pairs.get(message.sender) is not pair:
+                replica.pairs[message.sender] = pair
+            self._pairs.tell_first(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
             except (BatchError, ValueError, msgspec.DecodeError) as error:
                 self.bad_frames += 1
                 _log.warning("a batch from %s for %s is damaged: %s", peer, replica.name, error)
                 continue
+            if message.sender not in replica.nodes:
+                # A replica without entries knows nobody; it is to answer where it was asked from.
+                replica.nodes[message.sender] = peer.node
             replica.core.receive(message, entries, now_ms=now_ms)
             self.settle(replica)
 
@@ -230,13 +303,19 @@ class Driver:
         self._on_fatal(error)
 
     def _settle(self, replica: Replica) -> None:
+        if replica.core.forgetful:
+            self._mark_forgetful(replica)
+            return
         ready = replica.core.take_ready()
         must_sync = False
         # Before the entries: should the journal's frame be cut between them, a log must not be of a later
         # term than its replica.
         if ready.hard_state is not None:
             self._storage.record_hard_state(
-                replica.replica_id, term=ready.hard_state.term, vote=ready.hard_state.vote
+                replica.replica_id,
+                term=ready.hard_state.term,
+                vote=ready.hard_state.vote,
+                log=replica.log,
             )
             must_sync = True
         try:
@@ -246,17 +325,19 @@ class Driver:
             if ready.entries:
                 replica.append(ready.entries)
                 must_sync = True
+            if ready.mark_fell:
+                replica.trust_again()
+                must_sync = True
+                _log.info("%s holds again all that it may have forgotten", replica.name)
         except (StorageError, BrokenChain) as error:
             self._fail(replica, error)
             return
         for message in ready.messages:
             self._queue_control(replica, message)
         for append in ready.appends:
-            self._queue_append(replica, append)
+            self._outbox.append(replica, append)
         if must_sync or ready.messages_after_sync:
-            self._waiting.append(
-                (replica, list(ready.messages_after_sync), replica.log.last_index, replica.log.last_term)
-            )
+            self._waiting.setdefault(replica, []).extend(ready.messages_after_sync)
             self._schedule_turn()
         leading = replica.core.role is Role.LEADER
         if leading != replica.leading:
@@ -270,7 +351,20 @@ class Driver:
             self._confirmed(replica, context, index)
         for context in ready.reads_failed:
             self._confirmed(replica, context, None)
-        self._schedule_timer(replica)
+        self._elections.settled(replica)
+        self._pairs.settled(replica)
+        self._timers.schedule(replica)
+
+    def _mark_forgetful(self, replica: Replica) -> None:
+        """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
+        for nothing before a leader has sent it all again (CONSENSUS.md 3). Until then it is silent.
+        """
+        log = replica.log
+        log.mark(recovering=True, incarnation=log.incarnation + 1)
+        text = f"{replica.name} has forgotten what it acknowledged: an older copy of its log was put back"
+        _log.critical("%s; it ends at offset %d", text, log.next_offset)
+        self._on_fatal(ComeBack(text))
+        self.remove(replica.group, StorageClosed(text))
 
     def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:
         """This log cannot follow its core any more: the replica falls silent, all others go on.
@@ -279,6 +373,18 @@ class Driver:
         """
         _log.critical("%s stops: %s", replica.name, error)
         self.remove(replica.group, error)
+
+    def _log_failed(self, log: Log) -> None:
+        """What an `interval` log has acknowledged may be gone, and what waits for a change of policy is in no
+        journal: such a replica says no more from now on.
+        """
+        if not (log.policy.is_interval or log.passage.holding):
+            # All of it is in the journal: it goes on answering, until it should take the next entry.
+            _log.critical("%s takes no more entries until a restart: %s", log.name, log.failure)
+            return
+        for replica in list(self.replicas.values()):
+            if replica.log is log and log.failure is not None:
+                self._fail(replica, log.failure)
 
     def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
         future = self._confirmations.pop((replica.group, context), None)
@@ -294,71 +400,10 @@ class Driver:
         else:
             future.set_result(index)
 
-    # -- what leaves -------------------------------------------------------------------
-
-    def _address(self, replica: Replica, receiver: int) -> Address | None:
-        node = replica.nodes.get(receiver)
-        address = self._address_of(node, replica) if node is not None else None
-        if address is None:
-            self.dropped_messages += 1
-        return address
+    # -- the end of a turn ---------------------------------------------------------------
 
     def _queue_control(self, replica: Replica, message: AnyMessage) -> None:
-        address = self._address(replica, message.receiver)
-        if address is not None:
-            self._control.setdefault(address, []).append(message)
-            self._schedule_turn()
-
-    def _queue_append(self, replica: Replica, append: SendAppend) -> None:
-        address = self._address(replica, append.message.receiver)
-        if address is None:
-            return
-        if append.first_index > append.last_index:
-            self._control.setdefault(address, []).append(append.message)
-            self._schedule_turn()
-            return
-        key = (replica.group, append.message.receiver)
-        behind = self._reads.get(key)
-        if behind is not None:
-            # It leaves behind those that are being read, or the follower could not join it to its log.
-            if len(behind) < MOST_READS:
-                behind.append(append)
-            return
-        frames = replica.log.read_nowait(append.first_index, append.last_index, max_bytes=1 << 31)
-        if frames is not None and len(frames) == append.last_index - append.first_index + 1:
-            self._bulk.setdefault(address, []).append((append.message, list(frames)))
-            self._schedule_turn()
-            return
-        self._reads[key] = deque((append,))
-        self._spawn(self._read_and_send(replica, address, key))
-
-    async def _read_and_send(self, replica: Replica, address: Address, key: tuple[bytes, int]) -> None:
-        """Entries that are only on disk: read them off the loop, in order, and send what is still true."""
-        appends = self._reads[key]
-        try:
-            while appends:
-                append = appends.popleft()
-                frames: list[Buffer] = []
-                index = append.first_index
-                while index <= append.last_index:
-                    more = await replica.log.read(index, append.last_index, max_bytes=READ_BYTES)
-                    frames.extend(more)
-                    index += len(more)
-                if self._stopped or not self.drives(replica):
-                    return
-                if replica.core.term == append.message.term:
-                    self._bulk.setdefault(address, []).append((append.message, frames))
-                    self._schedule_turn()
-        except (StorageError, AssertionError, LookupError) as error:
-            # The core takes every message as one that may be lost: it asks again.
-            _log.warning("%s: entries from %d on are not sent: %s", replica.name, append.first_index, error)
-        finally:
-            del self._reads[key]
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._outbox.control(replica, message)
 
     def _schedule_turn(self) -> None:
         if not self._turn_scheduled and not self._stopped:
@@ -370,138 +415,132 @@ class Driver:
         if self._stopped:
             return
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self.syncs += 1
-            future = self._storage.sync()
-            future.add_done_callback(lambda done: self._synced(done, waiting))
+            self._wait()
         try:
-            self._flush()
+            self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._die(error)
 
-    def _flush(self) -> None:
-        if self._bulk:
-            bulk, self._bulk = self._bulk, {}
-            for address, appends in bulk.items():
-                for group in _portions(appends):
-                    if not self._transport.send(address, Channel.BULK, bulk_frame(group)):
-                        self.dropped_messages += len(group)
-        if self._control:
-            control, self._control = self._control, {}
-            for address, messages in control.items():
-                if not self._transport.send(address, Channel.CONTROL, control_frame(messages)):
-                    self.dropped_messages += len(messages)
+    def _wait(self) -> None:
+        """Ask for what must be durable before the core hears of it, and answers leave.
 
-    def _synced(
-        self, done: asyncio.Future[None], waiting: list[tuple[Replica, list[AnyMessage], int, int]]
-    ) -> None:
-        if self._stopped or done.cancelled():
+        An `interval` log's batches wait for no sync of the journal, unless a record goes before them.
+        """
+        waiting, self._waiting = self._waiting, {}
+        journal: list[_Waiting] = []
+        written: list[_Waiting] = []
+        for replica, messages in waiting.items():
+            log = replica.log
+            each = (replica, messages, log.last_index, log.last_term, replica.core.cuts)
+            passage = log.passage
+            if passage.straight:
+                journal.append(each)
+            elif not passage.holding:
+                written.append(each)
+            else:
+                held = self._storage.settled(log)
+                held.add_done_callback(lambda done, each=each: self._synced(done, [each]))  # type: ignore[misc]
+        if journal:
+            self.syncs += 1
+            self._storage.sync().add_done_callback(lambda done: self._synced(done, journal))
+        if written:
+            self._storage.written().add_done_callback(lambda done: self._synced(done, written))
+
+    def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
+        if done.cancelled():
             return
+        # Taken note of even when all is over: what nobody looks at is logged as forgotten.
         failure = done.exception()
-        if failure is not None:
+        if self._stopped:
+            return
+        if failure is not None and not any(failure is replica.log.failure for replica, *_ in waiting):
+            # The journal's. That a log among them has failed before makes none of this durable.
             self._die(failure)
             return
         try:
-            for replica, messages, index, term in waiting:
+            for replica, messages, index, term, cuts in waiting:
                 if not self.drives(replica):
+                    continue
+                error = replica.log.failure
+                if error is not None and (failure is not None or replica.log.policy.is_interval):
+                    self._fail(replica, error)
                     continue
                 for message in messages:
                     self._queue_control(replica, message)
-                replica.core.persisted(index=index, term=term)
+                replica.core.persisted(index=index, term=term, cuts=cuts)
                 self.settle(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
-            self._flush()
+            self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._die(error)
 
     # -- time --------------------------------------------------------------------------
 
-    def _schedule_timer(self, replica: Replica) -> None:
-        # A deadline only ever moves later while nothing happens, so a replica has one
-        # entry in the heap; when it comes up too early it is put back where it belongs.
-        deadline = replica.core.deadline_ms()
-        if deadline is None or (replica.scheduled_ms is not None and replica.scheduled_ms <= deadline):
+    def _due(self, replica: Replica, now_ms: int) -> None:
+        core = replica.core
+        if core.role is not Role.LEADER:
+            self._elections.due(replica, now_ms)
             return
-        replica.scheduled_ms = deadline
-        self._timer_number += 1
-        heapq.heappush(self._timers, (deadline, self._timer_number, replica))
-        self._arm()
+        if core.is_calm:
+            self._pairs.offer(replica)
+        core.expire(now_ms=now_ms)
+        self.settle(replica)
 
-    def _arm(self) -> None:
-        if not self._timers or self._stopped:
-            return
-        at_ms = self._timers[0][0]
-        if self._timer is not None:
-            if self._timer_at_ms is not None and self._timer_at_ms <= at_ms:
-                return
-            self._timer.cancel()
-        delay_s = max(0, at_ms - self._clock.monotonic_ms()) / 1000
-        self._timer_at_ms = at_ms
-        self._timer = self._loop.call_later(delay_s, self._tick)
+    def _stand(self, replica: Replica, now_ms: int) -> None:
+        if replica.core.role is not Role.LEADER:
+            # It does nothing if the leader was heard meanwhile; then its deadline is another.
+            replica.core.expire(now_ms=now_ms)
+        self.settle(replica)
 
-    def _tick(self) -> None:
-        due_ms, self._timer_at_ms = self._timer_at_ms, None
-        self._timer = None
-        try:
-            now_ms = self._clock.monotonic_ms()
-            if due_ms is not None and now_ms - due_ms > self._heartbeat_ms // 2:
-                self._after_stall(late_ms=now_ms - due_ms)
-            self._expire(now_ms)
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
-
-    def _after_stall(self, *, late_ms: int) -> None:
+    def _stalled(self, late_ms: int) -> None:
         """This loop stood still: the silence was ours, so what lies in the sockets is read before anybody is
         taken for dead.
         """
         self.stalls += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_grace_ms:
+            # A loop that is always late is not stalled but busy: it must not put off elections for ever.
+            return
+        self._next_grace_ms = now_ms + self._election_timeout_ms
         for replica in self.replicas.values():
-            replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
+            if replica.resting is None:
+                replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
+        self._pairs.postpone(by_ms=late_ms + self._heartbeat_ms)
 
-    def _expire(self, now_ms: int) -> None:
-        while self._timers and self._timers[0][0] <= now_ms:
-            scheduled_ms, _, replica = heapq.heappop(self._timers)
-            if replica.scheduled_ms != scheduled_ms or not self.drives(replica):
-                continue  # an older entry of a replica whose deadline came nearer, or a removed one
-            replica.scheduled_ms = None
-            deadline = replica.core.deadline_ms()
-            if deadline is not None and deadline <= now_ms:
-                replica.core.expire(now_ms=now_ms)
-                self.settle(replica)
-            else:
-                self._schedule_timer(replica)
-        self._arm()
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, and how many groups are driven, led and quiet now."""
+        return {
+            "groups": len(self.replicas),
+            "leading": sum(replica.leading for replica in self.replicas.values()),
+            "quiet": self._pairs.quiet_groups,
+            "woken": self._pairs.woken,
+            "beats": self._pairs.beats,
+            "proposals": self.proposals,
+            "syncs": self.syncs,
+            "dropped_messages": self._outbox.dropped_messages + self.unknown_groups,
+            "bad_frames": self.bad_frames,
+            "refused_frames": self.refused_frames,
+            "stalls": self.stalls,
+            "elections_waiting": len(self._elections),
+        }
 
     # -- end ---------------------------------------------------------------------------
+
+    def silence(self) -> None:
+        """From now on nothing is done and nothing leaves."""
+        self._stopped = True
+        self._timers.close()
+        self._elections.close()
+        self._pairs.close()
+        self._outbox.close()
 
     async def close(self) -> None:
         """Stop driving. What was recorded is synced by the storage's own close."""
         if not self._stopped:
-            self._flush()
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+            self._outbox.flush()
+        self.silence()
         for future in self._confirmations.values():
             self._answer(future, None)
             if not future.cancelled():
                 future.exception()
         self._confirmations.clear()
-
-
-def _portions(
-    appends: list[tuple[Append, list[Buffer]]],
-) -> Iterable[list[tuple[Append, list[Buffer]]]]:
-    """Group appends into frames of about 256 KiB, so that none waits behind megabytes of others."""
-    portion: list[tuple[Append, list[Buffer]]] = []
-    size = 0
-    for append, frames in appends:
-        bytes_here = sum(len(frame) for frame in frames)
-        if portion and size + bytes_here > BULK_FRAME_BYTES:
-            yield portion
-            portion, size = [], 0
-        portion.append((append, frames))
-        size += bytes_here
-    if portion:
-        yield portion

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from laminar.log import RealDisk, ReplicaEntry, StorageSettings, recover_node
+from laminar.log import ReplicaEntry, StorageSettings, recover_node
 from laminar.node.boot import Boot
+from laminar.node.environment import Environment
 from laminar.node.settings import Settings
 from router import owner_shard
 
@@ -26,19 +27,21 @@ class EntryPoints:
     """
 
 
-def default_entry_points(settings: Settings) -> EntryPoints:
+def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
     """The real controller, shard and recovery, with all they need loaded: the children find it in memory."""
     # Here and not at the top: whoever only asks for a `Supervisor` with children of his own pays nothing.
     from laminar.node import controller, shard
 
     sizes = StorageSettings(
-        segment_size_bytes=settings.segment_size_bytes, journal_file_bytes=settings.journal_file_bytes
+        segment_size_bytes=settings.segment_size_bytes,
+        journal_file_bytes=settings.journal_file_bytes,
+        scrub_bytes_per_s=settings.scrub_bytes_per_s,
     )
 
     def owner(entry: ReplicaEntry, shards: int) -> int:
         return owner_shard(entry.partition_hash, shards)
 
     def recover(directory: str, shards: int) -> None:
-        recover_node(RealDisk(), directory, shards=shards, shard_of=owner, settings=sizes)
+        recover_node(environment.disk, directory, shards=shards, shard_of=owner, settings=sizes)
 
     return EntryPoints(controller=controller.run, shard=shard.run, recover=recover)

@@ -58,6 +58,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """Drawn anew each time a process starts: a peer that comes back with another one has lost its memory."""
     channel: int
     challenge: bytes
+    chain: bytes = b""
+    """What its data folder shows of its past, in a form that is the caller's."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

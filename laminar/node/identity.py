@@ -3,7 +3,9 @@
 The identity is made once, when a folder is formatted, and never guessed: a folder with data but without an
 identity, or with one that does not fit what the node was told, is refused. An empty folder becomes a *new
 store* with a new store id, so a node whose folder was emptied is not taken for the one it was. Only a start
-without `join` makes a cluster id. What the data means is `laminar.log`'s and the catalog's business.
+without `join` makes a cluster id. Each opening begins a new *life* of the folder, durably and first of all,
+by which a cluster sees that an older copy was put back (`membership.lives`). What the data means is
+`laminar.log`'s and the catalog's business.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from laminar.log.disk import Disk, Lock
 from laminar.log.document import Document
 from laminar.log.errors import DiskError
 from laminar.node.sockets import Ports
+from membership.lives import Life, begin
 
 FORMAT_VERSION = 1
 _LOCK_NAME = "lock"
@@ -48,6 +51,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """16 bytes; empty while the node is joining."""
     founding: bool
     """The node made the cluster id, and its first catalog is not complete: it may be begun again."""
+    lives: tuple[Life, ...] = ()
+    """The last life that the catalog surely knows, and all since; the last is this one."""
+    company: bool = False
+    """Others have joined the cluster that this node founded or joined; never false again."""
 
 
 class DataFolder:
@@ -82,6 +89,20 @@ class DataFolder:
             )
         self.identity = msgspec.structs.replace(known, cluster_id=cluster_id, founding=False)
         _write(self.disk, self.directory, self.identity)
+
+    def record_lives(self, lives: tuple[Life, ...]) -> None:
+        """The catalog knows a life, or a page was turned; durable when it returns."""
+        known = self.read_identity()
+        assert [each.nonce for each in lives[-1:]] == [each.nonce for each in known.lives[-1:]]
+        self.identity = msgspec.structs.replace(known, lives=lives)
+        _write(self.disk, self.directory, self.identity)
+
+    def record_company(self) -> None:
+        """This node is not, and will not be, alone in its cluster; durable when it returns."""
+        known = self.read_identity()
+        if not known.company:
+            self.identity = msgspec.structs.replace(known, company=True)
+            _write(self.disk, self.directory, self.identity)
 
     def read_ports(self) -> Ports | None:
         """The ports of the last start, if the system chose them."""
@@ -121,7 +142,7 @@ def open_data_folder(
     joining: bool,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> DataFolder:
-    """Lock the folder (made if missing) and read its identity, or format it if it is empty.
+    """Lock the folder (made if missing) and read its identity, or format it if it is empty; begin a life.
 
     `node` is the wanted name or empty; `joining` whether the node was told of a cluster to join. Raises
     `IdentityError`, or `StorageError` of the disk.
@@ -133,10 +154,25 @@ def open_data_folder(
         if identity is None:
             identity = _format(disk, directory, node=node, joining=joining, random_bytes=random_bytes)
         check(identity, directory, node=node, joining=joining)
+        identity = _begin_life(disk, directory, identity, random_bytes=random_bytes)
     except BaseException:
         lock.close()
         raise
     return DataFolder(disk, directory, lock, identity)
+
+
+def _begin_life(
+    disk: Disk, directory: str, identity: Identity, *, random_bytes: Callable[[int], bytes]
+) -> Identity:
+    after = msgspec.structs.replace(identity, lives=begin(identity.lives, random_bytes(16)))
+    try:
+        _write(disk, directory, after)
+    except DiskError as error:
+        if not error.is_full:
+            raise
+        # A full disk must not keep a node from serving what it holds: it goes on as the life before.
+        return identity
+    return after
 
 
 def check(identity: Identity, directory: str, *, node: str, joining: bool) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from laminar.http.client import ask_once
 from laminar.http.endings import ConnectionFailed
 from laminar.node.transport import Address, TcpAddress
+from membership.lives import Life
 from membership.records import CatalogState, NodeRecord
 
 _log = logging.getLogger("laminar.joining")
@@ -25,6 +26,7 @@ class Join(msgspec.Struct, frozen=True):
     """A node asks for a place in the cluster."""
 
     record: NodeRecord
+    former: list[Life] = []
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):

@@ -1,9 +1,8 @@
-"""One replica of a partition: appends, the door, fetches, producers and cursors.
+"""One replica of a partition: what is appended, who waits for it, and what its readers may see.
 
-`Partition` is the machine of a `Replica` (laminar.node.replica): its state follows the log.
-On the leader it also takes appends. Records without a producer id that arrive in one turn of
-the loop are joined into one batch at *the door* (NSQ-03), each request with its own offsets;
-batches of an idempotent producer are taken as they are.
+`Partition` is the machine of a `Replica` (laminar.node.replica): what it knows follows from the log
+(`laminar.node.tables`). On the leader it also takes appends: records without a mark by way of the *door*
+(`laminar.node.door`), batches with a producer's number or an idempotency key as they are.
 
 What an append's future says: a receipt means committed. `Problem` says refused or, with
 outcome `unknown`, that nobody can tell. A future is never left hanging: a truncation fails
@@ -13,57 +12,34 @@ it, a commit resolves it, also when this replica has ceased to lead in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import msgspec
 
-from laminar.batch import Header, Kind, build, build_control
+from laminar.batch import Header, Kind, build_control
 from laminar.http.errors import Outcome, Problem
 from laminar.http.records import Records
 from laminar.log.log import Log
+from laminar.node import reads
 from laminar.node.cursors import Cursor, CursorChange, Cursors
+from laminar.node.door import Door
 from laminar.node.driver import Driver
-from laminar.node.producers import NOBODY, Place, Producers, Refused
+from laminar.node.log_start import LogStartRecord, encode_state
+from laminar.node.producers import NOBODY, Producers
+from laminar.node.receipts import Askers, Receipt, Waiter, fail
+from laminar.node.refusals import cut_off, lost_leadership
 from laminar.node.replica import Replica
+from laminar.node.retries import first_try
+from laminar.node.rosters import Rosters
+from laminar.node.tables import Tables
 from laminar.node.wire import Buffer
+from raft.values import NotLeader, TooMuchUncommitted
 
-DOOR_BYTES = 1024 * 1024
-DOOR_BATCHES_IN_FLIGHT = 2
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
-_HEADER = 128
 
 
-def _no_refusal() -> str | None:
+def _no_refusal() -> Problem | None:
     return None
-
-
-@dataclass(slots=True)
-class Receipt:
-    """Where records of one request lie: first offset and number."""
-
-    partition: int
-    offset: int
-    count: int
-    duplicate: bool = False
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """Somebody who waits for an entry to be committed."""
-
-    future: asyncio.Future[Receipt]
-    receipt: Receipt
-    term: int
-    since_s: float
-
-
-@dataclass(slots=True)
-class _Knock:
-    """A request at the door."""
-
-    records: Records
-    future: asyncio.Future[Receipt]
 
 
 class Partition:
@@ -76,7 +52,7 @@ class Partition:
         number: int,
         driver: Driver,
         log: Log,
-        refusal: Callable[[], str | None] = _no_refusal,
+        refusal: Callable[[], Problem | None] = _no_refusal,
     ) -> None:
         self.topic = topic
         self.number = number
@@ -85,42 +61,51 @@ class Partition:
         self._driver = driver
         self._refusal = refusal
         self._loop = asyncio.get_running_loop()
-        self.producers = Producers()
-        self.cursors = Cursors()
-        self.committed_index = log.start.index
-        self._waiters: dict[int, list[_Waiter]] = {}
+        self.tables = Tables(log.start.index)
+        self.rosters = Rosters()
+        self._waiters: dict[int, list[Waiter]] = {}
         self._uncommitted_bytes = 0
         self._sizes: dict[int, int] = {}
-        self._door: list[_Knock] = []
-        self._door_bytes = 0
-        self._door_scheduled = False
-        self._door_in_flight: set[int] = set()
+        self._door = Door(self._propose_from_door, closed=self._closed)
         self._fetchers: set[asyncio.Future[None]] = set()
         self._draining = False
+        # Term, committed index, and what answers say of them: the same for all that one commit settles.
+        self.window: tuple[int, int, bytes] = (-1, -1, b"")
         self.appended_records = 0
         self.appended_batches = 0
         self.fetched_bytes = 0
 
     # -- the machine: told by the driver -----------------------------------------------
 
+    @property
+    def producers(self) -> Producers:
+        return self.tables.producers
+
+    @property
+    def cursors(self) -> Cursors:
+        return self.tables.cursors
+
+    @property
+    def committed_index(self) -> int:
+        """Entries up to here are committed, as far as this replica knows."""
+        return self.tables.committed_index
+
+    @property
+    def is_whole(self) -> bool:
+        """See Machine."""
+        return not self.tables.left_out
+
     def appended(self, header: Header, frame: Buffer) -> None:
         """See Machine."""
-        if header.kind == Kind.DATA:
-            self.producers.appended(header)
-            # What the header says is committed needs no way back: so a replayed log piles up no history.
-            self.producers.committed(header.committed_index)
-        elif header.kind == Kind.CURSOR:
-            self.cursors.appended(header, memoryview(frame)[_HEADER:])
-            self.cursors.committed(header.committed_index)
+        self.tables.appended(header, frame)
 
     def truncated(self, index: int) -> None:
         """See Machine."""
-        self.producers.truncated(index)
-        self.cursors.truncated(index)
+        self.tables.truncated(index)
         outcome = self._outcome_of_truncated
         for lost in [waiting for waiting in self._waiters if waiting >= index]:
             for waiter in self._waiters.pop(lost):
-                _fail(waiter.future, _truncated(self, outcome))
+                fail(waiter.future, cut_off(self, outcome))
             self._forget(lost)
 
     @property
@@ -135,9 +120,7 @@ class Partition:
     def committed(self, index: int) -> None:
         """See Machine."""
         before = self.committed_index
-        self.committed_index = index
-        self.producers.committed(index)
-        self.cursors.committed(index)
+        self.tables.committed(index)
         if self._waiters:
             log = self.log
             for done in range(before + 1, index + 1):
@@ -151,35 +134,34 @@ class Partition:
                     if waiter.term == term:
                         waiter.future.set_result(waiter.receipt)
                     else:
-                        waiter.future.set_exception(_truncated(self, self._outcome_of_truncated))
+                        waiter.future.set_exception(cut_off(self, self._outcome_of_truncated))
                 self._forget(done)
-            if self._door and not self._door_scheduled:
-                self._door_scheduled = True
-                self._loop.call_soon(self._open_door)
+            self._door.committed()
         if self._fetchers:
             fetchers, self._fetchers = self._fetchers, set()
             for fetcher in fetchers:
                 if not fetcher.done():
                     fetcher.set_result(None)
+        if self.tables.due_start is not None:
+            self.carry_out_start()
 
     def _forget(self, index: int) -> None:
-        self._door_in_flight.discard(index)
+        self._door.done(index)
         self._uncommitted_bytes -= self._sizes.pop(index, 0)
 
     def led(self, leading: bool) -> None:
         """See Machine. What was not proposed yet is refused at once; the rest waits for its fate."""
         if leading:
+            self.rosters.led(self._loop.time())
             return
-        door, self._door, self._door_bytes = self._door, [], 0
-        for knock in door:
-            _fail(knock.future, _lost_leadership(self, outcome="not_applied"))
+        self._door.refuse(lost_leadership(self, outcome="not_applied"))
 
     def failed(self, error: Exception) -> None:
         """See Machine. What was proposed may be on other replicas: nobody can tell what becomes of it."""
         self.led(False)
         for waiters in self._waiters.values():
             for waiter in waiters:
-                _fail(waiter.future, Problem("outcome_unknown", f"this replica has stopped: {error}"))
+                fail(waiter.future, Problem("outcome_unknown", f"this replica has stopped: {error}"))
         self._waiters.clear()
         self.stop_waiting()
 
@@ -192,8 +174,8 @@ class Partition:
 
     @property
     def leads(self) -> bool:
-        """Whether appends are taken here."""
-        return self.replica.core.is_leader and self.replica.failure is None
+        """Whether appends are taken here: not while their producers are known in part only."""
+        return self.replica.core.is_leader and self.replica.failure is None and self.is_whole
 
     # -- what a reader may see ----------------------------------------------------------
 
@@ -237,173 +219,157 @@ class Partition:
         try:
             index = await self._driver.confirm(self.replica)
         except ConnectionError as error:
-            raise _lost_leadership(self, outcome="not_applied") from error
+            raise lost_leadership(self, outcome="not_applied") from error
         if index > self.committed_index:
             # The core knows the index; the machine is told in the same turn.
             raise AssertionError(f"confirmed {index} but committed {self.committed_index}")
         return self.end_offset
 
     async def frames(self, offset: int, *, max_bytes: int) -> list[Buffer]:
-        """Committed data batches from the one that holds `offset` on, at least one if there is one."""
-        last = self.committed_index
-        index = self.log.index_of_offset(offset)
-        found: list[Buffer] = []
-        size = 0
-        while index is not None and index <= last and (not found or size < max_bytes):
-            wanted = max(1, max_bytes - size)
-            frames = self.log.read_nowait(index, last, max_bytes=wanted)
-            if frames is None:
-                frames = await self.log.read(index, last, max_bytes=wanted)
-            for frame in frames:
-                if frame[5] == Kind.DATA:
-                    found.append(frame)
-                    size += len(frame)
-            index += len(frames)
-        self.fetched_bytes += size
+        """See `reads.frames`."""
+        found = await reads.frames(self, offset, max_bytes=max_bytes)
+        self.fetched_bytes += sum(map(len, found))
         return found
+
+    async def tagged_frames(self, offset: int, *, tag: str, max_bytes: int) -> tuple[list[Buffer], int]:
+        """See `reads.tagged_frames`."""
+        found, behind = await reads.tagged_frames(self, offset, tag=tag, max_bytes=max_bytes)
+        self.fetched_bytes += sum(map(len, found))
+        return found, behind
 
     # -- appends -----------------------------------------------------------------------
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
         """Records without a producer id: joined at the door with what else arrives this turn."""
         self._check_can_append()
-        future: asyncio.Future[Receipt] = self._loop.create_future()
-        self._door.append(_Knock(records, future))
-        self._door_bytes += records.size_bytes
-        if not self._door_scheduled:
-            self._door_scheduled = True
-            self._loop.call_soon(self._open_door)
-        return future
+        return self._door.knock(records)
 
     def stands_at(self, offset: int) -> bool:
         """Whether the next record appended now would get this offset."""
         return not self._door and self.log.next_offset == offset
 
     def append_frame(self, frame: bytearray | memoryview, header: Header) -> asyncio.Future[Receipt]:
-        """A verified, unstamped columnar batch; recognised when its producer sent it before."""
-        self._check_leads()
-        future: asyncio.Future[Receipt] = self._loop.create_future()
+        """A verified, unstamped columnar batch; recognised when it was appended before."""
+        self.check_leads()
         # A retry first: it takes no room, and to refuse it as "not applied" would be a lie.
-        if header.producer_id != NOBODY:
-            known = self.producers.check(header.producer_id, header.producer_epoch, header.sequence)
-            if isinstance(known, Refused):
-                raise _refused(known, header)
-            if known is not None:
-                self._await_place(future, known)
-                return future
-        self._check_room()
+        known = first_try(self, header)
+        if known is not None:
+            return self.when_committed(*known)
+        return self._append(frame, header.count)
+
+    def accept_frame(self, frame: bytearray | memoryview, header: Header) -> Receipt:
+        """As `append_frame` of a producer's batch, without waiting for the commit.
+
+        The batch is in this leader's log, and may be lost with it: the receipt is no promise.
+        """
+        assert header.producer_id != NOBODY, "who accepts must recognise what comes again"
+        self.check_leads()
+        known = first_try(self, header)
+        if known is not None:
+            return known[1]
+        self._make_way()
+        receipt = Receipt(self.number, self.log.next_offset, header.count)
+        self._propose(frame, [])
+        return receipt
+
+    def append_control(
+        self, frame: bytearray | memoryview, *, count: int = 0, even_if_full: bool = False
+    ) -> asyncio.Future[Receipt]:
+        """An unstamped entry of another kind; `count`: the offsets that it takes.
+
+        `even_if_full`: it ends what was begun, or gives something up, and so must go on a full disk, too.
+        """
+        self.check_leads()
+        return self._append(frame, count, even_if_full=even_if_full)
+
+    def _make_way(self, *, even_if_full: bool = False) -> None:
+        """Before a batch that does not come by way of the door."""
+        if not even_if_full:
+            self._check_room()
         if self._door:
             # They came first: no batch overtakes them or moves the end that one of them was checked against.
-            self._empty_door(in_flight=None)
-            self._check_leads()
-        self._propose(frame, [(future, header.count)])
+            self._door.empty()
+            self.check_leads()
+
+    def _append(
+        self, frame: bytearray | memoryview, count: int, *, even_if_full: bool = False
+    ) -> asyncio.Future[Receipt]:
+        self._make_way(even_if_full=even_if_full)
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        self._propose(frame, [(future, count)])
         return future
 
-    def _await_place(self, future: asyncio.Future[Receipt], place: Place) -> None:
-        receipt = Receipt(self.number, place.offset, place.count, duplicate=True)
-        if place.index <= self.committed_index:
+    def when_committed(self, index: int, receipt: Receipt) -> asyncio.Future[Receipt]:
+        """Answers `receipt` once the entry now at `index` is committed, or as an append that failed."""
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        if index <= self.committed_index:
             future.set_result(receipt)
-            return
-        term = self.log.term(place.index)
-        assert term is not None, f"{self.topic}/{self.number}: a producer's entry {place.index} has no term"
-        self._waiters.setdefault(place.index, []).append(_Waiter(future, receipt, term, self._loop.time()))
+            return future
+        term = self.log.term(index)
+        assert term is not None, f"{self.topic}/{self.number}: entry {index} has no term"
+        self._waiters.setdefault(index, []).append(Waiter(future, receipt, term, self._loop.time()))
+        return future
 
     def _check_can_append(self) -> None:
-        self._check_leads()
+        self.check_leads()
         self._check_room()
 
-    def _check_leads(self) -> None:
+    def check_leads(self) -> None:
+        """Raises `Problem` where only the leader can answer."""
         if not self.leads:
-            raise _lost_leadership(self, outcome="not_applied")
+            self._driver.wanted(self.replica)
+            raise lost_leadership(self, outcome="not_applied")
 
     def _check_room(self) -> None:
         refusal = self._refusal()
-        if refusal == "disk":
-            raise Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
         if refusal is not None:
-            raise Problem(
-                "overloaded",
-                f"the {refusal} of this shard is longer than its checkpoints can follow",
-                field=refusal,
-                retry_after_ms=100,
-                outcome="not_applied",
-            )
-        used = self._uncommitted_bytes + self._door_bytes
+            raise refusal
+        used = self._uncommitted_bytes + self._door.size_bytes
         if used > UNCOMMITTED_BYTES:
-            raise Problem(
-                "overloaded",
-                f"partition {self.topic}/{self.number} has {used} bytes waiting to be committed",
-                field="uncommitted_bytes",
-                value=used,
-                limit=UNCOMMITTED_BYTES,
-                retry_after_ms=100,
-                outcome="not_applied",
-            )
+            raise self._too_much(used, UNCOMMITTED_BYTES)
 
-    def _propose(
-        self, frame: bytearray | memoryview, askers: Sequence[tuple[asyncio.Future[Receipt], int]]
-    ) -> int:
+    def _too_much(self, used: int, limit: int) -> Problem:
+        return Problem(
+            "overloaded",
+            f"partition {self.topic}/{self.number} has {used} bytes waiting to be committed",
+            field="uncommitted_bytes",
+            value=used,
+            limit=limit,
+            retry_after_ms=100,
+            outcome="not_applied",
+        )
+
+    def _propose(self, frame: bytearray | memoryview, askers: Askers) -> int:
         offset = self.log.next_offset
         # The waiters are there before the proposal: with one voter the commit may follow within it.
         index, term = self.log.last_index + 1, self.replica.core.term
         waiters = []
         now_s = self._loop.time()
         for future, count in askers:
-            waiters.append(_Waiter(future, Receipt(self.number, offset, count), term, now_s))
+            waiters.append(Waiter(future, Receipt(self.number, offset, count), term, now_s))
             offset += count
         self._waiters[index] = waiters
         self._sizes[index] = len(frame)
         self._uncommitted_bytes += len(frame)
-        placed = self._driver.propose(self.replica, frame)
+        try:
+            placed = self._driver.propose(self.replica, frame)
+        except (NotLeader, TooMuchUncommitted) as error:
+            # It hands over, or too much waits, also of leaders before. Nothing of this may stay behind.
+            self._waiters.pop(index, None)
+            self._forget(index)
+            if isinstance(error, TooMuchUncommitted):
+                raise self._too_much(error.uncommitted_bytes, error.limit_bytes) from None
+            raise lost_leadership(self, outcome="not_applied") from None
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
         return index
 
-    def _open_door(self) -> None:
-        """Propose what waits at the door, unless the last batches from there are still under way.
+    def _propose_from_door(self, frame: bytearray, askers: Askers) -> int | None:
+        index = self._propose(frame, askers)
+        return index if index > self.committed_index else None
 
-        So a door batch holds what piled up during the last commit: no timer, and the busier
-        the partition, the larger the batches.
-        """
-        self._door_scheduled = False
-        self._empty_door(in_flight=DOOR_BATCHES_IN_FLIGHT)
-
-    def _empty_door(self, *, in_flight: int | None) -> None:
-        while self._door and (in_flight is None or len(self._door_in_flight) < in_flight):
-            if not self.leads:
-                self.led(False)
-                return
-            knocks: list[_Knock] = []
-            size = 0
-            for knock in self._door:
-                if knocks and size + knock.records.size_bytes > DOOR_BYTES:
-                    break
-                knocks.append(knock)
-                size += knock.records.size_bytes
-            del self._door[: len(knocks)]
-            self._door_bytes -= size
-            try:
-                frame = _join([knock.records for knock in knocks])
-            except ValueError:
-                self._one_by_one(knocks)
-                continue
-            except Exception as error:
-                for knock in knocks:
-                    _fail(knock.future, Problem("bug", f"{error!r}", outcome="not_applied"))
-                raise
-            index = self._propose(frame, [(knock.future, len(knock.records.values)) for knock in knocks])
-            if index > self.committed_index:
-                self._door_in_flight.add(index)
-
-    def _one_by_one(self, knocks: Sequence[_Knock]) -> None:
-        """One member makes no batch: it alone fails."""
-        for knock in knocks:
-            try:
-                frame = _join([knock.records])
-            except ValueError as error:
-                _fail(knock.future, Problem("invalid", str(error), outcome="not_applied"))
-                continue
-            self._propose(frame, [(knock.future, len(knock.records.values))])
+    def _closed(self) -> Problem | None:
+        return None if self.leads else lost_leadership(self, outcome="not_applied")
 
     def give_up(self, *, older_than_s: float) -> None:
         """Answer those who have waited too long for a commit: nobody can tell yet what becomes of it."""
@@ -412,14 +378,88 @@ class Partition:
             for waiter in waiters:
                 if waiter.since_s <= latest:
                     detail = f"not committed within {older_than_s:g} s: a majority does not answer"
-                    _fail(waiter.future, Problem("outcome_unknown", detail))
+                    fail(waiter.future, Problem("outcome_unknown", detail))
+
+    # -- the log's start ---------------------------------------------------------------
+
+    def carry_out_start(self) -> None:
+        """Let the log begin where the last committed entry says, if this replica may by now.
+
+        Not in a log that failed: the entry is read again when the log is opened again. And not before the
+        entry, which carries the derived state, is synced here; in a `commit` log the journal's order sees to
+        that, in an `interval` log its next sync.
+        """
+        log = self.log
+        due = self.tables.due_start
+        if due is None or log.failure is not None:
+            return
+        index, record = due
+        if log.policy.is_interval and log.synced_index < index:
+            return
+        self.tables.due_start = None
+        # One that was carried out before a restart is no news.
+        if record.index > log.start.index:
+            log.set_start(index=record.index, term=record.term, offset=record.offset, time_ms=record.time_ms)
+
+    async def index_before(self, offset: int) -> int:
+        """The last committed entry whose records all lie before `offset`."""
+        index = await self.log.find_offset(offset)
+        if index is None:
+            return self.log.start.index if offset <= self.start_offset else self.committed_index
+        return min(index - 1, self.committed_index)
+
+    def start_limit(self, index: int) -> int:
+        """The highest entry up to `index` behind which the log may begin, for all that this replica knows.
+
+        What is damaged can't say where it ends, and what is staged or published stays whole.
+        """
+        lowest = self.log.start.index
+        while index > lowest:
+            whole = self.tables.stages.start_limit(index)
+            if whole == index and self.log.term(index) is not None:
+                return index
+            index = min(whole, index - 1)
+        return lowest
+
+    def move_start(self, index: int) -> asyncio.Future[Receipt]:
+        """Propose that all replicas give up entry `index` and all before it. Leader only, committed entries
+        only. Done when it is committed, and carried out here; `Receipt.offset` says nothing.
+        """
+        self.check_leads()
+        log = self.log
+        assert log.start.index < index <= self.committed_index and self.start_limit(index) == index, (
+            f"a start behind {index} of {log!r}, committed {self.committed_index}"
+        )
+        row = log.row(index)
+        record = LogStartRecord(
+            index=index,
+            term=row.term,
+            offset=row.next_offset,
+            time_ms=row.append_time_ms,
+            configuration=self.replica.configuration_record,
+            state=encode_state(self.tables.state()),
+        )
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        self._propose(record.frame(), [(future, 0)])
+        return future
 
     # -- cursors -----------------------------------------------------------------------
 
     def set_cursor(
-        self, name: str, position: int | None, *, expected: int | None, check: bool, owner: str, now_ms: int
+        self,
+        name: str,
+        position: int | None,
+        *,
+        expected: int | None,
+        check: bool,
+        owner: str,
+        now_ms: int,
+        expected_owner: str | None = None,
     ) -> asyncio.Future[Receipt]:
         """Commit a cursor's position (None deletes). With `check` only if it stands at `expected`.
+
+        What has an owner is changed by its owner alone: `expected_owner` is who must own it now ("": nobody);
+        without it `owner` himself must, or nobody. 409 `fenced` names who does. Deleting asks for no owner.
 
         Compared with the log's end, not with what is committed: of two that race, the second
         sees the first.
@@ -427,6 +467,8 @@ class Partition:
         self._check_can_append()
         current = self.cursors.get(name)
         standing = current.position if current is not None else None
+        if position is not None:
+            self._check_owner(name, current.owner if current is not None else "", owner, expected_owner)
         # Standing where it is wanted is a retry of what went through, not a race lost.
         if check and standing not in (expected, position):
             raise Problem(
@@ -452,64 +494,28 @@ class Partition:
         self._propose(frame, [(future, 0)])
         return future
 
+    def _check_owner(self, name: str, present: str, owner: str, expected_owner: str | None) -> None:
+        """Raises 409 `fenced` for a change of what `present` owns by another."""
+        if present in (("", owner) if expected_owner is None else (expected_owner,)):
+            return
+        # Owning it already is a retry of what went through: no two owners have one name.
+        if owner and present == owner:
+            return
+        raise Problem(
+            "fenced",
+            f"cursor {name!r} of {self.topic}/{self.number} is owned by "
+            + (repr(present) if present else "nobody"),
+            field="owner" if expected_owner is None else "expected_owner",
+            value=owner if expected_owner is None else expected_owner,
+            limit=present,
+            outcome="not_applied",
+        )
+
     def cursor(self, name: str) -> Cursor | None:
         """A cursor as it is committed here: a later change may still be lost."""
         return self.cursors.committed_at(name)
 
 
-def _join(many: Sequence[Records]) -> bytearray:
-    """One batch of several requests' records, in order."""
-    records = Records.concat(many)
-    return build(
-        records.values,
-        keys=records.keys,
-        timestamps=records.timestamps,
-        tags=records.tags,
-        headers=records.headers,
-    )
-
-
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _fail(future: asyncio.Future[Receipt], problem: Problem) -> None:
-    if not future.done():
-        future.set_exception(problem)
-
-
-def _lost_leadership(partition: Partition, *, outcome: Outcome) -> Problem:
-    return Problem(
-        "not_leader",
-        f"this replica of {partition.topic}/{partition.number} is not the leader",
-        retry_after_ms=50,
-        outcome=outcome,
-    )
-
-
-def _truncated(partition: Partition, outcome: Outcome) -> Problem:
-    if outcome == "not_applied":
-        return _lost_leadership(partition, outcome=outcome)
-    return Problem("outcome_unknown", f"another replica of {partition.topic}/{partition.number} leads now")
-
-
-def _refused(refused: Refused, header: Header) -> Problem:
-    if refused.code == "fenced":
-        return Problem(
-            "fenced",
-            "a newer epoch of this producer has written here",
-            field="producer_epoch",
-            value=header.producer_epoch,
-            limit=refused.expected,
-            outcome="not_applied",
-        )
-    return Problem(
-        refused.code,
-        "batches of a producer are numbered 0, 1, 2, … in each partition and taken in order",
-        field="sequence",
-        value=header.sequence,
-        limit=refused.expected,
-        # A number taken long ago, whose place is forgotten: it was applied then.
-        outcome="unknown" if header.sequence < refused.expected else "not_applied",
-    )

@@ -11,31 +11,39 @@ import ctypes
 import gc
 import logging
 import random
+import select
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+import msgspec
 import uvloop
 
 from laminar.batch import Header
-from laminar.log.disk import RealDisk
+from laminar.log.errors import DamagedRange, DiskError
+from laminar.log.log import Log
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import logs_directory
 from laminar.log.settings import StorageSettings
 from laminar.log.storage import Storage
 from laminar.node.boot import Boot
-from laminar.node.clock import Clock
+from laminar.node.comeback import EXIT_COMEBACK, LOOK_S, ComeBack, failed_logs, may_pass, pause_s
 from laminar.node.driver import Driver
 from laminar.node.forking import Hopeless
+from laminar.node.health import LoopHealth
+from laminar.node.repair import METHOD as REPAIR
+from laminar.node.repair import Repairs
 from laminar.node.replica import Machine, Replica, replay
-from laminar.node.transport import Address, Peer, Transport
+from laminar.node.transport import Address, Peer
 from laminar.node.view import View
 from laminar.node.wire import Buffer, ConfigurationRecord
+from membership.lives import Life, contradicts
 from raft.values import HardState, Settings
 
 _log = logging.getLogger("laminar.process")
 _READ_BYTES = 4 * 1024 * 1024
 _QUIET_S = 1.0
+_LONGEST_WAIT_S = 30.0
 
 Method = Callable[[Peer, bytes], Awaitable[bytes]]
 
@@ -46,11 +54,13 @@ class Process:
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         self.boot = boot
         self.role = boot.role_number
-        self.clock = Clock()
-        self.rng = random.Random()
+        self.environment = boot.environment
+        self.clock = self.environment.clock()
+        self.rng = self.environment.rng()
         self.storage = storage
         self.cluster_id: bytes | None = boot.cluster_id
         self.stopping = asyncio.Event()
+        self.health = LoopHealth()
         self.failure: BaseException | None = None
         self.view = View(node=boot.node, unix_name=boot.unix_name)
         self.raft_settings = Settings(
@@ -58,13 +68,16 @@ class Process:
         )
         self.methods: dict[str, Method] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # By node and role: whether its present process is heard, by what was known when that was found out.
+        self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
         secret = boot.settings.secret
-        self.transport = Transport(
+        self.transport = self.environment.transport(
             cluster_id=lambda: self.cluster_id,
             node=boot.node,
             role=self.role,
             nonce=boot.nonce,
             secret=secret.encode() if secret else None,
+            chain=encode_chain(boot.lives),
             rng=self.rng,
         )
         self.driver = Driver(
@@ -72,20 +85,81 @@ class Process:
             transport=self.transport,
             clock=self.clock,
             address_of=self.address_of,
+            address_of_peer=lambda peer: self.view.address(peer.node, peer.role),
+            admits=self.admits,
             on_fatal=self.fatal,
+            election_timeout_ms=boot.settings.election_timeout_ms,
             heartbeat_ms=boot.settings.heartbeat_ms,
+            elections_at_once=self.environment.elections_at_once,
         )
         storage.on_failure = self.fatal
+        self.repairs = Repairs(
+            cluster_id=lambda: self.cluster_id,
+            call=self.transport.call,
+            nodes_of=self.holders_of,
+            address_of=self.holder_address,
+            hand_over=self._hand_over_to,
+            spawn=self.spawn,
+            rng=self.rng,
+        )
+        storage.on_damage = self.repairs.found
+        self.methods[REPAIR] = self.repairs.answer
         self.transport.on_call = self._on_call
         self.transport.on_lost = self._on_lost
 
     # -- to be said by each kind ---------------------------------------------------------
 
+    def known_life(self, node: str) -> Life | None:
+        """The newest life of another node's data folder that this process has heard of from the catalog."""
+        raise AssertionError("each kind of process says what it knows of the others")
+
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """Address of the process on `node` that owns the replica's group."""
         raise AssertionError("each kind of process says where its groups live")
 
+    def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
+        """As `address_of`, for a group that may not be driven here yet."""
+        raise AssertionError("each kind of process says where its groups live")
+
+    def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
+        """Nodes of the other members of a group, the leader's first."""
+        if replica is None:
+            return [node for member, node in entry.voters if member != entry.replica_id]
+        leader = replica.leader_node
+        nodes = [
+            replica.nodes[member]
+            for member in replica.configuration.members()
+            if member != replica.replica_id
+        ]
+        return sorted(nodes, key=lambda node: node != leader)
+
+    def _hand_over_to(self, replica: Replica, node: str) -> None:
+        """Let the voter on `node` lead, if it holds what is committed."""
+        for member in replica.configuration.voters:
+            held = replica.match_index(member) >= replica.core.committed_index
+            if replica.nodes[member] == node and held and replica.core.is_leader:
+                replica.core.transfer_leadership(member, now_ms=self.clock.monotonic_ms())
+                self.driver.settle(replica)
+
     # -- transport -----------------------------------------------------------------------
+
+    def admits(self, peer: Peer) -> bool:
+        """Whether what a process says may count: not where its node's folder is an older copy of itself."""
+        if peer.node == self.boot.node:
+            return True
+        known = self.known_life(peer.node)
+        verdict = self._verdicts.get((peer.node, peer.role))
+        if verdict is not None and verdict[0] is peer and verdict[1] is known:
+            return verdict[2]
+        admitted = known is None or not chain_contradicts(peer.chain, known)
+        self._verdicts[peer.node, peer.role] = peer, known, admitted
+        if known is not None and not admitted:
+            _log.error(
+                "nothing that process %d of node %s says of consensus is heard: the node's data folder is an "
+                "older copy than that of start %d, page %d",
+                *(peer.role, peer.node, known.number, known.page),
+            )
+        return admitted
 
     async def listen(self) -> None:
         """Serve the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
@@ -102,35 +176,45 @@ class Process:
         address = self.view.address(lost.node, lost.role) if isinstance(lost, Peer) else lost
         if address is None or self.stopping.is_set():
             return
-        for replica in list(self.driver.replicas.values()):
-            if replica.leading:
-                for member, node in replica.nodes.items():
-                    if node != self.boot.node and self.address_of(node, replica) == address:
-                        self.driver.unreachable(replica, member)
-                continue
-            leader = replica.leader_node
-            if leader is None or leader == self.boot.node:
-                continue
-            if self.address_of(leader, replica) == address:
-                self.driver.suspect_leader(replica)
+        self.driver.lost(address, lost if isinstance(lost, Peer) else None)
 
     # -- replicas ------------------------------------------------------------------------
 
-    async def open_replica(self, entry: ReplicaEntry, *, name: str, machine: Machine) -> Replica:
+    async def open_replica(
+        self,
+        entry: ReplicaEntry,
+        *,
+        name: str,
+        machine: Machine,
+        known_up_to: int = 0,
+        configurations: Sequence[tuple[int, ConfigurationRecord]] = (),
+        past_damage: Callable[[int], bool] = lambda index: False,
+    ) -> Replica:
         """A replica that the manifest names: its state is made from its log, then it is driven.
+
+        The machine has the state up to the committed entry `known_up_to` already, with the `configurations`
+        that were set up to there; the log is replayed behind it. `past_damage(index)`: what this damaged
+        entry would have told the machine is done without. Else raises `DamagedRange`.
 
         `machine.replica` must be set by the caller before messages arrive: do it in the same turn.
         """
         assert self.cluster_id is not None
         log = self.storage.logs[self.storage.resolve(entry.log_id)]
-        configurations: list[tuple[int, ConfigurationRecord]] = [
-            (0, ConfigurationRecord(voters=tuple((replica, node) for replica, node in entry.voters)))
+        found: list[tuple[int, ConfigurationRecord]] = [
+            (0, ConfigurationRecord(voters=tuple((replica, node) for replica, node in entry.voters))),
+            *configurations,
         ]
-        committed_index = log.start.index
-        index = log.first_index
+        committed_index = max(log.start.index, known_up_to)
+        index = committed_index + 1
         while index <= log.last_index:
-            frames = await log.read(index, log.last_index, max_bytes=_READ_BYTES)
-            configurations.extend(replay(frames, machine))
+            try:
+                frames = await log.read(index, log.last_index, max_bytes=_READ_BYTES)
+            except DamagedRange as damage:
+                if not past_damage(index):
+                    raise
+                index = damage.last_index + 1
+                continue
+            found.extend(replay(frames, machine))
             committed_index = max(committed_index, replay_committed(frames))
             index += len(frames)
         hard = self.storage.hard_states.get(entry.replica_id)
@@ -140,17 +224,46 @@ class Process:
             cluster=self.cluster_id,
             group=entry.group,
             replica_id=entry.replica_id,
-            incarnation=entry.incarnation,
+            # The log's rises with every loss, and is durable since the recovery that found it.
+            incarnation=entry.incarnation + log.incarnation,
             log=log,
             machine=machine,
             hard_state=HardState(hard.term, hard.vote) if hard is not None else HardState(),
             committed_index=min(committed_index, log.last_index),
-            configurations=configurations,
+            configurations=found,
             settings=self.raft_settings,
             rng=random.Random(self.rng.getrandbits(64)),
             now_ms=self.clock.monotonic_ms(),
             wall_ms=self.clock.wall_ms,
+            trace=self.environment.trace(name),
         )
+
+    # -- logs that failed -----------------------------------------------------------------
+
+    async def bring_back_failed(self) -> None:
+        """When a log has failed: wait, and until there is room, then let this process be started anew."""
+        while not await self.stopped_within(LOOK_S):
+            if not failed_logs(self.storage):
+                continue
+            wait_s = pause_s(self.boot.comebacks)
+            _log.warning("in %d s this process starts again, if the disk has room: a log failed", wait_s)
+            if await self.stopped_within(wait_s):
+                return
+            while not await self._has_room():
+                if await self.stopped_within(LOOK_S):
+                    return
+            self.fatal(ComeBack(", ".join(failed_logs(self.storage))))
+
+    async def _has_room(self) -> bool:
+        """Whether a recovery would find room for a journal of its own."""
+        if self.storage.refusal == "disk":
+            return False
+        disk, directory = self.environment.disk, self.boot.data_directory
+        try:
+            free = await asyncio.get_running_loop().run_in_executor(None, disk.free_bytes, directory)
+        except DiskError:
+            return False
+        return free >= 2 * self.boot.settings.journal_file_bytes
 
     # -- life ----------------------------------------------------------------------------
 
@@ -174,7 +287,9 @@ class Process:
         """Something this process cannot go on from: it ends, and is started again by the supervisor."""
         if self.failure is None:
             self.failure = error
-            if not isinstance(error, Hopeless):  # its text is all there is to say, and is said at the end
+            if isinstance(error, ComeBack):
+                _log.warning("%s ends in order, so that these come back: %s", self.transport, error)
+            elif not isinstance(error, Hopeless):  # its text is all there is to say, and is said at the end
                 _log.critical("%s ends: %r", self.transport, error, exc_info=error)
         self.stopping.set()
 
@@ -201,17 +316,54 @@ class Process:
         await self.storage.close()
 
 
-def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process]) -> int:
-    """The body of a forked child: recover its home, then turn one loop until told to stop; its exit code."""
+def encode_chain(lives: Sequence[Life]) -> bytes:
+    """What a folder shows of its past, as it stands in a greeting."""
+    return msgspec.msgpack.encode(lives)
+
+
+def chain_contradicts(chain: bytes, known: Life) -> bool:
+    """As `contradicts`. What can't be read shows nothing."""
+    try:
+        return contradicts(msgspec.msgpack.decode(chain, type=list[Life]) if chain else (), known)
+    except msgspec.DecodeError:
+        return True
+
+
+def open_home(boot: Boot, home: str) -> Storage:
+    """Lock and recover the home of a controller or shard. Blocks; needs no loop."""
     settings = boot.settings
-    storage = Storage.open(
-        RealDisk(),
+    return boot.environment.storage(
         home,
         logs_directory(boot.data_directory),
         settings=StorageSettings(
-            segment_size_bytes=settings.segment_size_bytes, journal_file_bytes=settings.journal_file_bytes
+            segment_size_bytes=settings.segment_size_bytes,
+            journal_file_bytes=settings.journal_file_bytes,
+            scrub_bytes_per_s=settings.scrub_bytes_per_s,
         ),
     )
+
+
+def _open_when_there_is_room(boot: Boot, home: str) -> Storage | None:
+    """As `open_home`, again and again while the disk is full; None when told to stop meanwhile."""
+    tries = 0
+    while True:
+        try:
+            return open_home(boot, home)
+        except DiskError as error:
+            if not may_pass(error):
+                raise
+            _log.error("%s cannot be recovered now: %s", home, error)
+        # The pipe ends when the supervisor does.
+        if select.select([boot.lifeline], [], [], min(2.0**tries, _LONGEST_WAIT_S))[0]:
+            return None
+        tries += 1
+
+
+def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process]) -> int:
+    """The body of a forked child: recover its home, then turn one loop until told to stop; its exit code."""
+    storage = _open_when_there_is_room(boot, home)
+    if storage is None:
+        return 0
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
@@ -220,10 +372,13 @@ def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process])
         loop.add_reader(boot.lifeline, process.stop)
         gc.collect()
         gc.freeze()
+        process.health.start()
         process.spawn(_give_back_when_quiet(storage))
         await process.run()
         if isinstance(process.failure, Hopeless):
             raise process.failure
+        if isinstance(process.failure, ComeBack):
+            return EXIT_COMEBACK
         return 0 if process.failure is None else 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -248,6 +403,22 @@ async def _give_back_when_quiet(storage: Storage) -> None:
         before = lsn
 
 
+def recovering_text(name: str, log: Log) -> str:
+    """What a person should know of a replica that comes back marked (CONSENSUS.md 3)."""
+    why = (
+        "power was lost with flush=interval, so appends of the last interval may be gone here"
+        if log.power_lost
+        else "its journal or the end of its log is damaged"
+    )
+    return (
+        f"{name}: {why}; it goes on at offset {log.next_offset} and takes part, but its vote does not count "
+        "before a leader has sent it again what it may have forgotten"
+    )
+
+
 def replay_committed(frames: Sequence[Buffer]) -> int:
-    """The highest commit index that a leader stamped on these frames: certainly committed."""
-    return Header.unpack(frames[-1]).committed_index if frames else 0
+    """The highest commit index that a leader stamped on these frames: certainly committed.
+
+    Not the last frame's: a later leader may have known of less.
+    """
+    return max((Header.unpack(frame).committed_index for frame in frames), default=0)

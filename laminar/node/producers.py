@@ -7,14 +7,22 @@ holds the same table at the same index, and a new leader knows every retry the o
 
 A producer numbers its batches per partition: 0, 1, 2, … within an epoch. The leader takes
 only the next number; one it has seen again is a *duplicate* and gets the first receipt.
+
+Beside that its user may number the records, rising through all partitions: a batch tells the highest of its
+records, and one up to which everything is durable everywhere. Both are remembered over epochs, so that
+whoever copies something here can ask how far he got. A `FENCE` begins an epoch without a record: what is
+known behind it is not changed by an older epoch any more.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from laminar.batch import Header
+import msgspec
+
+from laminar.batch import Header, Kind
 
 NOBODY = bytes(16)
 REMEMBERED_BATCHES = 64
@@ -34,10 +42,22 @@ class Place:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """Why a producer's batch is not taken: `fenced`, or `out_of_sequence`."""
+    """Why a producer's batch is not taken: `fenced`, `out_of_sequence` or `unknown_producer`."""
 
     code: str
     expected: int
+
+
+@dataclass(slots=True, frozen=True)
+class Progress:
+    """How far a producer got in one partition: its epoch, the sequence of its last batch (-1: none in this
+    epoch), and the numbers of its user (0: none).
+    """
+
+    epoch: int
+    sequence: int
+    checkpoint: int
+    floor: int
 
 
 @dataclass(slots=True)
@@ -46,6 +66,26 @@ class _Producer:
     next_sequence: int
     batches: deque[Place]
     seen_ms: int
+    # Of the last entry: what the order of the table goes by.
+    index: int
+    checkpoint: int
+    floor: int
+
+    def progress(self) -> Progress:
+        return Progress(self.epoch, self.next_sequence - 1, self.checkpoint, self.floor)
+
+
+class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One producer in a stored table: its batches are (index, offset, count, sequence), oldest first."""
+
+    producer_id: bytes
+    epoch: int
+    next_sequence: int
+    seen_ms: int
+    batches: list[tuple[int, int, int, int]]
+    index: int = 0
+    checkpoint: int = 0
+    floor: int = 0
 
 
 class Producers:
@@ -64,7 +104,10 @@ class Producers:
     def check(self, producer_id: bytes, epoch: int, sequence: int) -> Place | Refused | None:
         """None: take it. A place: seen before, this is where it lies. Else why it is refused."""
         known = self._producers.get(producer_id)
-        if known is None or epoch > known.epoch:
+        if known is None:
+            # Never heard of, or forgotten: then this very batch may have been taken before that.
+            return None if sequence == 0 else Refused("unknown_producer", 0)
+        if epoch > known.epoch:
             return None if sequence == 0 else Refused("out_of_sequence", 0)
         if epoch < known.epoch:
             return Refused("fenced", known.epoch)
@@ -77,23 +120,49 @@ class Producers:
                 return place
         return Refused("out_of_sequence", known.next_sequence)
 
+    def fenced_at(self, producer_id: bytes, epoch: int) -> int | Refused | None:
+        """The entry behind which no older epoch than this one writes; None if it is still to be appended."""
+        known = self._producers.get(producer_id)
+        if known is None or epoch > known.epoch:
+            return None
+        return Refused("fenced", known.epoch) if epoch < known.epoch else known.index
+
+    def progress(self, producer_id: bytes) -> Progress | None:
+        """How far the log's end says that the producer is; what is not committed may yet be lost."""
+        known = self._producers.get(producer_id)
+        return None if known is None else known.progress()
+
+    def committed_progress(self, producer_id: bytes) -> Progress | None:
+        """The same of what is committed."""
+        known = self._producers.get(producer_id)
+        for _, each, before in self._undo:
+            if each == producer_id:
+                known = before
+                break
+        return None if known is None else known.progress()
+
     def appended(self, header: Header) -> None:
-        """A batch is now the log's last."""
+        """A batch, or a fence, is now the log's last."""
         producer_id = header.producer_id
         if producer_id == NOBODY:
             return
         known = self._producers.pop(producer_id, None)
         self._undo.append((header.index, producer_id, known))
-        place = Place(header.index, header.base_offset, header.count, header.sequence)
         batches: deque[Place] = deque(maxlen=REMEMBERED_BATCHES)
-        if known is not None and known.epoch == header.producer_epoch:
-            batches.extend(known.batches)
-        batches.append(place)
+        next_sequence = 0
+        if header.kind is not Kind.FENCE:
+            if known is not None and known.epoch == header.producer_epoch:
+                batches.extend(known.batches)
+            batches.append(Place(header.index, header.base_offset, header.count, header.sequence))
+            next_sequence = header.sequence + 1
         self._producers[producer_id] = _Producer(
             epoch=header.producer_epoch,
-            next_sequence=header.sequence + 1,
+            next_sequence=next_sequence,
             batches=batches,
             seen_ms=header.append_time_ms,
+            index=header.index,
+            checkpoint=header.checkpoint if known is None else max(known.checkpoint, header.checkpoint),
+            floor=header.floor if known is None else max(known.floor, header.floor),
         )
         self._expire(header.index, header.append_time_ms)
 
@@ -121,7 +190,7 @@ class Producers:
         if touched:
             # Order of last use again, as it was: the rolled back ones went to the end. The
             # sort is stable and by index, which is what the order means.
-            ordered = sorted(self._producers.items(), key=lambda item: item[1].batches[-1].index)
+            ordered = sorted(self._producers.items(), key=lambda item: item[1].index)
             self._producers = dict(ordered)
 
     def committed(self, index: int) -> None:
@@ -133,3 +202,47 @@ class Producers:
     def snapshot(self) -> list[tuple[bytes, int, int]]:
         """(producer id, epoch, next sequence) in order of last use: for comparing replicas."""
         return [(key, state.epoch, state.next_sequence) for key, state in self._producers.items()]
+
+    def stored(self) -> list[ProducerEntry]:
+        """The whole table as the log's end has it, in order of last use."""
+        return [
+            ProducerEntry(
+                producer_id,
+                known.epoch,
+                known.next_sequence,
+                known.seen_ms,
+                [(place.index, place.offset, place.count, place.sequence) for place in known.batches],
+                known.index,
+                known.checkpoint,
+                known.floor,
+            )
+            for producer_id, known in self._producers.items()
+        ]
+
+    def stored_at(self, index: int) -> list[ProducerEntry]:
+        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        if not self._undo or self._undo[-1][0] <= index:
+            return self.stored()
+        copy = Producers()
+        # What is known of a producer is replaced, never changed: so the copies may be shallow.
+        copy._producers = dict(self._producers)
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, entries: Iterable[ProducerEntry]) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        self._producers = {
+            entry.producer_id: _Producer(
+                epoch=entry.epoch,
+                next_sequence=entry.next_sequence,
+                batches=deque((Place(*batch) for batch in entry.batches), maxlen=REMEMBERED_BATCHES),
+                seen_ms=entry.seen_ms,
+                # Written before the field was there: every entry had a batch.
+                index=entry.index or entry.batches[-1][0],
+                checkpoint=entry.checkpoint,
+                floor=entry.floor,
+            )
+            for entry in entries
+        }

@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from laminar.batch import Header, Kind, build_control, stamp
 from laminar.log.log import Log
+from laminar.node.log_start import log_start_record
 from laminar.node.wire import Buffer, ConfigurationRecord, configuration_record, entry_of
 from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace
 
+if TYPE_CHECKING:
+    from laminar.node.pairs import Pair
+    from laminar.node.transport import Address
+
 _HEADER = 128
 
 
-class Machine(Protocol):
-    """State that follows a log: told of every change of the log in log order."""
+class Told(Protocol):
+    """What is told of entries in their order."""
 
     def appended(self, header: Header, frame: Buffer) -> None:
         """A batch is now the last of the log; it may still be truncated."""
+
+
+class Machine(Told, Protocol):
+    """State that follows a log: told of every change of the log in log order."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was told of every entry; not where damage had to be left out at the start."""
 
     def truncated(self, index: int) -> None:
         """Entry `index` and all behind it are gone."""
@@ -79,8 +92,11 @@ class Replica:
         "machine",
         "name",
         "nodes",
+        "pairs",
         "replica_id",
+        "resting",
         "scheduled_ms",
+        "sought",
         "wall_ms",
     )
 
@@ -113,6 +129,11 @@ class Replica:
         for _, record in configurations:
             self.nodes.update(record.nodes())
         self.scheduled_ms: int | None = None
+        # The process that each member was last heard from, and, while we rest, those whose lives are watched.
+        self.pairs: dict[int, Pair] = {}
+        self.resting: Sequence[Pair] | None = None
+        # Where members were that it rests without.
+        self.sought: Sequence[Address] = ()
         self.failure: Exception | None = None
         self.leading = False
         self.core = Core(
@@ -120,6 +141,7 @@ class Replica:
             group=group,
             replica_id=replica_id,
             incarnation=incarnation,
+            marked=log.recovering,
             configuration=configurations[0][1].configuration(),
             configurations=[(index, record.configuration()) for index, record in configurations[1:]],
             hard_state=hard_state,
@@ -197,6 +219,10 @@ class Replica:
                 self.nodes.update(configuration_record(memoryview(frame)[_HEADER:]).nodes())
             self.machine.appended(header, frame)
 
+    def trust_again(self) -> None:
+        """The mark falls: record it (CONSENSUS.md 3)."""
+        self.log.mark(recovering=False, incarnation=self.log.incarnation)
+
     def match_index(self, replica_id: int) -> int:
         """As the leader: how far a member's log is known to be durable and equal to ours; 0 if unknown."""
         progress = self.core.progress.get(replica_id)
@@ -212,6 +238,21 @@ class Replica:
     def configuration(self) -> Configuration:
         """Voters and learners in force."""
         return self.core.configuration
+
+    @property
+    def configuration_record(self) -> ConfigurationRecord:
+        """Voters and learners in force, with their nodes."""
+        current = self.core.configuration
+        return ConfigurationRecord(
+            voters=tuple((member, self.nodes[member]) for member in current.voters),
+            learners=tuple((member, self.nodes[member]) for member in current.learners),
+        )
+
+    def lagging(self, index: int) -> list[str]:
+        """As the leader: nodes whose replicas are not known to hold the log up to `index`."""
+        current = self.core.configuration
+        others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
+        return sorted(self.nodes[member] for member in others if self.match_index(member) < index)
 
 
 def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
@@ -230,14 +271,19 @@ def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
     return frame
 
 
-def replay(frames: Sequence[Buffer], machine: Machine) -> list[tuple[int, ConfigurationRecord]]:
-    """Feed frames of a log that was just opened to its machine; return the configurations met."""
+def replay(frames: Sequence[Buffer], told: Told) -> list[tuple[int, ConfigurationRecord]]:
+    """Feed frames of a log that was just opened to its machine or tables; return the configurations met.
+
+    A `log_start` entry repeats the configuration in force, as the entry that set it may be given up.
+    """
     configurations = []
     for frame in frames:
         header = Header.unpack(frame)
         if header.kind == Kind.CONFIGURATION:
             configurations.append((header.index, configuration_record(memoryview(frame)[_HEADER:])))
-        machine.appended(header, frame)
+        elif header.kind == Kind.LOG_START:
+            configurations.append((header.index, log_start_record(frame).configuration))
+        told.appended(header, frame)
     return configurations
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 DEFAULT_PORT = 7070
 _MI = 1 << 20
+_HOUR_MS = 3_600_000
 
 # Variables with our prefix that are not settings of a node: they are the client's, the command line's or
 # the tests'.
@@ -56,7 +57,16 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     heartbeat_ms: int = 200
     segment_size_bytes: int = 256 * _MI
     journal_file_bytes: int = 64 * _MI
+    scrub_bytes_per_s: int = 8 * _MI
+    catch_up_bytes_per_s: int = 32 * _MI
+    catch_up_bytes: int = 64 * _MI
+    replace_after_ms: int = 10 * 60_000
     max_append_bytes: int = 16 * _MI
+    retention_check_ms: int = 30_000
+    retention_hold_ms: int = 24 * _HOUR_MS
+    low_water_bytes: int = 2048 * _MI
+    low_water_percent: float = 5.0
+    trash_ms: int = 24 * _HOUR_MS
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -185,7 +195,57 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("heartbeat_ms", int, "how often an idle leader is heard", _between(10, 10_000)),
     Setting("segment_size_bytes", int, "size at which a new segment begins", _between(_MI, 4096 * _MI)),
     Setting("journal_file_bytes", int, "size at which a new journal file begins", _between(_MI, 4096 * _MI)),
+    Setting(
+        "scrub_bytes_per_s",
+        int,
+        "how fast each shard reads sealed segments again, to find rot",
+        _between(_MI // 16, 4096 * _MI),
+    ),
+    Setting(
+        "catch_up_bytes_per_s",
+        int,
+        "how fast each shard serves replicas that need whole segments",
+        _between(_MI // 16, 4096 * _MI),
+    ),
+    Setting(
+        "catch_up_bytes",
+        int,
+        "a replica that lacks so much of a partition, and more than half of it, gets whole segments",
+        _between(_MI // 64, 1 << 40),
+    ),
+    Setting(
+        "replace_after_ms",
+        int,
+        "how long a node is dead before its replicas are made anew on other nodes; 0: never by itself",
+        _between(0, 30 * 24 * _HOUR_MS),
+    ),
     Setting("max_append_bytes", int, "largest body of one append", _between(1024, 32 * _MI)),
+    Setting(
+        "retention_check_ms",
+        int,
+        "how often leaders look for records to give up",
+        _between(10, 24 * _HOUR_MS),
+    ),
+    Setting(
+        "retention_hold_ms",
+        int,
+        "how long records are kept beyond their retention for a replica that still has to read them",
+        _between(0, 30 * 24 * _HOUR_MS),
+    ),
+    Setting(
+        "low_water_bytes",
+        int,
+        "appends are refused below so many free bytes on the data folder's disk, or below low_water_percent, "
+        "whichever is less",
+        _between(0, 1 << 50),
+    ),
+    Setting("low_water_percent", float, "see low_water_bytes", _between(0.0, 50.0)),
+    Setting(
+        "trash_ms",
+        int,
+        "how long the files of deleted topics and replaced logs are kept in the trash",
+        _between(0, 365 * 24 * _HOUR_MS),
+    ),
 )
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", tuple: "a list of texts"}
@@ -230,8 +290,10 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
     """The value of a known setting from what a source says; text is read as the setting's type."""
     setting = _TABLE[name]
     if setting.kind is tuple:
-        # A list in a file, a repeated flag, or text with commas.
-        raw = tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else raw
+        # A list in a file, a repeated flag, or text with commas; also commas in one of a list.
+        raw = [raw] if isinstance(raw, str) else raw
+        if isinstance(raw, list | tuple) and all(isinstance(each, str) for each in raw):
+            raw = tuple(part.strip() for each in raw for part in each.split(",") if part.strip())
     target = tuple[str, ...] if setting.kind is tuple else setting.kind
     shown = "" if name == "secret" else f" (it is {raw!r})"
     try:

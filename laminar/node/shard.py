@@ -9,35 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
 import msgspec
 
 from laminar.http.errors import Problem
 from laminar.http.server import HttpServer, ServerLimits
-from laminar.log.disk import RealDisk
 from laminar.log.document import Document
-from laminar.log.errors import StorageClosed, StorageError
+from laminar.log.errors import StorageError
 from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import Map, shard_home
+from laminar.log.node_recovery import Map, shard_home, trash_directory
 from laminar.log.storage import Storage
+from laminar.node import derived
 from laminar.node.api.app import Api
 from laminar.node.boot import CONTROLLER, Boot
 from laminar.node.catalog_service import (
     CatalogAnswer,
     CatalogRequest,
     ConfirmRequest,
-    MadeRequest,
-    RemovedRequest,
     decode_answer,
     encode_request,
 )
+from laminar.node.catch_up.service import CatchUp
+from laminar.node.in_line import InLine
+from laminar.node.moves import LOOK_S, Moves
+from laminar.node.opening import Opening
 from laminar.node.partition import Partition
 from laminar.node.process import Process, run_process
-from laminar.node.replica import Replica, initial_frame
+from laminar.node.replica import Replica
+from laminar.node.retention import Retention, Rules
+from laminar.node.space import Space
 from laminar.node.transport import Address, Peer, TransportError, UnixAddress
+from laminar.node.trash import Trash
 from laminar.node.view import ViewMessage
-from laminar.node.wire import ConfigurationRecord
+from membership.lives import Life
 from membership.records import PartitionRecord
 from router import owner_shard, partition_hash
 
@@ -47,7 +51,10 @@ CATALOG_TIMEOUT_S = 25.0
 RETRY_S = 0.2
 HAND_OVER_S = 1.0
 VIEW_WAIT_S = 2.0
-FIRST_TERM = 1
+DERIVED_CHECK_S = 1.0
+SPACE_CHECK_S = 1.0
+TRASH_CHECK_S = 3600.0
+
 
 _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
 
@@ -61,15 +68,34 @@ class Shard(Process):
         self.number = boot.role
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.lost: list[ReplicaEntry] = []
-        self._by_group: dict[bytes, Partition] = {}
+        self._derived = derived.DerivedKeeper(storage)
+        self.by_group: dict[bytes, Partition] = {}
         self._bringing_in_line = asyncio.Event()
         self._opened = False
         self._view_changed: list[asyncio.Future[None]] = []
-        self._stood: set[bytes] = set()
         self._ready = False
+        settings = boot.settings
+        self.space = Space(
+            self.environment.disk,
+            boot.data_directory,
+            low_water_bytes=settings.low_water_bytes,
+            low_water_percent=settings.low_water_percent,
+        )
         self.api = Api(self)
         self.http = HttpServer(self.api, ServerLimits(max_body_bytes=self.api.limits.max_body_bytes))
-        self.methods = {"view": self._on_view}
+        self.catch_up = CatchUp(self, by_group=self.by_group)
+        self.moves = Moves(self)
+        self._opening = Opening(self)
+        self._in_line = InLine(self)
+        self.retention = Retention(
+            clock=self.clock,
+            rules_of=self._rules_of,
+            space_is_low=lambda: self.space.low,
+            hold_ms=settings.retention_hold_ms,
+            reading_from=self.catch_up.source.reading_from,
+        )
+        self.methods["view"] = self._on_view
+        self.methods |= self.catch_up.methods
         self.methods |= self.api.methods
 
     # -- life ----------------------------------------------------------------------------
@@ -82,7 +108,12 @@ class Shard(Process):
         if self.stopping.is_set():
             await self.close()
             return
-        await self._open_replicas()
+        await self.space.look()
+        self.spawn(self._watch_space())
+        await self._opening.open_all()
+        self._opened = True
+        self.spawn(self.storage.scrubber.run())
+        self.spawn(self.bring_back_failed())
         servers = []
         loop = asyncio.get_running_loop()
         for sock in (self.boot.http_shared, self.boot.http_own):
@@ -95,6 +126,11 @@ class Shard(Process):
         if not self.view.version:
             await self._first_view()
         self.spawn(self._keep_in_line())
+        self.spawn(self._retain())
+        self.spawn(self.catch_up.run())
+        self.spawn(self._keep_derived())
+        if self.number == 0:
+            self.spawn(self._empty_trash())
         await self.stopping.wait()
         for server in servers:
             server.close()
@@ -102,6 +138,10 @@ class Shard(Process):
             partition.stop_waiting()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
+        await asyncio.gather(self.storage.sync(), return_exceptions=True)
+        for partition in list(self.partitions.values()):
+            if partition.tables.underived_bytes >= derived.WORTH_BYTES:
+                await self._derived.write(partition)
         await self.close()
 
     async def _first_view(self) -> None:
@@ -143,7 +183,7 @@ class Shard(Process):
         """Return once the view is at least as new as the catalog was when this was called.
 
         A view may be old, so what is missing in it may exist all the same. Raises `Problem` while the
-        catalog has no leader: then nobody can say.
+        catalog has no leader, and where this node does not hear what is new: then nobody can say.
         """
         try:
             answer = await self.ask_catalog(ConfirmRequest([]))
@@ -155,6 +195,10 @@ class Shard(Process):
         deadline = loop.time() + VIEW_WAIT_S
         while self.view.version < answer.version and loop.time() < deadline:
             await self.view_change(deadline - loop.time())
+        if self.view.version < answer.version:
+            raise Problem(
+                "no_leader", "this node has not heard yet what the catalog knows", outcome="not_applied"
+            )
 
     @property
     def ready(self) -> bool:
@@ -177,80 +221,127 @@ class Shard(Process):
 
     # -- replicas ------------------------------------------------------------------------
 
+    def known_life(self, node: str) -> Life | None:
+        """See Process."""
+        return self.view.message.lives.get(node) if self.view.message is not None else None
+
+    def admits(self, peer: Peer) -> bool:
+        """See Process; nobody of another node before it is known who was put back."""
+        return self.view.message is not None and super().admits(peer)
+
+    def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
+        """See Process."""
+        return self.view.partition_address(node, entry.topic, entry.partition)
+
+    def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
+        """See Process. Before its log is read, a replica that came later knows nobody but by the catalog."""
+        nodes = super().holders_of(entry, replica)
+        record = self.view.partition(entry.topic, entry.partition)
+        if replica is None and record is not None and record.group == entry.group:
+            known = [*record.replicas, *(each.replica for each in record.leaving)]
+            others = [each.node for each in known if each.replica_id != entry.replica_id]
+            nodes += dict.fromkeys(node for node in others if node not in nodes)
+        return nodes
+
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """See Process."""
-        machine = self._by_group.get(replica.group)
+        machine = self.by_group.get(replica.group)
         if machine is None:
             return None
         return self.view.partition_address(node, machine.topic, machine.number)
 
-    async def _open_replicas(self) -> None:
-        """Open what the manifest names. One in `making` never sent a message: it is made anew."""
-        entries = self.storage.manifest.entries
-        unfinished = [entry for entry in entries if entry.state == "making"]
-        if unfinished:
-            for entry in unfinished:
-                if entry.log_id in self.storage.logs:
-                    await self.storage.delete_log(entry.log_id)
-            await self.storage.write_manifest([entry for entry in entries if entry.state != "making"])
-        for entry in self.storage.manifest.entries:
-            await self._open(entry)
-        for partition in self.partitions.values():
-            replica = partition.replica
-            if replica.configuration.voters == (replica.replica_id,):
-                self.driver.campaign(replica)  # nobody else could: there is nothing to wait for
-        self._opened = True
+    async def open(self, entry: ReplicaEntry) -> None:
+        """Let a replica of the manifest take part, if what it may have promised is there."""
+        await self._opening.open(entry)
 
-    async def _open(self, entry: ReplicaEntry) -> None:
-        log = self.storage.logs.get(self.storage.resolve(entry.log_id))
-        voted = entry.replica_id in self.storage.hard_states
-        sure = voted and entry.replica_id not in self.storage.lost_hard_states
-        if log is None or log.last_index == log.start.index or not sure:
-            # In the manifest, but its files are gone: it may have voted and promised. It stays away.
-            self.lost.append(entry)
-            _log.error("%s/%d: this replica is lost, its files are missing", entry.topic, entry.partition)
-            return
-        if log.recovering:
-            # It may have forgotten what it told others; until it can be brought back with a higher
-            # incarnation it must not take part (CONSENSUS.md 3).
-            self.lost.append(entry)
-            _log.error("%s/%d: this replica's journal or tail is damaged", entry.topic, entry.partition)
-            return
-        partition = Partition(
-            topic=entry.topic,
-            number=entry.partition,
-            driver=self.driver,
-            log=log,
-            refusal=lambda: self.storage.refusal,
-        )
-        name = f"{entry.topic}/{entry.partition}"
-        try:
-            replica = await self.open_replica(entry, name=name, machine=partition)
-        except StorageError as error:
-            # One log that cannot be read stays away alone; the shard's others serve.
-            self.lost.append(entry)
-            _log.error("%s: this replica is damaged: %s", name, error)
-            return
-        partition.replica = replica
-        partition.committed(replica.core.committed_index)
-        self.partitions[(entry.topic, entry.partition)] = partition
-        self._by_group[entry.group] = partition
-        self.driver.add(replica)
+    def refusal(self) -> Problem | None:
+        """Why this shard takes no appends now; None if it does."""
+        resource = self.storage.refusal
+        if resource == "disk":
+            return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
+        if resource is not None:
+            files, limit = self.storage.journal_files
+            return Problem(
+                "overloaded",
+                f"the journal of this shard has {files} files no checkpoint covers; the limit is {limit}",
+                field="journal_files",
+                value=files,
+                limit=limit,
+                retry_after_ms=100,
+                outcome="not_applied",
+            )
+        return self.space.refusal()
+
+    # -- room ----------------------------------------------------------------------------
+
+    def _rules_of(self, topic: str) -> Rules:
+        record = self.view.topics().get(topic)
+        return Rules.of(record.settings) if record is not None else Rules()
+
+    async def _retain(self) -> None:
+        """Give up what the topics' retention no longer keeps, in the partitions that are led here."""
+        while not await self.stopped_within(self.boot.settings.retention_check_ms / 1000):
+            await self.retention.look_at_all(self.partitions.values())
+
+    async def _keep_derived(self) -> None:
+        """So that a start after a crash has little to replay."""
+        while not await self.stopped_within(DERIVED_CHECK_S):
+            for partition in list(self.partitions.values()):
+                if self._derived.due(partition):
+                    await self._derived.write(partition)
+
+    async def _watch_space(self) -> None:
+        while not await self.stopped_within(SPACE_CHECK_S):
+            await self.space.look()
+
+    async def _empty_trash(self) -> None:
+        """At the start, every hour, and when space runs low: then nothing is kept."""
+        directory = trash_directory(self.boot.data_directory)
+        trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
+        low = asyncio.Event()
+        self.space.on_change = low.set
+        while True:
+            await trash.purge(now_ms=self.clock.wall_ms(), everything=self.space.low)
+            low.clear()
+            try:
+                async with asyncio.timeout(TRASH_CHECK_S):
+                    await low.wait()
+            except TimeoutError:
+                continue
+
+    # -- in line with the catalog --------------------------------------------------------
+
+    def bring_in_line(self) -> None:
+        """Look soon what the catalog wants of this shard."""
+        self._bringing_in_line.set()
 
     async def _keep_in_line(self) -> None:
         """Make and remove replicas as the catalog says, whenever a view comes."""
         while True:
-            await self._bringing_in_line.wait()
-            self._bringing_in_line.clear()
             try:
-                await self._make_missing()
-                await self._remove_deleted()
+                async with asyncio.timeout(LOOK_S):
+                    await self._bringing_in_line.wait()
+            except TimeoutError:
+                self._opening.stand_alone()
+                if self.moves.needed:
+                    await self.moves.look()
+                continue
+            self._bringing_in_line.clear()
+            self._opening.stand_alone()
+            try:
+                await self.catch_up.name_switched()
+                await self._in_line.make_missing()
+                await self._in_line.change_policies()
+                await self._in_line.remove_deleted()
             except TransportError as error:
                 _log.debug("the catalog cannot be asked now: %s", error)
                 asyncio.get_running_loop().call_later(RETRY_S, self._bringing_in_line.set)
-            self._stand_where_first()
+            self._in_line.stand_where_first()
+            if self.moves.needed:
+                await self.moves.look()
 
-    def _mine(self, record: PartitionRecord) -> bool:
+    def is_mine(self, record: PartitionRecord) -> bool:
+        """Whether a partition belongs to this shard, wherever its replicas are."""
         return owner_shard(partition_hash(record.topic, record.number), self.boot.shards) == self.number
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
@@ -261,124 +352,25 @@ class Shard(Process):
         )
         return decode_answer(payload)
 
-    async def _make_missing(self) -> None:
-        wanted: list[tuple[PartitionRecord, int]] = []
-        for record in self.view.partitions().values():
-            if record.state != "creating" or not self._mine(record):
-                continue
-            for replica in record.replicas:
-                own = replica.node == self.boot.node and replica.store_id == self.boot.store_id
-                if own and not replica.made:
-                    wanted.append((record, replica.replica_id))
-        if not wanted:
-            return
-        held = {entry.group: entry for entry in self.storage.manifest.entries}
-        new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
-        if new:
-            # The copy of the catalog in the view passes through old states; only the leader's
-            # confirmed word lets a replica be born (CONSENSUS.md 9).
-            answer = await self.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
-            creating = set(answer.creating)
-            await self._make([(record, replica) for record, replica in new if record.group in creating])
-        made = {entry.group for entry in self.storage.manifest.entries if entry.state == "made"}
-        groups = [record.group for record, _ in wanted if record.group in made]
-        if groups:
-            answer = await self.ask_catalog(MadeRequest(self.boot.node, self.boot.store_id, groups))
-            if answer.error:
-                asyncio.get_running_loop().call_later(RETRY_S, self._bringing_in_line.set)
+    def let_go(self, entry: ReplicaEntry, error: StorageError) -> None:
+        """A replica is no more: nothing drives, repairs or serves it."""
+        self.driver.remove(entry.group, error)
+        self.repairs.forget(entry.group)
+        self.lost = [each for each in self.lost if each.replica_id != entry.replica_id]
+        partition = self.by_group.pop(entry.group, None)
+        # A topic of the same name may have been made since: what has its place now stays.
+        if partition is not None and self.partitions.get((entry.topic, entry.partition)) is partition:
+            del self.partitions[(entry.topic, entry.partition)]
 
-    async def _make(self, new: Sequence[tuple[PartitionRecord, int]]) -> None:
-        """`making` in the manifest, then the log with entry 1, then `made`; only then may a message leave."""
-        if not new:
-            return
-        entries: list[ReplicaEntry] = []
-        for record, replica_id in new:
-            topic = self.view.topics().get(record.topic)
-            log = self.storage.create_log(f"{record.topic}-{record.number}")
-            entries.append(
-                ReplicaEntry(
-                    log_id=log.log_id,
-                    replica_id=replica_id,
-                    incarnation=1,
-                    group=record.group,
-                    topic=record.topic,
-                    partition=record.number,
-                    partition_hash=partition_hash(record.topic, record.number),
-                    state="making",
-                    created_ms=record.created_ms,
-                    voters=[(replica.replica_id, replica.node) for replica in record.replicas],
-                    settings=dict(topic.settings) if topic is not None else {},
-                )
-            )
-        kept = self.storage.manifest.entries
-        await self.storage.write_manifest([*kept, *entries])
-        for entry in entries:
-            first = initial_frame(
-                ConfigurationRecord(voters=tuple((member, node) for member, node in entry.voters)),
-                created_ms=entry.created_ms,
-            )
-            self.storage.logs[entry.log_id].append([first])
-            self.storage.record_hard_state(entry.replica_id, term=FIRST_TERM, vote=0)
-        await self.storage.sync()
-        for entry in entries:
-            entry.state = "made"
-        await self.storage.write_manifest([*kept, *entries])
-        for entry in entries:
-            await self._open(entry)
 
-    def _stand_where_first(self) -> None:
-        """The first replica of a partition that has just become live stands for election at once."""
-        for record in self.view.partitions().values():
-            if record.state != "live" or record.group in self._stood:
-                continue
-            partition = self._by_group.get(record.group)
-            if partition is None:
-                continue
-            self._stood.add(record.group)
-            core = partition.replica.core
-            fresh = core.term == FIRST_TERM and not core.leader_id
-            if fresh and record.replicas[0].node == self.boot.node:
-                self.driver.campaign(partition.replica)
-
-    async def _remove_deleted(self) -> None:
-        """Data goes only on an explicit tombstone that the catalog's leader confirms, and to the trash."""
-        if self.view.message is None:
-            return
-        stones = self.view.message.catalog.tombstones
-        candidates = [entry for entry in self.storage.manifest.entries if entry.group.hex() in stones]
-        reported = [
-            bytes.fromhex(group)
-            for group, stone in stones.items()
-            if owner_shard(partition_hash(stone.topic, stone.number), self.boot.shards) == self.number
-            and any(replica.node == self.boot.node for replica in stone.replicas)
-        ]
-        if not reported:
-            return
-        answer = await self.ask_catalog(ConfirmRequest(reported))
-        deleted = set(answer.deleted)
-        gone = [entry for entry in candidates if entry.group in deleted]
-        for entry in gone:
-            self.driver.remove(entry.group, StorageClosed(f"topic {entry.topic!r} is deleted"))
-            partition = self._by_group.pop(entry.group, None)
-            if partition is None:
-                continue
-            # A topic of the same name may have been made since: what has its place now stays.
-            if self.partitions.get((entry.topic, entry.partition)) is partition:
-                del self.partitions[(entry.topic, entry.partition)]
-        if gone:
-            remaining = [entry for entry in self.storage.manifest.entries if entry not in gone]
-            await self.storage.write_manifest(remaining)
-            for entry in gone:
-                if entry.log_id in self.storage.logs:
-                    await self.storage.delete_log(entry.log_id)
-        if deleted:
-            await self.ask_catalog(RemovedRequest(self.boot.node, self.boot.store_id, sorted(deleted)))
+def home_of(boot: Boot) -> str:
+    """Where the shard's home lies. Blocks."""
+    assert isinstance(boot.role, int)
+    payload = Document(boot.environment.disk, boot.data_directory, "map").read()
+    assert payload is not None, f"no map of shards in {boot.data_directory}: recovery comes first"
+    return shard_home(boot.data_directory, msgspec.msgpack.decode(payload, type=Map), boot.role)
 
 
 def run(boot: Boot) -> int:
     """The shard's process."""
-    assert isinstance(boot.role, int)
-    payload = Document(RealDisk(), boot.data_directory, "map").read()
-    assert payload is not None, f"no map of shards in {boot.data_directory}: recovery comes first"
-    home = shard_home(boot.data_directory, msgspec.msgpack.decode(payload, type=Map), boot.role)
-    return run_process(boot, home, lambda boot, storage: Shard(boot, storage=storage))
+    return run_process(boot, home_of(boot), lambda boot, storage: Shard(boot, storage=storage))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.log import RealDisk, StorageError
+from laminar.log import StorageError
 from laminar.node import host
 from laminar.node.boot import (
     CONTROLLER,
@@ -32,7 +32,9 @@ from laminar.node.boot import (
     node_roles,
     role_name,
 )
+from laminar.node.comeback import EXIT_COMEBACK, FORGIVEN_MS
 from laminar.node.entry_points import EntryPoints, default_entry_points
+from laminar.node.environment import Environment
 from laminar.node.forking import EXIT_HOPELESS, fork
 from laminar.node.identity import DataFolder, Identity, IdentityError, open_data_folder
 from laminar.node.log_setup import set_up_logging
@@ -60,9 +62,14 @@ class _Child:
     restarts: int = 0
     start_at_ms: int | None = None
     """When a dead child is to be started again."""
+    started_at_ms: int = 0
+    comebacks: int = 0
+    """How often in a row it ended to bring back logs that had failed."""
 
 
-def serve(settings: Settings, *, entry_points: EntryPoints | None = None) -> int:
+def serve(
+    settings: Settings, *, entry_points: EntryPoints | None = None, environment: Environment | None = None
+) -> int:
     """Run a node until it is told to stop; the exit code of this process. Call it in the main thread, with
     no other.
 
@@ -77,23 +84,34 @@ def serve(settings: Settings, *, entry_points: EntryPoints | None = None) -> int
         return EXIT_USAGE
     shards = settings.shards or shards_of_this_machine()
     directory = os.path.abspath(settings.data)
+    environment = environment or Environment()
     try:
-        folder = open_data_folder(RealDisk(), directory, node=settings.node, joining=bool(settings.join))
+        folder = open_data_folder(
+            environment.disk, directory, node=settings.node, joining=bool(settings.join)
+        )
     except (IdentityError, StorageError) as error:
         log.error("%s", error)
         return EXIT_FAILED
     try:
-        sockets = _open_sockets(settings, shards, folder)
+        sockets = open_sockets_of(settings, shards, folder)
     except (OSError, StorageError) as error:
         log.error("%s", error)
         folder.close()
         return EXIT_FAILED
     set_up_logging(process=folder.identity.node, level=settings.log_level, style=settings.log_format)
-    supervisor = Supervisor(settings, shards, folder, sockets, entry_points or default_entry_points(settings))
+    supervisor = Supervisor(
+        settings,
+        shards,
+        folder,
+        sockets,
+        entry_points or default_entry_points(settings, environment),
+        environment=environment,
+    )
     return supervisor.run()
 
 
-def _open_sockets(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
+def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
+    """A node's sockets, on ports by its settings; for port 0 on those of the last start, if they are free."""
     # `Settings` made without `load` pass here too: no listener may be reachable when nobody has to show a
     # secret.
     if not settings.secret and not is_loopback(settings.host):
@@ -115,8 +133,11 @@ class Supervisor:
         folder: DataFolder,
         sockets: NodeSockets,
         entry_points: EntryPoints,
+        *,
+        environment: Environment | None = None,
     ) -> None:
         self._settings = settings
+        self._environment = environment or Environment()
         self._shards = shards
         self._folder = folder
         self._sockets = sockets
@@ -236,6 +257,7 @@ class Supervisor:
     # ---- children
 
     def _start(self, child: _Child) -> None:
+        child.started_at_ms = _now_ms()
         ready, ready_end = os.pipe()
         identity = self._identity() if child.restarts else self._folder.identity
         role = child.role
@@ -247,6 +269,7 @@ class Supervisor:
             store_id=identity.store_id,
             node=identity.node,
             role=role,
+            comebacks=child.comebacks,
             shards=self._shards,
             nonce=os.urandom(16),
             http_shared=sockets.http_shared,
@@ -259,6 +282,11 @@ class Supervisor:
             ready_fd=ready_end,
             founding=identity.founding,
             record_cluster=self._folder.record_cluster,
+            lives=identity.lives,
+            record_lives=self._folder.record_lives,
+            company=identity.company,
+            record_company=self._folder.record_company,
+            environment=self._environment,
         )
 
         def work() -> int:
@@ -326,6 +354,14 @@ class Supervisor:
             self._hopeless = True
             log.critical("%s (pid %d) can't go on, so this node ends", role_name(child.role), pid)
             self._stop()
+            return
+        if code == EXIT_COMEBACK:
+            now_ms = _now_ms()
+            forgiven = now_ms - child.started_at_ms >= FORGIVEN_MS
+            child.comebacks = 1 if forgiven else child.comebacks + 1
+            self._set_state(child, ChildState.DEAD)
+            child.start_at_ms = now_ms
+            log.warning("%s (pid %d) starts again to bring back what failed", role_name(child.role), pid)
             return
         pause_ms = child.policy.died(now_ms=_now_ms())
         if pause_ms is None:

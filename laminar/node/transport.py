@@ -66,6 +66,7 @@ class Transport:
         role: int,
         nonce: bytes,
         secret: bytes | None,
+        chain: bytes = b"",
         limits: Limits | None = None,
         rng: random.Random | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -73,6 +74,7 @@ class Transport:
         self.node = node
         self.role = role
         self.nonce = nonce
+        self.chain = chain
         self.limits = limits or Limits()
         self.on_frame: Callable[[Peer, Channel, memoryview], None] = lambda peer, channel, payload: None
         self.on_call: Callable[[Peer, str, bytes], Awaitable[bytes]] = _refuse_call
@@ -176,6 +178,7 @@ class Transport:
             nonce=self.nonce,
             channel=channel,
             challenge=os.urandom(CHALLENGE_SIZE),
+            chain=self.chain,
         )
 
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from laminar.node.boot import CONTROLLER, Role
 from laminar.node.transport import Address, TcpAddress, UnixAddress
+from membership.lives import Life
 from membership.records import CatalogState, NodeRecord, PartitionRecord, TopicRecord
 from router import owner_shard, partition_hash
 
@@ -24,6 +25,10 @@ class ViewMessage(msgspec.Struct, array_like=True):
     statuses: dict[str, str]
     catalog_leader: str = ""
     problems: list[str] = []
+    lives: dict[str, Life] = {}
+    """By node: the newest life of its data folder that the catalog has ever said."""
+    confirmed: bool = False
+    """The catalog has said, since this node's start, that its data folder is what it should be."""
 
 
 class View:

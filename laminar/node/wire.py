@@ -1,6 +1,7 @@
 """How Raft messages travel between two processes: one frame a turn and channel.
 
-A *control* frame is a plain list of small messages. A *bulk* frame carries Append
+A *control* frame is a plain list of small messages. A *beat* is one process's sign of life to another, for
+all groups that are quiet between them. A *bulk* frame carries Append
 messages with their batches: the messages and the batches' sizes first, then the batches
 as they are, so that nothing on the way copies or re-encodes them.
 """
@@ -22,9 +23,26 @@ Buffer = bytes | bytearray | memoryview
 _PREFIX = struct.Struct("<BI")
 _CONTROL = 1
 _BULK = 2
+_BEAT = 3
 
 _sizes_encoder = msgspec.msgpack.Encoder()
 _sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[int]]])
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """A process is alive, and what it asks about quiet groups, and what it answers to such questions.
+
+    Whose life it is the connection says, which was greeted with the process's boot nonce.
+    """
+
+    asks: list[tuple[bytes, int]] = []
+    """(group, term): I take you for the leader of it, quiet as I am."""
+    wakes: list[bytes] = []
+    """Groups that you asked about, or that I led until now: I am not that."""
+
+
+_beat_encoder = msgspec.msgpack.Encoder()
+_beat_decoder = msgspec.msgpack.Decoder(Beat)
 
 
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +61,23 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     def nodes(self) -> dict[int, str]:
         """Node of each replica id."""
         return dict(self.voters) | dict(self.learners)
+
+    def with_learner(self, replica_id: int, node: str) -> ConfigurationRecord:
+        """After one more follows."""
+        return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)))
+
+    def promoted(self, replica_id: int) -> ConfigurationRecord:
+        """After a learner has become a voter."""
+        (learner,) = (each for each in self.learners if each[0] == replica_id)
+        others = tuple(each for each in self.learners if each is not learner)
+        return ConfigurationRecord((*self.voters, learner), others)
+
+    def without(self, replica_id: int) -> ConfigurationRecord:
+        """After a removal, be it of a voter or of a learner."""
+        return ConfigurationRecord(
+            tuple(each for each in self.voters if each[0] != replica_id),
+            tuple(each for each in self.learners if each[0] != replica_id),
+        )
 
     def encoded(self) -> bytes:
         """The payload of the batch."""
@@ -68,6 +103,22 @@ def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
     """Parts of a control frame."""
     body = encode(messages)
     return [_PREFIX.pack(_CONTROL, len(body)), body]
+
+
+def beat_frame(beat: Beat) -> list[Buffer]:
+    """Parts of a beat's frame."""
+    body = _beat_encoder.encode(beat)
+    return [_PREFIX.pack(_BEAT, len(body)), body]
+
+
+def read_beat(frame: memoryview) -> Beat | None:
+    """The beat in a frame; None if it is another kind of frame. Raises ValueError when it makes no sense."""
+    if len(frame) < _PREFIX.size or frame[0] != _BEAT:
+        return None
+    try:
+        return _beat_decoder.decode(frame[_PREFIX.size :])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"a beat: {error}") from error
 
 
 def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffer]:

@@ -13,6 +13,9 @@ from laminar.http.errors import Problem
 from laminar.http.messages import Buffer, Request, Response
 from laminar.http.server import HttpServer, ServerLimits
 
+# How long tests wait for what should come at once.
+PATIENCE_S = 30.0
+
 
 class Mirror:
     """Answers what it was asked; some paths behave otherwise."""
@@ -198,7 +201,7 @@ def answers_in(raw: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_S) -> None:
     """Wait, a turn of the loop at a time, until something visible from outside has happened."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # counters have no event of their own

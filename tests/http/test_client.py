@@ -16,7 +16,7 @@ from laminar.http import client
 from laminar.http.client import ClientConnection, ask_once, head_bytes, open_connection
 from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
 from laminar.http.server import HttpServer
-from tests.http.serving import Mirror, saying, scripted, serving, until
+from tests.http.serving import PATIENCE_S, Mirror, saying, scripted, serving, until
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (
@@ -66,7 +66,9 @@ async def answers(data: bytes, requests: int, cuts: list[int]) -> list[Answer | 
     connection.connection_made(Wire())
     found: list[Answer | ConnectionFailed | None] = []
     for _ in range(requests):
-        connection.request(b"GET / HTTP/1.1\r\n\r\n", (), lambda a, f: found.append(a or f), timeout_s=5)
+        connection.request(
+            b"GET / HTTP/1.1\r\n\r\n", (), lambda a, f: found.append(a or f), timeout_s=PATIENCE_S
+        )
     deliver(connection, data, cuts)
     if not connection.closed:
         connection.eof_received()
@@ -86,7 +88,7 @@ async def ask(
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[ClientConnection]:
     """A connection, gone afterwards."""
-    connection = await open_connection(url, timeout_s=5)
+    connection = await open_connection(url, timeout_s=PATIENCE_S)
     try:
         yield connection
     finally:
@@ -143,7 +145,7 @@ async def test_a_body_cut_off_by_a_fault_is_no_answer() -> None:
     connection = ClientConnection("http://x", asyncio.get_running_loop())
     connection.connection_made(Wire())
     found: list[Answer | ConnectionFailed | None] = []
-    connection.request(b"GET / HTTP/1.1\r\n\r\n", (), lambda a, f: found.append(a or f), timeout_s=5)
+    connection.request(b"GET / HTTP/1.1\r\n\r\n", (), lambda a, f: found.append(a or f), timeout_s=PATIENCE_S)
     deliver(connection, b"HTTP/1.0 200 OK\r\n\r\nuntil the", [])
     connection.connection_lost(ConnectionResetError("reset"))
 
@@ -228,7 +230,7 @@ async def test_no_connection_is_a_failure_of_its_own() -> None:
         unused = f"http://127.0.0.1:{sock.getsockname()[1]}"
         for url in (unused, f"unix:@laminar-test-{uuid.uuid4()}"):
             with pytest.raises(ConnectionFailed) as failed:
-                await ask_once(url, "GET", "/", timeout_s=5)
+                await ask_once(url, "GET", "/", timeout_s=PATIENCE_S)
             assert not failed.value.sent
 
 
@@ -240,7 +242,7 @@ async def test_a_silent_server_is_given_up_in_time() -> None:
             await ask(connection, "/gate", timeout_s=0.02)
         assert (True, True) == (failed.value.sent, connection.closed)
         await until(lambda: server.statistics()["open_connections"] == 0)
-        assert 1 == app.cancelled
+        assert len(app.handled) == app.cancelled
 
 
 async def test_a_cancelled_request_ends_the_connection_at_the_server_too() -> None:
@@ -322,7 +324,7 @@ async def test_abstract_unix_sockets_work_as_tcp_does() -> None:
         sock.bind("\0" + name)
         await server.serve(sock)
         try:
-            answer = await ask_once(f"unix:@{name}", "GET", "/a", timeout_s=5)
+            answer = await ask_once(f"unix:@{name}", "GET", "/a", timeout_s=PATIENCE_S)
         finally:
             await server.drain(timeout_s=1)
 

@@ -43,7 +43,11 @@ async def lone_partition(directory: Path, *, voters: ConfigurationRecord = VOTER
         await storage.sync()
     (log,) = storage.logs.values()
     partition = Partition(topic="t", number=0, driver=driver, log=log)
-    replay(await log.read(log.first_index, log.last_index, max_bytes=1 << 30), partition)
+    index = log.first_index
+    while index <= log.last_index:
+        frames = await log.read(index, log.last_index, max_bytes=1 << 30)
+        replay(frames, partition)
+        index += len(frames)
     hard = storage.hard_states[1]
     partition.replica = Replica(
         name="t/0",
@@ -54,7 +58,7 @@ async def lone_partition(directory: Path, *, voters: ConfigurationRecord = VOTER
         log=log,
         machine=partition,
         hard_state=HardState(hard.term, hard.vote),
-        committed_index=0,
+        committed_index=log.start.index,
         configurations=[(0, voters), (1, voters)],
         settings=Settings(),
         rng=random.Random(1),

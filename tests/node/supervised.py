@@ -2,8 +2,9 @@
 
 Each child accepts on its sockets and answers "ROLE PID" and a newline. A connection that sends one byte
 gets more: `d` ends the child with exit code 3, `b` shows the board, `t` the number of threads. BEHAVIOUR:
-`deaf` children ignore SIGTERM, `broken` shards exit at once, `hopeless` ones say that no successor could do
-better, `norecovery` lets recovery fail, `threaded` starts a thread before serving.
+`deaf` children ignore SIGTERM, `stubborn` ones too and have ten minutes to end, `broken` shards exit at once,
+`hopeless` ones say that no successor could do better, `norecovery` lets recovery fail, `threaded` starts a
+thread before serving.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from laminar.node.entry_points import EntryPoints
 from laminar.node.forking import Hopeless, threads
 from laminar.node.settings import Settings
 from laminar.node.supervisor import serve
+
+# How long those who ignore SIGTERM are waited for.
+DRAIN_MS = {"deaf": 200, "stubborn": 600_000}
 
 
 class Stopped(Exception):
@@ -51,7 +55,7 @@ def answer(boot: Boot, connection: socket.socket) -> int | None:
 
 def child(boot: Boot, behaviour: str) -> int:
     """Accept until told to stop."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour in DRAIN_MS else stop)
     listeners = [sock for sock in (boot.http_shared, boot.http_own, boot.peer) if sock is not None]
     try:
         boot.ready()
@@ -87,7 +91,7 @@ def main() -> int:
 
     entry_points = EntryPoints(controller=lambda boot: child(boot, behaviour), shard=shard, recover=recover)
     settings = Settings(
-        data=data, port=port, shards=shards, pin="off", drain_ms=200 if behaviour == "deaf" else 5000
+        data=data, port=port, shards=shards, pin="off", drain_ms=DRAIN_MS.get(behaviour, 5000)
     )
     return serve(settings, entry_points=entry_points)
 

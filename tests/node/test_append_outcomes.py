@@ -16,10 +16,11 @@ from laminar.http.head import RequestHead
 from laminar.http.messages import Response
 from laminar.http.outbound import _outcome
 from laminar.http.records import Limits, Records
-from laminar.node.api.append import AppendRoutes
+from laminar.node.api.append import BATCH_TYPE, AppendRoutes
 from laminar.node.api.exchange import Exchange, PassedResponse
-from laminar.node.partition import Partition, Receipt
+from laminar.node.partition import Partition
 from laminar.node.producers import REMEMBERED_BATCHES, Producers
+from laminar.node.receipts import Receipt
 from laminar.node.transport import RemoteError, TcpAddress, Transport
 from laminar.node.wire import ConfigurationRecord
 from tests.node.alone import lone_partition
@@ -58,6 +59,21 @@ async def test_a_refusal_of_the_second_batch_does_not_deny_the_first(
         assert 1 == partition.end_offset
 
 
+async def test_pitfall_18_the_cores_limit_is_named_like_the_partitions_own(tmp_path: Path) -> None:
+    """What leaders before this one left uncommitted counts too: refused with field, value and limit."""
+    async with lone_partition(tmp_path) as partition:
+        partition.replica.core._log.uncommitted_bytes += 64 << 20
+        with pytest.raises(Problem) as refused:
+            append(partition, build([b"x"]))
+
+        problem = refused.value
+        assert ("overloaded", "not_applied") == (problem.code, problem.outcome)
+        waiting = partition.replica.core.uncommitted_bytes
+        assert ("uncommitted_bytes", waiting, 64 << 20) == (problem.field, problem.value, problem.limit)
+        partition.replica.core._log.uncommitted_bytes -= 64 << 20
+        assert 0 == (await append(partition, build([b"x"]))).offset
+
+
 async def test_a_gap_behind_a_durable_batch_is_named_and_not_called_unapplied(tmp_path: Path) -> None:
     """The code says what is wrong with the second; the outcome is the request's."""
     async with lone_partition(tmp_path) as partition:
@@ -70,10 +86,11 @@ async def test_a_gap_behind_a_durable_batch_is_named_and_not_called_unapplied(tm
 async def test_the_first_batchs_refusal_refuses_the_request(tmp_path: Path) -> None:
     """Nothing was proposed: it may be sent again."""
     async with lone_partition(tmp_path) as partition:
-        problem = await answer(partition, [batch(1, b"x"), batch(2, b"y")])
+        await append(partition, batch(0, b"w"))
+        problem = await answer(partition, [batch(2, b"x"), batch(3, b"y")])
 
         assert ("out_of_sequence", "not_applied") == (problem.code, problem.outcome)
-        assert 0 == partition.end_offset
+        assert 1 == partition.end_offset
 
 
 async def test_a_retry_is_recognised_before_anything_is_refused(tmp_path: Path) -> None:
@@ -81,7 +98,7 @@ async def test_a_retry_is_recognised_before_anything_is_refused(tmp_path: Path) 
     async with lone_partition(tmp_path) as partition:
         for sequence in range(REMEMBERED_BATCHES + 1):
             await append(partition, batch(sequence, b"x"))
-        partition._refusal = lambda: "disk"
+        partition._refusal = lambda: Problem("disk_full", outcome="not_applied")
 
         assert 1 == (await append(partition, batch(1, b"x"))).offset
         with pytest.raises(Problem) as forgotten:
@@ -137,9 +154,9 @@ async def test_what_makes_no_batch_for_whatever_reason_is_answered(
     raised: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
     async with lone_partition(tmp_path) as partition:
-        monkeypatch.setattr("laminar.node.partition._join", broken)
+        monkeypatch.setattr("laminar.node.door.join", broken)
         knocks = [partition.append_records(Records([b"x"])) for _ in range(3)]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             for knock in knocks:
                 with pytest.raises(Problem) as problem:
                     await knock
@@ -169,6 +186,104 @@ async def test_a_call_that_fails_over_there_is_unknown_unless_it_was_never_begun
     assert (code, outcome) == (problem.value.code, problem.value.outcome)
 
 
+@pytest.mark.parametrize("then", ["nobody leads", "it is not reached", "it is full"])
+async def test_a_later_try_that_was_refused_does_not_deny_an_earlier_one(then: str) -> None:
+    """A producer's batch is passed on again when its leader died; the first try may stand in the log. Who was
+    told otherwise would give its number to another batch, which were then taken for this one.
+    """
+    refused = {
+        "nobody leads": Problem("no_leader", outcome="not_applied"),
+        "it is not reached": Problem("no_leader", outcome="not_applied"),
+        "it is full": Problem("disk_full", outcome="not_applied"),
+    }[then]
+    tries = 0
+
+    async def leader(topic: str, number: int) -> Any:
+        if then == "nobody leads" and tries:
+            raise refused
+        return SimpleNamespace(address=TcpAddress("x", 1), url="http://x")
+
+    async def ask(*_: object, **__: object) -> PassedResponse:
+        nonlocal tries
+        tries += 1
+        raise Problem("no_leader", "the connection ended", outcome="unknown") if tries == 1 else refused
+
+    served = routes()
+    served._shard.partitions = {}
+    served._locator = cast(
+        Any,
+        SimpleNamespace(
+            leader=leader,
+            forget=lambda topic, number: None,
+            while_it_leads=lambda where, topic, number, asking: asking,
+        ),
+    )
+    served._exchange = cast(Any, SimpleNamespace(ask=ask))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("laminar.node.api.append.GIVE_UP_S", 0.3)
+        body = batch(0, b"x")
+        head = {"content-type": BATCH_TYPE, "content-length": str(len(body))}
+        request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=body)
+        with pytest.raises(Problem) as problem:
+            await served._elsewhere(request, "t", 0)
+
+    assert tries
+    assert ("outcome_unknown", "unknown") == (problem.value.code, problem.value.outcome)
+
+
+@pytest.mark.parametrize("of_a_topic", [False, True])
+async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other(of_a_topic: bool) -> None:
+    """The leader dies, the next one has the batch uncommitted: who asked once is not told that he did twice.
+    If another's request is under way, it is told at once.
+    """
+    running = Problem("in_progress", outcome="unknown")
+    lost = Problem("no_leader", "the connection ended", outcome="unknown")
+    body = b'{"appended":1,"placed":[{"partition":0,"offset":7,"count":1}],"durable":{}}'
+    done = PassedResponse(201, [("Laminar-Replayed", "1")], b"", memoryview(body))
+    answers: list[Problem | PassedResponse] = []
+
+    async def leader(topic: str, number: int) -> Any:
+        return SimpleNamespace(address=TcpAddress("x", 1), url="http://x")
+
+    async def ask(*_: object, **__: object) -> PassedResponse:
+        answer = answers.pop(0)
+        if isinstance(answer, Problem):
+            raise answer
+        return answer
+
+    served = routes()
+    served._shard.partitions = {}
+    served._locator = cast(
+        Any,
+        SimpleNamespace(
+            leader=leader,
+            forget=lambda topic, number: None,
+            while_it_leads=lambda where, topic, number, asking: asking,
+        ),
+    )
+    served._exchange = cast(Any, SimpleNamespace(ask=ask))
+    head = {"idempotency-key": "one", "content-type": "text/plain"}
+    request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=b"x")
+
+    async def append() -> object:
+        if of_a_topic:
+            return await served._append_part("t", 0, build([b"x"]))
+        return await served._elsewhere(request, "t", 0)
+
+    answers = [lost, running, running, done]
+    answer = await append()
+    assert not answers
+    if of_a_topic:
+        assert Receipt(0, 7, 1, duplicate=True) == answer
+    else:
+        assert isinstance(answer, Response) and ("Laminar-Replayed", "1") in answer.headers
+
+    answers = [running, done]
+    with pytest.raises(Problem) as problem:
+        await append()
+    assert "in_progress" == problem.value.code
+
+
 async def test_readers_who_gave_up_are_forgotten(tmp_path: Path) -> None:
     """On a partition where nothing happens, long polls that end leave nothing behind."""
     async with lone_partition(tmp_path) as partition:
@@ -196,7 +311,7 @@ async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> Non
             most = max(most, len(self._undo))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("laminar.node.partition.Producers", Watching)
+        patch.setattr("laminar.node.tables.Producers", Watching)
         async with lone_partition(tmp_path) as partition:
             assert 200 == partition.producers.snapshot()[0][2]
     assert 0 < most < 10

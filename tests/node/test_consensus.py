@@ -14,11 +14,12 @@ import pytest
 from laminar.batch import Header
 from laminar.http.errors import Problem
 from laminar.http.records import Records
+from laminar.log import Log
 from laminar.log.errors import StorageClosed
-from laminar.node.partition import Receipt
+from laminar.node.receipts import Receipt
 from laminar.node.transport import Channel
 from raft.messages import AnyMessage, Append, AppendAnswer, Heartbeat, PreVote, Vote
-from tests.node.trio import GROUP, NODES, SETTINGS, Member, Trio, batch, send, trio
+from tests.node.trio import GROUP, NODES, PATIENCE_S, SETTINGS, Member, Trio, batch, send, trio
 
 Messages = list[AnyMessage]
 
@@ -165,7 +166,7 @@ async def load_on(cluster: Trio) -> AsyncIterator[Load]:
     try:
         yield load
         load.stopping = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*tasks)
     finally:
         for task in tasks:
@@ -247,7 +248,7 @@ async def test_a_mistake_in_a_callback_of_the_driver_ends_the_process(where: str
             with pytest.raises(RuntimeError):
                 send(leader, batch(1, b"y"))
         failures = leader.failures
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not failures:  # noqa: ASYNC110  # a list, filled from within
                 await asyncio.sleep(0.002)
             with pytest.raises(Problem) as problem:
@@ -281,12 +282,12 @@ async def test_whoever_waits_on_a_replica_that_is_removed_is_told() -> None:
         append = send(leader, batch(0, b"x"))
         knocks = [partition.append_records(Records([b"y"])) for _ in range(3)]
         confirmation = asyncio.ensure_future(partition.confirmed_end())
-        reader = asyncio.ensure_future(partition.wait_past(100, 20.0))
+        reader = asyncio.ensure_future(partition.wait_past(100, 600.0))
         await asyncio.sleep(0)
 
         leader.driver.remove(GROUP, StorageClosed("deleted"))
 
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             for future in (append, *knocks):
                 with pytest.raises(Problem) as problem:
                     await future
@@ -317,9 +318,9 @@ async def test_a_journal_never_holds_an_entry_without_its_term() -> None:
         storage, log = late.storage, late.partition.log
         record, append = storage.record_hard_state, log.append
 
-        def recorded(replica_id: int, *, term: int, vote: int) -> None:
+        def recorded(replica_id: int, *, term: int, vote: int, log: Log | None = None) -> None:
             order.append(("term", term))
-            record(replica_id, term=term, vote=vote)
+            record(replica_id, term=term, vote=vote, log=log)
 
         def appended(frames: Any) -> None:
             order.extend(("entry", Header.unpack(frame).term) for frame in frames)
@@ -347,6 +348,38 @@ async def test_a_journal_never_holds_an_entry_without_its_term() -> None:
         assert ("entry", known) in order
 
 
+async def test_pitfall_26_a_retry_at_the_next_leader_gets_the_offsets_of_the_first_try() -> None:
+    """Exactly once over a change of leader: the producer's table is a function of the log, so whoever leads
+    knows what was appended though nobody was answered; and an older epoch is fenced there, too.
+    """
+    async with trio(seed=26) as cluster:
+        first = await cluster.leader()
+        await send(first, batch(0, b"a", epoch=1))
+        # The answers to the next one are lost, and so is the leader before it can tell anybody.
+        cluster.wire = lambda sender, receiver, channel, messages: (
+            None if any(isinstance(message, AppendAnswer) for message in messages) else 0
+        )
+        pending = send(first, batch(1, b"b", b"c", epoch=1))
+        last = first.partition.log.last_index
+        others = cluster.followers(first)
+        await cluster.until(
+            lambda: all(other.partition.log.last_index == last for other in others), what="both hold it"
+        )
+        await first.kill()
+        cluster.heal()
+        second = await cluster.leader(among=[other.node for other in others])
+
+        again = await send(second, batch(1, b"b", b"c", epoch=1))
+        assert (1, 2, True) == (again.offset, again.count, again.duplicate)
+        assert 3 == (await send(second, batch(2, b"d", epoch=1))).offset
+        with pytest.raises(Problem) as fenced:
+            await send(second, batch(3, b"old", epoch=0))
+        assert "not_applied" == fenced.value.outcome
+        assert [b"a", b"b", b"c", b"d"] == second.values()
+        if pending.done() and not pending.cancelled():
+            pending.exception()
+
+
 async def test_a_cursor_that_may_still_be_lost_is_shown_to_nobody() -> None:
     """A change shows when it is committed, at every replica; one that is cut never did."""
     async with trio() as cluster:
@@ -370,6 +403,38 @@ async def test_a_cursor_that_may_still_be_lost_is_shown_to_nobody() -> None:
             assert ["c"] == member.partition.cursors.names()
             cursor = member.partition.cursor("c")
             assert cursor is not None and 3 == cursor.position
+
+
+async def test_what_a_deposed_leader_let_somebody_own_is_not_his() -> None:
+    """Cut off, it takes a claim that never commits; who claims at the new leader owns it for everybody."""
+
+    def change(member: Member, position: int, owner: str, expected_owner: str) -> asyncio.Future[Receipt]:
+        return member.partition.set_cursor(
+            "c", position, expected=None, check=False, owner=owner, expected_owner=expected_owner, now_ms=1
+        )
+
+    async with trio() as cluster:
+        old = await cluster.leader()
+        await send(old, batch(0, *[b"x"] * 10))
+        await change(old, 1, "", "")
+        await cluster.settled()
+        cluster.cut_off(old.node)
+        lost = change(old, 1, "deposed", "")
+        moved = change(old, 5, "deposed", "deposed")
+        new = await cluster.leader(among=[node for node in NODES if node != old.node])
+        await change(new, 1, "elected", "")
+        with pytest.raises(Problem) as refused:
+            change(new, 5, "deposed", "deposed")
+        await change(new, 2, "elected", "elected")
+        cluster.heal()
+        await asyncio.wait([lost, moved])
+        await cluster.settled()
+
+        assert ("fenced", "elected") == (refused.value.code, refused.value.limit)
+        assert all(isinstance(future.exception(), Problem) for future in (lost, moved))
+        for member in (old, new):
+            cursor = member.partition.cursor("c")
+            assert cursor is not None and (2, "elected") == (cursor.position, cursor.owner)
 
 
 async def test_pitfall_44_a_loop_that_stood_still_starts_no_election() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from laminar.log.disk import RealDisk
 from laminar.log.document import Document
@@ -16,6 +17,8 @@ from laminar.log.errors import DamagedDocument
 from laminar.node import identity as module
 from laminar.node.identity import FORMAT_VERSION, DataFolder, Identity, IdentityError, open_data_folder
 from laminar.node.sockets import Ports
+from membership.lives import turn
+from tests.disks.fault_disk import FaultDisk
 
 PORTS = Ports(shared=1, own=(2, 3), peers=(4, 5, 6), gossip=7)
 
@@ -45,7 +48,7 @@ def test_a_folder_is_the_same_store_at_the_next_start(tmp_path: Path) -> None:
     second = open_folder(tmp_path)
     second.close()
 
-    assert first.identity == second.identity
+    assert first.identity == replace(second.identity, lives=first.identity.lives)
     assert first.identity.node.startswith("node-")
 
 
@@ -115,14 +118,15 @@ def test_a_damaged_identity_is_not_replaced_by_a_new_one(tmp_path: Path) -> None
     """One whole copy is enough; without any the start fails."""
     first = open_folder(tmp_path)
     first.close()
-    one, other = sorted(tmp_path.glob("identity-*"))
+    one, _ = sorted(tmp_path.glob("identity-*"))
 
     one.write_bytes(one.read_bytes()[:-1])
     again = open_folder(tmp_path)
     again.close()
-    assert first.identity == again.identity
+    assert first.identity == replace(again.identity, lives=first.identity.lives)
 
-    other.write_bytes(b"")
+    for copy in tmp_path.glob("identity-*"):
+        copy.write_bytes(b"")
     with pytest.raises(DamagedDocument):
         open_folder(tmp_path)
 
@@ -176,4 +180,49 @@ def test_node_json_is_replaced_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "node.json.new").exists()
     folder.remove_node_file()
     assert not (tmp_path / "node.json").exists()
+    folder.close()
+
+
+def test_each_opening_begins_a_life_before_anything_else(tmp_path: Path) -> None:
+    """Numbers without a gap, another nonce each time; what the catalog knows is not carried along."""
+    seen = []
+    for _ in range(3):
+        folder = open_folder(tmp_path)
+        seen.append(folder.read_identity().lives)
+        folder.close()
+
+    assert [[life.number for life in lives] for lives in seen] == [[1], [1, 2], [1, 2, 3]]
+    assert len({life.nonce for life in seen[-1]}) == 3
+    folder = open_folder(tmp_path)
+    folder.record_lives(folder.identity.lives[-1:])
+    folder.close()
+    folder = open_folder(tmp_path)
+    assert [life.number for life in folder.identity.lives] == [4, 5]
+    folder.close()
+
+
+def test_company_is_never_forgotten(tmp_path: Path) -> None:
+    """By no other change of the identity."""
+    folder = open_folder(tmp_path)
+    folder.record_company()
+    folder.record_lives(turn(folder.identity.lives))
+    folder.record_cluster(folder.identity.cluster_id)
+    folder.close()
+    folder = open_folder(tmp_path)
+
+    assert folder.identity.company
+    assert [life.page for life in folder.identity.lives] == [1, 0]
+    folder.close()
+
+
+def test_a_full_disk_keeps_no_node_from_starting() -> None:
+    """It goes on as the life before: nothing new can be promised there that a copy would lack."""
+    disk = FaultDisk()
+    folder = open_data_folder(disk, "data", node="a", joining=False)
+    lives = folder.identity.lives
+    folder.close()
+    disk.room_bytes = 0
+    folder = open_data_folder(disk, "data", node="a", joining=False)
+
+    assert folder.identity.lives == lives
     folder.close()

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.batch import Kind, build_control
-from laminar.log import Storage
+import msgspec
+import pytest
+
+from laminar.batch import Header, Kind, build, build_control, stamp
+from laminar.log import DamagedRange, Storage
 from laminar.log.errors import StorageError
 from laminar.log.manifest import ReplicaEntry
+from laminar.node.calls import PeerLost
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.clock import Clock
+from laminar.node.controller import Controller
+from laminar.node.derived import derived_of
+from laminar.node.environment import Environment
+from laminar.node.opening import Opening
 from laminar.node.process import Process
+from laminar.node.repair import Repairs, Reply
 from laminar.node.replica import initial_frame
-from laminar.node.shard import Shard
+from laminar.node.transport import TcpAddress
+from membership.catalog import OutcomeUnknown
 from raft.values import Settings
-from tests.log.crash_disk import CrashDisk
-from tests.log.histories import open_inline
-from tests.node.trio import CLUSTER, VOTERS
+from tests.disks.fault_disk import FaultDisk
+from tests.log.histories import frame_for, open_inline
+from tests.node.trio import CLUSTER, PATIENCE_S, VOTERS
 
 
 def entry(number: int, log_id: int) -> ReplicaEntry:
@@ -45,33 +56,83 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         storage=storage,
         lost=[],
         partitions={},
-        _by_group={},
+        by_group={},
         driver=SimpleNamespace(add=driven.append),
         driven=driven,
         cluster_id=CLUSTER,
         raft_settings=Settings(),
         rng=random.Random(1),
         clock=Clock(),
+        environment=Environment(),
     )
     shard.open_replica = lambda *args, **named: Process.open_replica(shard, *args, **named)
+    shard.work = []
+
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        shard.work.append(asyncio.get_running_loop().create_task(work))
+        task: asyncio.Task[None] = shard.work[-1]
+        return task
+
+    shard.spawn = spawn
+    shard.repairs = Repairs(
+        cluster_id=lambda: CLUSTER,
+        call=nobody_answers,
+        nodes_of=lambda each, replica: ["b", "c"],
+        address_of=lambda node, each: TcpAddress("127.0.0.1", 9),
+        hand_over=lambda replica, node: None,
+        spawn=spawn,
+        rng=random.Random(1),
+    )
+    storage.on_damage = shard.repairs.found
+    opening = Opening(shard)
     for each in entries:
-        await Shard._open(shard, each)
+        await opening.open(each)
     return shard
 
 
+async def test_pitfall_35_a_catalog_that_lost_its_promises_is_not_begun_anew() -> None:
+    """Its vote may be older than the newest, or gone; a learner that has just joined has none."""
+    storage = open_inline(FaultDisk())
+    log = storage.create_log("catalog")
+    found = entry(1, log.log_id)
+    controller: Any = SimpleNamespace(storage=storage)
+
+    def is_lost() -> bool:
+        return Controller._promises_are_lost(controller, found, log)
+
+    assert not is_lost()
+    log.recovering = True
+    assert is_lost()
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    assert is_lost(), "entries without a vote"
+    storage.record_hard_state(1, term=1, vote=0)
+    await storage.sync()
+    assert not is_lost()
+    log.recovering = False
+    storage.lost_hard_states.add(1)
+    assert is_lost()
+    await storage.close()
+
+
+async def nobody_answers(*_: object, **__: object) -> bytes:
+    """A call to nodes that are not there."""
+    raise PeerLost("nobody is there", sent=False)
+
+
 async def test_pitfall_35_what_is_missing_unreadable_or_unsure_stays_away_alone() -> None:
-    """No log, no vote, a vote that may be older than the newest, a damaged log: none of these takes part, and
-    the shard's other replicas serve.
+    """No log, an emptied one, no vote, a vote that may be older than the newest, a damaged log: none of these
+    takes part, and the shard's other replicas serve. One that may have forgotten entries takes part, marked.
     """
-    storage = open_inline(CrashDisk())
+    storage = open_inline(FaultDisk())
     entries = []
-    for number in range(1, 7):
+    for number in range(1, 8):
         log = storage.create_log(f"t-{number}")
         log.append([initial_frame(VOTERS, created_ms=1)])
         storage.record_hard_state(number, term=1, vote=0)
         entries.append(entry(number, log.log_id))
     await storage.sync()
-    healthy, no_log, no_vote, unsure, recovering, damaged = entries
+    healthy, no_log, no_vote, unsure, recovering, damaged, emptied = entries
+    storage.logs[emptied.log_id] = storage.create_log("t-emptied")
     storage.logs.pop(no_log.log_id)
     storage.hard_states.pop(no_vote.replica_id)
     storage.lost_hard_states.add(unsure.replica_id)
@@ -84,9 +145,11 @@ async def test_pitfall_35_what_is_missing_unreadable_or_unsure_stays_away_alone(
 
     shard = await open_all(storage, entries)
 
-    assert [no_log, no_vote, unsure, recovering, damaged] == shard.lost
-    assert [healthy.group] == [replica.group for replica in shard.driven]
-    assert [("t", healthy.partition)] == list(shard.partitions)
+    assert [no_log, no_vote, unsure, damaged, emptied] == shard.lost
+    assert [(healthy.group, False), (recovering.group, True)] == [
+        (replica.group, replica.core.marked) for replica in shard.driven
+    ]
+    assert [("t", healthy.partition), ("t", recovering.partition)] == list(shard.partitions)
     await storage.close()
 
 
@@ -113,9 +176,156 @@ async def test_a_command_that_cannot_be_applied_ends_the_controller() -> None:
 
     group.catalog.apply = broken  # type: ignore[method-assign, assignment]
     group.committed(1)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while not failures:  # noqa: ASYNC110  # a list, filled from within
             await asyncio.sleep(0.001)
 
     assert ["not a command"] == [str(failure) for failure in failures]
     assert 0 == group.applied_index
+
+
+async def test_a_damaged_replica_that_is_let_go_is_waited_for_no_longer() -> None:
+    """Its log may stand for a while yet: looking at it again and again without a pause stops the shard."""
+    disk = FaultDisk()
+    storage = open_inline(disk)
+    log = storage.create_log("t-1")
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    for value in (b"a" * 300, b"b" * 300):
+        log.append([frame_for(log, [value])])
+    storage.record_hard_state(1, term=1, vote=0)
+    await storage.sync()
+    await storage.close()
+    disk.kill()
+    storage = open_inline(disk)
+    log = storage.logs[log.log_id]
+    disk.rot(log.segment_of(2).file.path, log.row(2).position + 200, 4)
+    shard = await open_all(storage, [entry(1, log.log_id)])
+    waiting, *_ = [task for task in shard.work if "_start_damaged" in repr(task)]
+
+    shard.repairs.forget(entry(1, log.log_id).group)
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+
+    assert log.log_id in storage.logs and not shard.driven and not shard.lost
+    for task in shard.work:
+        task.cancel()
+    await storage.close()
+
+
+@pytest.mark.parametrize("voters", [1, 3])
+async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
+    voters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sole replica serves all else. One of three waits for the others to give what is missing, then takes
+    part without; as it could not tell a retry from news, it neither stands nor takes appends until somebody
+    gives it.
+    """
+    monkeypatch.setattr("laminar.node.opening.MEND_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laminar.node.opening.MEND_LOOK_S", 0.01)
+    disk = FaultDisk()
+    storage = open_inline(disk)
+    log = storage.create_log("t-1")
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    for value in (b"a" * 300, b"b" * 300, b"c" * 300):
+        log.append([frame_for(log, [value])])
+    storage.record_hard_state(1, term=1, vote=0)
+    await storage.sync()
+    await storage.close()
+    disk.kill()
+    storage = open_inline(disk)
+    log = storage.logs[log.log_id]
+    [missing] = await log.read(3, 3, max_bytes=1)
+    disk.rot(log.segment_of(3).file.path, log.row(3).position + 200, 4)
+    found = entry(1, log.log_id)
+    found.voters = found.voters[:voters]
+
+    shard = await open_all(storage, [found])
+    assert [] == shard.lost
+    assert (voters == 1) == bool(shard.driven)
+    async with asyncio.timeout(PATIENCE_S):
+        while not shard.driven:  # noqa: ASYNC110  # a list, filled from within
+            await asyncio.sleep(0.001)
+
+    assert [3] == [damage.first_index for damage in log.quarantine]
+    partition = shard.partitions[("t", 1)]
+    assert ([3] if voters > 1 else []) == partition.tables.left_out
+    assert (voters == 1) == partition.is_whole
+    assert shard.driven[0].core.reluctant
+    partition.committed(4)
+    assert (voters == 1) == (derived_of(partition.log, partition.tables) is not None)
+    assert [0] == [Header.unpack(each).base_offset for each in await partition.frames(0, max_bytes=1)]
+    with pytest.raises(DamagedRange):
+        await partition.frames(1, max_bytes=1)
+    assert [2] == [Header.unpack(each).base_offset for each in await partition.frames(2, max_bytes=1)]
+
+    async def given(*_: object, **__: object) -> bytes:
+        return msgspec.msgpack.encode(Reply("held", True, bytes(missing)))
+
+    shard.repairs._call = given
+    async with asyncio.timeout(PATIENCE_S):
+        while voters > 1 and not (partition.is_whole and not log.quarantine):  # noqa: ASYNC110  # looked at
+            await asyncio.sleep(0.001)
+    if voters > 1:
+        assert [1] == [Header.unpack(each).base_offset for each in await partition.frames(1, max_bytes=1)]
+        assert not shard.driven[0].core.reluctant and derived_of(partition.log, partition.tables) is not None
+    for task in shard.work:
+        task.cancel()
+    await storage.close()
+
+
+async def test_pitfall_40_a_replica_knows_what_any_leader_stamped_as_committed() -> None:
+    """Also when a later leader, that knew of less, stamped the last entry. The way back of the producers'
+    table ends there: were less known to be committed, entries could be cut whose producers stay in the table.
+    """
+    storage = open_inline(FaultDisk())
+    log = storage.create_log("t-1")
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    for term, committed_index in ((2, 1), (2, 2), (2, 3), (3, 1)):
+        frame = build([b"x"], producer_id=b"p" * 16, producer_epoch=0, sequence=log.last_index - 1)
+        stamp(
+            frame,
+            index=log.last_index + 1,
+            term=term,
+            prev_term=log.last_term,
+            base_offset=log.next_offset,
+            append_time_ms=log.last_append_time_ms,
+            committed_index=committed_index,
+            opens_segment=False,
+        )
+        log.append([frame])
+    storage.record_hard_state(1, term=3, vote=0)
+    await storage.sync()
+
+    shard = await open_all(storage, [entry(1, log.log_id)])
+
+    (partition,) = shard.partitions.values()
+    assert 3 == partition.tables.stamped_index == partition.committed_index
+    await storage.close()
+
+
+async def test_a_catalog_that_stops_tells_those_whose_commands_are_on_their_way() -> None:
+    """Other replicas may hold such a command and commit it: nobody here can tell, nobody waits for ever."""
+    storage = open_inline(FaultDisk())
+    log = storage.create_log("catalog")
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    driver: Any = SimpleNamespace(propose=lambda replica, frame: (2, 1))
+    failures: list[Exception] = []
+    group = CatalogGroup(
+        driver=driver,
+        log=log,
+        on_applied=lambda: None,
+        on_led=lambda leading: None,
+        on_failed=failures.append,
+    )
+    core = SimpleNamespace(is_leader=True, term=1)
+    group.replica = SimpleNamespace(core=core, log=log, leader_node=None)  # type: ignore[assignment]
+    proposed = asyncio.ensure_future(group.propose(b"a command"))
+    await asyncio.sleep(0)
+
+    group.failed(StorageError("its disk"))
+
+    async with asyncio.timeout(5):
+        with pytest.raises(OutcomeUnknown):
+            await proposed
+    assert 1 == len(failures)
+    await storage.close()

@@ -10,7 +10,8 @@ import pytest
 from laminar.batch import Batch, Header, build
 from laminar.http.errors import Problem
 from laminar.http.records import Records
-from laminar.node.partition import Partition, Receipt
+from laminar.node.partition import Partition
+from laminar.node.receipts import Receipt
 from laminar.node.wire import ConfigurationRecord
 from tests.node.alone import lone_partition
 
@@ -70,11 +71,14 @@ async def test_gaps_and_old_epochs_are_refused(tmp_path: Path) -> None:
     async with lone_partition(tmp_path) as partition:
         with pytest.raises(Problem) as gap:
             partition.append_frame(*produced(3, b"x"))
+        assert ("unknown_producer", "unknown") == (gap.value.code, gap.value.outcome)
         await partition.append_frame(*produced(0, b"x", epoch=2))
+        with pytest.raises(Problem) as gap:
+            partition.append_frame(*produced(3, b"x", epoch=2))
         with pytest.raises(Problem) as old:
             partition.append_frame(*produced(1, b"x", epoch=1))
 
-        assert ("out_of_sequence", "sequence", 3, 0) == (
+        assert ("out_of_sequence", "sequence", 3, 1) == (
             gap.value.code,
             gap.value.field,
             gap.value.value,

@@ -44,10 +44,14 @@ def test_the_next_number_is_taken_and_a_number_seen_before_is_recognised() -> No
 def test_a_gap_is_refused_with_the_number_that_is_expected() -> None:
     """Batches in flight arrive at a new leader out of order: the later one must wait for the earlier."""
     table = Producers()
-    assert table.check(ONE, 0, 1) == Refused("out_of_sequence", 0)
     table.appended(header(1, ONE, 0))
 
     assert table.check(ONE, 0, 2) == Refused("out_of_sequence", 1)
+
+
+def test_a_producer_that_is_not_remembered_is_not_told_that_it_lacks_a_number() -> None:
+    """Whatever it sends may have been taken before it was forgotten."""
+    assert Producers().check(ONE, 0, 1) == Refused("unknown_producer", 0)
 
 
 def test_an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() -> None:

@@ -61,6 +61,7 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path: Path
 def test_a_list_is_commas_in_a_variable() -> None:
     """LAMINAR_JOIN=a:1,b:2."""
     assert load(environ={"LAMINAR_JOIN": "a:1, b:2"}).settings.join == ("a:1", "b:2")
+    assert load(flags={"join": ("a:1,b:2", "c:3")}).settings.join == ("a:1", "b:2", "c:3")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A partition on three members in one process and loop: real cores, real storage code, real sockets.
 
-Each member has a disk in memory that can lose power (tests.log.crash_disk) and whose work can be held back,
+Each member has a disk in memory that can lose power (tests.disks.fault_disk) and whose work can be held back,
 and a transport on loopback whose outgoing frames can be dropped or delayed. `kill` is what `kill -9` does:
 nothing is flushed, nobody is told, what the disk had not been asked for by then is never done.
 """
@@ -11,24 +11,27 @@ import asyncio
 import random
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from laminar.batch import Batch, Header, build
-from laminar.log import Storage, StorageSettings
+from laminar.log import DamagedRange, Storage, StorageSettings
 from laminar.log.manifest import ReplicaEntry
 from laminar.node.clock import Clock
 from laminar.node.driver import Driver
-from laminar.node.partition import Partition, Receipt
+from laminar.node.environment import Environment
+from laminar.node.partition import Partition
 from laminar.node.process import Process
+from laminar.node.receipts import Receipt
+from laminar.node.repair import METHOD, Repairs
 from laminar.node.replica import Replica, initial_frame
 from laminar.node.transport import Address, Channel, Peer, TcpAddress, Transport
-from laminar.node.wire import ConfigurationRecord, read_frame
+from laminar.node.wire import ConfigurationRecord, read_beat, read_frame
 from raft.messages import AnyMessage, AppendAnswer
 from raft.values import Settings
-from tests.log.crash_disk import CrashDisk
+from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, LOGS, InlineExecutor
 
 NODES = ("a", "b", "c")
@@ -94,7 +97,7 @@ class Member:
     def __init__(self, trio: Trio, node: str, replica_id: int) -> None:
         self.node = node
         self.replica_id = replica_id
-        self.disk = CrashDisk()
+        self.disk = FaultDisk()
         self.life = 0
         self.alive = False
         self.held: list[tuple[HeldWorker, Callable[[], None]]] | None = None
@@ -143,9 +146,12 @@ class Member:
             clock=self.clock,
             address_of=lambda node, replica: self.trio.members[node].address,
             on_fatal=self.failures.append,
+            address_of_peer=lambda peer: self.trio.members[peer.node].address,
+            election_timeout_ms=SETTINGS.election_timeout_ms,
             heartbeat_ms=SETTINGS.heartbeat_ms,
         )
         self.transport.on_lost = self._lost
+        self._heal()
         if self._sock.fileno() < 0:
             self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -181,18 +187,66 @@ class Member:
             raft_settings=SETTINGS,
             rng=self.trio.rng,
             clock=self.clock,
+            environment=Environment(),
         )
-        replica = await Process.open_replica(process, entry, name=f"t/0@{self.node}", machine=self.partition)
+        if self.trio.heals:
+            self.repairs.keep(entry, log)
+        while True:
+            try:
+                replica = await Process.open_replica(
+                    process, entry, name=f"t/0@{self.node}", machine=self.partition
+                )
+                break
+            except DamagedRange:
+                await self.repairs.news(GROUP)
+                self.partition = Partition(topic="t", number=0, driver=self.driver, log=log)
         self.partition.replica = replica
         self.partition.committed(replica.core.committed_index)
         self.driver.add(replica)
+        if self.trio.heals:
+            self.repairs.drives(replica)
+
+    def _heal(self) -> None:
+        """As `Process`, with one group."""
+        self.work: set[asyncio.Task[None]] = set()
+
+        def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(work)
+            self.work.add(task)
+            task.add_done_callback(self._work_ended)
+            return task
+
+        self.repairs = Repairs(
+            cluster_id=lambda: CLUSTER,
+            call=self.transport.call,
+            nodes_of=lambda entry, replica: [node for node in NODES if node != self.node],
+            address_of=lambda node, entry: self.trio.members[node].address,
+            hand_over=lambda replica, node: None,
+            spawn=spawn,
+            rng=self.trio.rng,
+        )
+
+        async def on_call(peer: Peer, method: str, payload: bytes) -> bytes:
+            assert method == METHOD, f"{method} is called"
+            return await self.repairs.answer(peer, payload)
+
+        if self.trio.heals:
+            self.storage.on_damage = self.repairs.found
+        self.transport.on_call = on_call
+
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
+        self.work.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self.alive:
+            self.failures.append(error)
 
     def _filter(self, transport: Transport) -> None:
         send = transport.send
 
         def filtered(address: Address, channel: Channel, parts: Sequence[Any]) -> bool:
             receiver = next(m for m in self.trio.members.values() if m.address == address)
-            messages = [message for message, _ in read_frame(memoryview(b"".join(parts)))]
+            frame = memoryview(b"".join(parts))
+            messages = [] if read_beat(frame) else [message for message, _ in read_frame(frame)]
             self.trio.refused += sum(
                 isinstance(message, AppendAnswer) and message.rejected for message in messages
             )
@@ -211,17 +265,9 @@ class Member:
         transport.send = filtered  # type: ignore[method-assign]
 
     def _lost(self, lost: Peer | Address) -> None:
-        """As Process._on_lost, with one group."""
-        node = lost.node if isinstance(lost, Peer) else self.trio.node_at(lost)
-        replica = self.driver.replicas.get(GROUP)
-        if replica is None or node is None:
-            return
-        if replica.leading:
-            for member, name in replica.nodes.items():
-                if name == node:
-                    self.driver.unreachable(replica, member)
-        elif replica.leader_node == node:
-            self.driver.suspect_leader(replica)
+        """As Process._on_lost."""
+        peer = lost if isinstance(lost, Peer) else None
+        self.driver.lost(self.trio.members[peer.node].address if peer else lost, peer)  # type: ignore[arg-type]  # one or the other
 
     @property
     def replica(self) -> Replica:
@@ -242,14 +288,10 @@ class Member:
         self.life += 1
         self.held = None
         # Nothing of this life acts on what may still come: neither syncs, nor timers, nor frames.
-        self.driver._stopped = True
-        if self.driver._timer is not None:
-            self.driver._timer.cancel()
-        for task in list(self.driver._tasks):
+        self.driver.silence()
+        self.storage._commits.close()
+        for task in list(self.work):
             task.cancel()
-        self.storage._closed = True
-        if self.storage._idle_timer is not None:
-            self.storage._idle_timer.cancel()
         self.transport.on_frame = lambda peer, channel, payload: None
         self.transport.on_lost = lambda whom: None
         self._sock.close()
@@ -268,6 +310,8 @@ class Member:
     async def stop(self) -> None:
         """An orderly end."""
         self.release_disk()
+        for task in list(self.work):
+            task.cancel()
         await self.driver.close()
         await self.transport.close()
         await self.storage.close()
@@ -312,6 +356,8 @@ class Trio:
         self.wire: Wire = everything
         # Appends that a follower could not join to its log.
         self.refused = 0
+        # Whether damage is fetched from the others.
+        self.heals = True
         # A write or sync takes up to so long; none overtakes another.
         self.disk_takes_s = 0.0
         self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}
@@ -382,14 +428,18 @@ class Trio:
             first = self.alive[0].partition
             for member in self.alive:
                 partition = member.partition
-                assert first.producers.snapshot() == partition.producers.snapshot(), f"{member}"
+                assert first.producers.stored() == partition.producers.stored(), f"{member}"
                 assert first.cursors.names() == partition.cursors.names(), f"{member}"
+                mine, others = first.tables.state(), partition.tables.state()
+                assert (mine.stages, mine.sinks) == (others.stages, others.sinks), f"{member}"
+                assert mine.keys == others.keys, f"{member}: keys differ"
 
 
 @asynccontextmanager
-async def trio(*, seed: int = 1) -> AsyncIterator[Trio]:
-    """Three members, running; all that still run end in order."""
+async def trio(*, seed: int = 1, heals: bool = True) -> AsyncIterator[Trio]:
+    """Three members, running; all that still run end in order. `heals`: damage is fetched from the others."""
     cluster = Trio(seed)
+    cluster.heals = heals
     try:
         for member in cluster.members.values():
             await member.start()

@@ -18,25 +18,43 @@ from laminar.http.routes import ROUTES, check_query, match
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
+from laminar.node.api.damage import LOCAL
 from laminar.node.api.exchange import (
     FORWARDED,
     Exchange,
+    Forwarder,
     answering,
     decode_passed,
     encode_response,
 )
-from laminar.node.api.fetch import LOCAL, LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes
+from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes
+from laminar.node.api.groups import GroupRoutes
 from laminar.node.api.locate import Locator
+from laminar.node.api.marks import EPOCH, KEY, PRODUCER, SEQUENCE
 from laminar.node.api.metrics import MetricsRoute
+from laminar.node.api.producers import ProducerRoutes
+from laminar.node.api.progress import ProgressRoutes
+from laminar.node.api.recover import RecoverRoutes
+from laminar.node.api.replica_states import PartitionRoutes, ReplicaStates
+from laminar.node.api.sinks import SinkRoutes
 from laminar.node.api.topics import MAX_PARTITIONS, MAX_REPLICAS, TopicRoutes
+from laminar.node.api.trim import TrimRoutes
+from laminar.node.coordinator import TOPIC
 from laminar.node.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.process import Method
     from laminar.node.shard import Shard
 
-# Headers that make an append safe to repeat in other hands: let pass in silence, they would double records.
-PROMISES_NOT_KEPT = ("idempotency-key", "laminar-producer", "laminar-epoch", "laminar-sequence")
+# Headers that make a request safe to repeat, and who keeps that promise: let pass in silence by others, they
+# would double something.
+_APPENDS = frozenset({"append_to_topic", "append_to_partition"})
+_PROMISES = {
+    KEY: _APPENDS,
+    PRODUCER: frozenset({"append_to_partition"}),
+    EPOCH: frozenset({"append_to_partition"}),
+    SEQUENCE: frozenset({"append_to_partition"}),
+}
 COMMIT_WAIT_S = 10.0
 SWEEP_S = 0.5
 
@@ -51,6 +69,18 @@ _OTHER_LIMITS = {
     "max_partitions": MAX_PARTITIONS,
     "max_replicas": MAX_REPLICAS,
 }
+
+# What nobody does to a topic of the system's.
+_SYSTEMS_OWN = frozenset(
+    (
+        "create_topic",
+        "update_topic",
+        "delete_topic",
+        "append_to_topic",
+        "append_to_partition",
+        "delete_records",
+    )
+)
 
 Handler = Callable[..., Response | Awaitable[Response]]
 
@@ -67,11 +97,17 @@ class Api:
         self.limits = Limits(
             max_body_bytes=most_bytes, max_record_bytes=min(Limits().max_record_bytes, most_bytes)
         )
-        topics = TopicRoutes(shard, self._exchange)
+        states = ReplicaStates(shard, self._exchange)
+        topics = TopicRoutes(shard, states)
+        partitions = PartitionRoutes(shard, topics, states)
         cluster = ClusterRoutes(shard)
         cursors = CursorRoutes(shard, self._exchange, self._locator, topics)
+        groups = GroupRoutes(shard, self._exchange, self._locator, topics, cursors)
         fetch = FetchRoutes(shard, self._exchange, self._locator, topics)
         metrics = MetricsRoute(shard)
+        recover = RecoverRoutes(shard, self._exchange, topics, states)
+        progress = ProgressRoutes(shard, fetch)
+        sinks = SinkRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
         self._append = AppendRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
         self._topics = topics
         self._handlers: dict[str, Handler] = {
@@ -80,20 +116,32 @@ class Api:
             "describe_topic": topics.topic,
             "update_topic": topics.update,
             "delete_topic": topics.delete,
-            "list_partitions": topics.partitions,
-            "describe_partition": topics.partition,
+            "list_partitions": partitions.partitions,
+            "describe_partition": partitions.partition,
             "list_routes": topics.routes,
             "describe_route": topics.route,
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,
             "fetch_one": fetch.record,
+            "delete_records": TrimRoutes(shard, fetch).records,
+            "recover_partition": recover.recover,
             "offsets": fetch.offsets,
+            "begin_producer": ProducerRoutes(shard, sinks).begin,
+            "describe_producer": progress.describe,
+            "fence_producer": progress.fence,
             "digest": fetch.digest,
             "list_cursors": cursors.cursors,
             "describe_cursor": cursors.cursor,
             "set_cursor": cursors.set,
             "delete_cursor": cursors.delete,
+            "describe_group": groups.group,
+            "renew_member": groups.renew,
+            "leave_group": groups.leave,
+            "describe_sink": sinks.describe,
+            "begin_sink": sinks.begin,
+            "stage": sinks.stage,
+            "commit_batch": sinks.commit,
             "cluster": cluster.cluster,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
@@ -108,8 +156,11 @@ class Api:
         self.methods: dict[str, Method] = {
             "http": answering(self._on_http),
             "leader": answering(self._locator.on_leader),
-            "describe": answering(topics.on_describe),
+            "describe": answering(states.on_describe),
             "cursor": answering(cursors.on_cursor),
+            "group": answering(groups.on_group),
+            "accept_loss": answering(recover.on_accept_loss),
+            "sinks": answering(sinks.on_sinks),
             "stats": metrics.on_stats,
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
@@ -158,12 +209,19 @@ class Api:
     def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
         if head.memo is None:
             found = match(head.method, head.path)
-            for promise in PROMISES_NOT_KEPT:
-                if promise in head.headers:
+            if found.params.get("topic") == TOPIC and found.operation in _SYSTEMS_OWN:
+                raise Problem(
+                    "invalid",
+                    "this topic is the system's own: it is neither made, changed nor appended to",
+                    field="topic",
+                    value=TOPIC,
+                    outcome="not_applied",
+                )
+            for promise, kept_by in _PROMISES.items():
+                if promise in head.headers and found.operation not in kept_by:
                     raise Problem(
                         "not_implemented",
-                        "this promise is not kept yet; a batch that carries a producer id and sequence is "
-                        "recognised when it comes again",
+                        "this promise is not kept here",
                         field=promise,
                         value=head.headers[promise],
                     )
@@ -205,7 +263,7 @@ class Api:
     async def _on_http(self, peer: Peer, payload: bytes) -> Any:
         passed = decode_passed(payload)
         head = RequestHead(passed.method, passed.target, passed.headers)
-        request = Request(head, passed.body, _Forwarder(peer))
+        request = Request(head, passed.body, Forwarder(peer))
         answer = self.handle(request)
         return encode_response(answer if isinstance(answer, Response) else await answer)
 
@@ -217,16 +275,3 @@ class Api:
             await asyncio.sleep(SWEEP_S)
             for partition in self._shard.partitions.values():
                 partition.give_up(older_than_s=COMMIT_WAIT_S)
-
-
-class _Forwarder:
-    """The connection of a request that another shard passed on."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.context: Any = None
-        self._peer = peer
-
-    @property
-    def peer(self) -> str:
-        """Which process passed it on."""
-        return f"{self._peer.node}/{self._peer.role}"

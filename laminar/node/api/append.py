@@ -5,8 +5,8 @@ door and answers when the future of its receipt is done. Everything else (anothe
 election under way, a body for several partitions) goes through a coroutine.
 
 A request is passed on only while nobody can have carried it out. Once it may have been, the
-answer is 504 `outcome_unknown`, unless the batches carry a producer id, which makes a second
-try harmless.
+answer is 504 `outcome_unknown`, unless the batches carry a producer id or a key, which makes
+a second try harmless.
 """
 
 from __future__ import annotations
@@ -14,28 +14,36 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from laminar.batch import Batch, Header, build
-from laminar.http.errors import CODES, Problem
+from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.http.payload import Append, parse_append
 from laminar.http.records import Limits, Records
+from laminar.node.api.accepted import FLUSH, accepted, window
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import (
     FORWARDED,
+    KEYED_PART,
     Exchange,
+    Forwarder,
     PassedRequest,
     PassedResponse,
     decode_response,
     encode_passed,
 )
 from laminar.node.api.locate import Locator, Where
+from laminar.node.api.marks import Mark, is_marked, mark_of, marked, marked_records, named
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.partition import Partition, Receipt
+from laminar.node.api.tries import final, may_retry, of_all_tries, whole
+from laminar.node.flush import policy_of
+from laminar.node.partition import Partition
 from laminar.node.producers import NOBODY
+from laminar.node.receipts import Receipt
+from laminar.node.retries import has_seen
 from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 if TYPE_CHECKING:
@@ -99,12 +107,22 @@ class AppendRoutes:
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
         append = self._parse(request)
         condition = request.headers.get("if-match")
-        if condition is not None:
-            self._check_offset(partition, condition)
-        if append.records is not None:
-            receipts = [partition.append_records(append.records)]
+        at = None if condition is None else _offset_of(condition)
+        mark = mark_of(request, scope="partition")
+        if mark is not None:
+            append = Append(None, marked(append, mark))
+        if request.query.get("ack", "committed") != "committed":
+            if at is not None and not (
+                append.frames and has_seen(partition, Header.unpack(append.frames[0]))
+            ):
+                _check_end(partition, at)
+            return accepted(request, append, partition, self._block)
+        if append.records is None:
+            receipts = self._append_frames(partition, append.frames, at, mark)
         else:
-            receipts = self._append_frames(partition, append.frames)
+            if at is not None:
+                _check_end(partition, at)
+            receipts = [partition.append_records(append.records)]
         if len(receipts) == 1:
             answer: asyncio.Future[Response] = self._loop.create_future()
             receipts[0].add_done_callback(lambda done: self._answer_one(answer, done, partition))
@@ -112,23 +130,35 @@ class AppendRoutes:
         return self._answer_many(receipts, partition)
 
     def _parse(self, request: Request) -> Append:
-        return parse_append(request, limits=self.limits)
+        is_part = KEYED_PART in request.headers and isinstance(request.connection, Forwarder)
+        return parse_append(request, limits=self.limits, keyed=is_part)
 
     def _append_frames(
-        self, partition: Partition, frames: Sequence[memoryview]
+        self,
+        partition: Partition,
+        frames: Sequence[memoryview],
+        at: int | None = None,
+        mark: Mark | None = None,
     ) -> list[asyncio.Future[Receipt]]:
         """In order, each checked as the one before it left the partition.
 
         What is refused at the first is refused as a whole. After that something is proposed: a later
         refusal is told together with what becomes of those before it, never as if nothing had been done.
+        `at`: the offset at which the first must come to lie. A retry isn't asked where the log ends by now.
         """
         # A leader stamps batches in place, so it needs them writable and its own.
         frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
         receipts: list[asyncio.Future[Receipt]] = []
         for frame in frames:
             try:
-                receipts.append(partition.append_frame(frame, Header.unpack(frame)))
+                header = Header.unpack(frame)
+                if at is not None:
+                    if not has_seen(partition, header):
+                        _check_end(partition, at)
+                    at += header.count
+                receipts.append(partition.append_frame(frame, header))
             except Problem as problem:
+                named(problem, mark)
                 if not receipts:
                     raise
                 refused: asyncio.Future[Receipt] = self._loop.create_future()
@@ -136,20 +166,6 @@ class AppendRoutes:
                 receipts.append(refused)
                 break
         return receipts
-
-    def _check_offset(self, partition: Partition, condition: str) -> None:
-        found = _CONDITION.match(condition)
-        if found is None:
-            raise Problem("invalid", 'If-Match is an offset: "812"', field="if-match", value=condition)
-        wanted = found[1]
-        if not partition.stands_at(int(wanted)):
-            raise Problem(
-                "precondition_failed",
-                "the partition does not end at this offset",
-                field="if-match",
-                value=int(wanted),
-                limit=partition.log.next_offset,
-            )
 
     def _answer_one(
         self, answer: asyncio.Future[Response], done: asyncio.Future[Receipt], partition: Partition
@@ -165,7 +181,7 @@ class AppendRoutes:
 
     async def _answer_many(self, receipts: list[asyncio.Future[Receipt]], partition: Partition) -> Response:
         results = await asyncio.gather(*receipts, return_exceptions=True)
-        return self._answer(_whole(results, partition.topic), partition)
+        return self._answer(whole(results, partition.topic), partition)
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
         """The receipt, written by hand: it is the same few fields a hundred thousand times."""
@@ -175,21 +191,32 @@ class AppendRoutes:
         appended = sum([receipt.count for receipt in receipts])
         body = (
             f'{{"appended":{appended},"placed":[{placed}],'
-            f'"durable":{{"replicas":{partition.replicas},"synced":true,"flush":"commit"}}}}\n'
+            f'"durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
         ).encode()
+        block = self._block + window(partition)
         headers: list[tuple[str, str]] = []
         if any(receipt.duplicate for receipt in receipts):
             headers.append(("Laminar-Replayed", "1"))
         if appended != 1:
-            return Response(200, headers, body, header_block=self._block)
+            return Response(200, headers, body, header_block=block)
         offset = receipts[0].offset
         headers.append(
             ("Location", f"/v1/topics/{partition.topic}/partitions/{partition.number}/records/{offset}")
         )
-        return Response(201, headers, body, header_block=self._block)
+        return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:
         """Another shard leads, or nobody does right now: pass the request on, once it is known to whom."""
+        unknown: list[Problem] = []
+        try:
+            return await self._wherever_it_is_led(request, topic, number, unknown)
+        except Problem as last:
+            raise of_all_tries(unknown, last) from last
+
+    async def _wherever_it_is_led(
+        self, request: Request, topic: str, number: int, unknown: list[Problem]
+    ) -> Response:
+        """`unknown` is given what each try ended in of which nobody knows what became."""
         deadline = self._loop.time() + GIVE_UP_S
         repeatable = self._repeatable(request)
         payload: bytes | None = None
@@ -201,13 +228,18 @@ class AppendRoutes:
                 return answer if isinstance(answer, Response) else await answer
             if payload is None:
                 payload = encode_passed(request)
+            passing = self._pass_on(where, payload)
             problem = None
             try:
-                return await self._pass_on(where, payload)
+                if not repeatable:
+                    return await passing
+                return await self._locator.while_it_leads(where, topic, number, passing)
             except Problem as refused:
                 problem = refused
-            if not _may_retry(problem, repeatable) or self._loop.time() >= deadline:
-                raise _final(problem)
+            if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
+                raise final(problem)
+            if problem.outcome == "unknown":
+                unknown.append(problem)
             self._locator.forget(topic, number)
             await asyncio.sleep(RETRY_S)
 
@@ -222,7 +254,9 @@ class AppendRoutes:
         return response
 
     def _repeatable(self, request: Request) -> bool:
-        """Whether a second try of this body is recognised: every batch carries a producer id."""
+        """Whether a second try is recognised: by its head, or as every batch carries a producer id."""
+        if is_marked(request):
+            return True
         if request.headers.get("content-type") != BATCH_TYPE:
             return False
         return all(Header.unpack(frame).producer_id != NOBODY for frame in self._parse(request).frames)
@@ -241,14 +275,28 @@ class AppendRoutes:
         route = self._routes.get(record.partitions)
         if route is None:
             route = self._routes[record.partitions] = Route.even(record.partitions)
-        parts = self._split(
-            records, route, logical if "logical" in request.query else None, record.partitions
-        )
-        answers = await asyncio.gather(
-            *(self._append_part(topic, number, part) for number, part in parts), return_exceptions=True
-        )
-        placed = _whole(answers, topic)
+        mark = mark_of(request, scope="topic")
+        if mark is None:
+            self._spread = (self._spread + 1) % record.partitions
+            spread = self._spread
+        else:
+            # Where a retry finds it.
+            spread = route.partition_of(logical_of_key(mark.producer_id))
+        parts = _split(records, route, logical if "logical" in request.query else None, spread)
+        work = [
+            self._append_part(topic, number, part if mark is None else marked_records(part, mark))
+            for number, part in parts
+        ]
+        answers = await asyncio.gather(*work, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, Problem):
+                named(answer, mark)
+        placed = whole(answers, topic)
         replicas = self._replicas(topic, parts[0][0])
+        headers = [("Laminar-Node", self._shard.boot.node), ("Laminar-Route", "0")]
+        if any(receipt.duplicate for receipt in placed):
+            headers.append(("Laminar-Replayed", "1"))
+        flush = policy_of(record.settings).name
         return Response.json(
             {
                 "appended": sum(receipt.count for receipt in placed),
@@ -256,66 +304,107 @@ class AppendRoutes:
                     {"partition": receipt.partition, "offset": receipt.offset, "count": receipt.count}
                     for receipt in placed
                 ],
-                "durable": {"replicas": replicas, "synced": True, "flush": "commit"},
+                "durable": {"replicas": replicas, "synced": flush == "commit", "flush": flush},
             },
-            headers=[("Laminar-Node", self._shard.boot.node), ("Laminar-Route", "0")],
+            headers=headers,
         )
 
     def _replicas(self, topic: str, number: int) -> int:
         record = self._shard.view.partition(topic, number)
         return len(record.replicas) if record is not None else 0
 
-    def _split(
-        self, records: Records, route: Route, logical: int | None, partitions: int
-    ) -> list[tuple[int, Records]]:
-        if logical is not None:
-            return [(route.partition_of(logical), records)]
-        keys = records.keys
-        self._spread = (self._spread + 1) % partitions
-        if keys is None:
-            return [(self._spread, records)]
-        rows: dict[int, list[int]] = {}
-        for row, key in enumerate(keys):
-            number = self._spread if key is None else route.partition_of(logical_of_key(bytes(key)))
-            rows.setdefault(number, []).append(row)
-        if len(rows) == 1:
-            return [(next(iter(rows)), records)]
-        return [(number, records.take(chosen)) for number, chosen in rows.items()]
+    async def _append_part(self, topic: str, number: int, part: Records | bytearray) -> Receipt:
+        """One partition's part of a topic's append, on its leader, wherever that is: records, or a batch that
+        is recognised when it comes again.
+        """
+        unknown: list[Problem] = []
+        try:
+            return await self._part_wherever_it_is_led(topic, number, part, unknown)
+        except Problem as last:
+            raise of_all_tries(unknown, last) from last
 
-    async def _append_part(self, topic: str, number: int, records: Records) -> Receipt:
-        """One partition's part of a topic's append, on its leader, wherever that is."""
+    async def _part_wherever_it_is_led(
+        self, topic: str, number: int, part: Records | bytearray, unknown: list[Problem]
+    ) -> Receipt:
+        """`unknown` is given what each try ended in of which nobody knows what became."""
         deadline = self._loop.time() + GIVE_UP_S
+        repeatable = not isinstance(part, Records)
         while True:
             where = await self._locator.leader(topic, number)
             try:
                 partition = self.leads(topic, str(number))
-                if partition is not None:
-                    return await partition.append_records(records)
-                return await self._append_remote(where, topic, number, records)
+                if partition is None:
+                    return await self._append_remote(where, topic, number, part)
+                if isinstance(part, Records):
+                    return await partition.append_records(part)
+                # A copy: the leader stamps it in place, and there may be another try.
+                frame = bytearray(part)
+                return await partition.append_frame(frame, Header.unpack(frame))
             except Problem as problem:
-                if not _may_retry(problem, False) or self._loop.time() >= deadline:
-                    raise _final(problem) from problem
+                if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
+                    raise final(problem) from problem
+                if problem.outcome == "unknown":
+                    unknown.append(problem)
             self._locator.forget(topic, number)
             await asyncio.sleep(RETRY_S)
 
-    async def _append_remote(self, where: Where, topic: str, number: int, records: Records) -> Receipt:
-        frame = build(
-            records.values,
-            keys=records.keys,
-            timestamps=records.timestamps,
-            tags=records.tags,
-            headers=records.headers,
+    async def _append_remote(
+        self, where: Where, topic: str, number: int, part: Records | bytearray
+    ) -> Receipt:
+        headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded"}
+        if isinstance(part, Records):
+            frame = build(
+                part.values,
+                keys=part.keys,
+                timestamps=part.timestamps,
+                tags=part.tags,
+                headers=part.headers,
+            )
+        else:
+            frame = part
+            headers[KEYED_PART] = "1"
+        target = f"/v1/topics/{topic}/partitions/{number}/records"
+        response = await self._pass_on(
+            where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
         )
-        request = PassedRequest(
-            "POST",
-            f"/v1/topics/{topic}/partitions/{number}/records",
-            {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded"},
-            frame,
-        )
-        response = await self._pass_on(where, msgspec.msgpack.encode(request))
         assert isinstance(response.body, (bytes, bytearray, memoryview))
         placed = msgspec.json.decode(response.body, type=_Answer).placed[0]
-        return Receipt(placed.partition, placed.offset, placed.count)
+        replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
+        return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
+
+
+def _split(records: Records, route: Route, logical: int | None, spread: int) -> list[tuple[int, Records]]:
+    """Records by partition; those without a key go to `spread`."""
+    if logical is not None:
+        return [(route.partition_of(logical), records)]
+    keys = records.keys
+    if keys is None:
+        return [(spread, records)]
+    rows: dict[int, list[int]] = {}
+    for row, key in enumerate(keys):
+        number = spread if key is None else route.partition_of(logical_of_key(bytes(key)))
+        rows.setdefault(number, []).append(row)
+    if len(rows) == 1:
+        return [(next(iter(rows)), records)]
+    return [(number, records.take(chosen)) for number, chosen in rows.items()]
+
+
+def _offset_of(condition: str) -> int:
+    found = _CONDITION.match(condition)
+    if found is None:
+        raise Problem("invalid", 'If-Match is an offset: "812"', field="if-match", value=condition)
+    return int(found[1])
+
+
+def _check_end(partition: Partition, offset: int) -> None:
+    if not partition.stands_at(offset):
+        raise Problem(
+            "precondition_failed",
+            "the partition does not end at this offset",
+            field="if-match",
+            value=offset,
+            limit=partition.log.next_offset,
+        )
 
 
 def _records_of(frames: Sequence[memoryview]) -> Records:
@@ -332,37 +421,3 @@ def _records_of(frames: Sequence[memoryview]) -> Records:
             )
         parts.append(Records.of_batch(batch))
     return Records.concat(parts)
-
-
-def _may_retry(problem: Problem, repeatable: bool) -> bool:
-    if problem.code not in ("not_leader", "no_leader", "draining", "not_a_replica"):
-        return repeatable and problem.code == "outcome_unknown"
-    return repeatable or problem.outcome == "not_applied"
-
-
-def _final(problem: Problem) -> Problem:
-    """What the client is told: a leader lost in the middle is an outcome nobody knows."""
-    if problem.code in ("no_leader", "not_leader") and problem.outcome == "unknown":
-        return Problem("outcome_unknown", problem.detail)
-    if problem.code == "not_leader":
-        return Problem("no_leader", problem.detail, outcome="not_applied")
-    return problem
-
-
-def _whole(results: Sequence[Any], topic: str) -> list[Receipt]:
-    """All receipts, or an error that lists what is durable all the same."""
-    receipts = [result for result in results if isinstance(result, Receipt)]
-    failures = [result for result in results if isinstance(result, BaseException)]
-    if not failures:
-        return receipts
-    unknown = (each for each in failures if not isinstance(each, Problem) or each.outcome == "unknown")
-    worst = next(unknown, failures[0])
-    if not isinstance(worst, Problem) or not receipts:
-        raise worst
-    durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
-    detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
-    if CODES[worst.code].retriable:
-        # Nobody may repeat the whole of it as if nothing had been done.
-        raise Problem("outcome_unknown", detail) from worst
-    worst.detail, worst.outcome = detail, "unknown"
-    raise worst

@@ -69,6 +69,7 @@ class ClusterRoutes:
             "weight": record.weight,
             "status": view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
             "alive": view.alive(name),
+            "rolled_back": record.rolled_back,
         }
 
     async def nodes(self, request: Request) -> Response:
@@ -86,7 +87,10 @@ class ClusterRoutes:
         return Response.json({"status": "alive", "node": self._shard.boot.node, "shard": self._shard.number})
 
     def readyz(self, request: Request) -> Response:
-        """GET /readyz: the whole node serves; 503 with the reasons if not."""
+        """GET /readyz: the whole node serves; 503 with the reasons if not.
+
+        A disk below the low-water mark is a warning: all but appends is served.
+        """
         reasons = []
         if not self._shard.ready:
             reasons.append("this shard has not heard of its cluster yet")
@@ -100,7 +104,8 @@ class ClusterRoutes:
             elif child.state == ChildState.STARTING:
                 reasons.append(f"{role_name(child.role)} is starting")
         if not reasons:
-            return Response.json({"status": "ready", "node": self._shard.boot.node})
+            warnings = [f"appends are refused: {self._shard.space.reason}"] if self._shard.space.low else []
+            return Response.json({"status": "ready", "node": self._shard.boot.node, "warnings": warnings})
         return Response.json(
             {"status": "not_ready", "node": self._shard.boot.node, "reasons": reasons},
             status=503,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,8 @@ from laminar.http.times import format_time
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
-from laminar.node.api.locate import Locator
+from laminar.node.api.leading import at_leader, led_here
+from laminar.node.api.locate import Locator, Where
 from laminar.node.api.topics import TopicRoutes, next_link
 from laminar.node.transport import Peer
 
@@ -32,8 +34,6 @@ _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
 LONGEST_OWNER = 200
 OFFSET_LIMIT = 2**53
 ASK_TIMEOUT_S = 5.0
-ATTEMPTS = 20
-RETRY_S = 0.05
 
 
 class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +47,7 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
     check: bool = False
     expected: int | None = None
     owner: str = ""
+    expected_owner: str | None = None
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +66,7 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
     positions: dict[str, int]
     expected: dict[str, int | None] | None = None
     owner: str = ""
+    expected_owner: str | None = None
 
 
 class CursorRoutes:
@@ -83,15 +85,12 @@ class CursorRoutes:
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         after = request.query.get("after", "")
-        found: dict[str, list[CursorState]] = {}
-        for state in await self._everywhere(topic, ""):
-            if state.name.startswith(prefix) and state.name > after:
-                found.setdefault(state.name, []).append(state)
+        found = await self.named(topic, lambda name: name.startswith(prefix) and name > after)
         names = sorted(found)
         page = names[:limit]
         answer: dict[str, Any] = {
             "topic": topic,
-            "cursors": [_cursor(topic, name, found[name]) for name in page],
+            "cursors": [cursor_document(topic, name, found[name]) for name in page],
         }
         headers = []
         if len(names) > limit:
@@ -107,7 +106,7 @@ class CursorRoutes:
             raise Problem(
                 "no_such_cursor", f"topic {topic!r} has no cursor {cursor!r}", field="cursor", value=cursor
             )
-        return Response.json(_cursor(topic, cursor, states))
+        return Response.json(cursor_document(topic, cursor, states))
 
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
         """PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
@@ -128,9 +127,10 @@ class CursorRoutes:
                     check=expected is not None,
                     expected=expected.get(number) if expected is not None else None,
                     owner=change.owner,
+                    expected_owner=change.expected_owner,
                 )
             )
-        return Response.json(_cursor(topic, cursor, await self._all(steps)))
+        return Response.json(cursor_document(topic, cursor, await self._all(steps)))
 
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """DELETE /v1/topics/{topic}/cursors/{cursor}."""
@@ -142,6 +142,14 @@ class CursorRoutes:
         return Response(204)
 
     # -- steps ---------------------------------------------------------------------------
+
+    async def named(self, topic: str, wanted: Callable[[str], bool]) -> dict[str, list[CursorState]]:
+        """The cursors of a topic whose names are wanted, by name."""
+        found: dict[str, list[CursorState]] = {}
+        for state in await self._everywhere(topic, ""):
+            if wanted(state.name):
+                found.setdefault(state.name, []).append(state)
+        return found
 
     async def _everywhere(self, topic: str, name: str) -> list[CursorState]:
         record = self._topics.record(topic)
@@ -164,22 +172,21 @@ class CursorRoutes:
 
     async def _one(self, step: CursorRequest) -> list[CursorState]:
         """Carry out one step on the partition's leader, wherever it is. Every step may be repeated."""
-        for attempt in range(ATTEMPTS):
-            where = await self._locator.leader(step.topic, step.partition)
-            try:
-                partition = self._shard.partitions.get((step.topic, step.partition))
-                if partition is not None and partition.leads:
-                    return await self._perform(partition, step)
-                answer: list[CursorState] = await self._exchange.ask(
-                    where.address, "cursor", step, kind=list[CursorState], timeout_s=ASK_TIMEOUT_S
-                )
-                return answer
-            except Problem as problem:
-                if problem.code not in ("not_leader", "no_leader") or attempt == ATTEMPTS - 1:
-                    raise
-            self._locator.forget(step.topic, step.partition)
-            await asyncio.sleep(RETRY_S)
-        raise AssertionError("the last attempt returns or raises")
+
+        async def there(where: Where) -> list[CursorState]:
+            answer: list[CursorState] = await self._exchange.ask(
+                where.address, "cursor", step, kind=list[CursorState], timeout_s=ASK_TIMEOUT_S
+            )
+            return answer
+
+        return await at_leader(
+            self._shard,
+            self._locator,
+            step.topic,
+            step.partition,
+            here=lambda partition: self._perform(partition, step),
+            there=there,
+        )
 
     async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
         if step.operation == "get":
@@ -196,6 +203,7 @@ class CursorRoutes:
                     expected=step.expected,
                     check=step.check,
                     owner=step.owner,
+                    expected_owner=step.expected_owner,
                     now_ms=self._shard.clock.wall_ms(),
                 )
         found = []
@@ -218,20 +226,16 @@ class CursorRoutes:
     async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
         """Another shard asks for a step on a partition that we lead."""
         step = msgspec.msgpack.decode(payload, type=CursorRequest)
-        partition = self._shard.partitions.get((step.topic, step.partition))
-        if partition is None or not partition.leads:
-            raise Problem(
-                "not_leader", f"{step.topic}/{step.partition} is not led here", outcome="not_applied"
-            )
-        return await self._perform(partition, step)
+        return await self._perform(led_here(self._shard, step.topic, step.partition), step)
 
 
 def _check_change(change: _Change) -> None:
     """What can be said of a change before any partition is asked. Raises 422."""
     if not change.positions:
         raise Problem("invalid", "a change names a partition at least", field="positions", limit=1)
-    if len(change.owner) > LONGEST_OWNER:
-        raise Problem("invalid", "owner is too long", field="owner", value=change.owner, limit=LONGEST_OWNER)
+    for field, owner in (("owner", change.owner), ("expected_owner", change.expected_owner or "")):
+        if len(owner) > LONGEST_OWNER:
+            raise Problem("invalid", f"{field} is too long", field=field, value=owner, limit=LONGEST_OWNER)
     for field, offsets in (("positions", change.positions), ("expected", change.expected or {})):
         for number, offset in offsets.items():
             if number not in change.positions or _NUMBER.match(number) is None:
@@ -264,16 +268,24 @@ def _checked(name: str) -> str:
     return name
 
 
-def _cursor(topic: str, name: str, states: list[CursorState]) -> dict[str, Any]:
+def cursor_document(topic: str, name: str, states: list[CursorState]) -> dict[str, Any]:
+    """A cursor as it is answered: by partition, where it stands, how far behind, and whose it is."""
     ordered = sorted(states, key=lambda state: state.partition)
     lags = {str(state.partition): max(0, state.end_offset - state.position) for state in ordered}
+    # Records that it never passed, and that retention gave up.
+    gone = {
+        str(state.partition): state.start_offset - state.position
+        for state in ordered
+        if state.position < state.start_offset
+    }
     return {
         "topic": topic,
         "cursor": name,
         "positions": {str(state.partition): state.position for state in ordered},
         "lag": lags,
         "total_lag": sum(lags.values()),
-        "expired": [str(state.partition) for state in ordered if state.position < state.start_offset],
-        "owner": next((state.owner for state in ordered if state.owner), ""),
+        "overtaken": bool(gone),
+        "overtaken_by": gone,
+        "owners": {str(state.partition): state.owner for state in ordered if state.owner},
         "changed": format_time(max((state.changed_ms for state in ordered), default=0)),
     }

@@ -26,9 +26,19 @@ from laminar.node.transport import (
 )
 
 FORWARDED = "laminar-forwarded"
-# About the first connection or about a coding that is taken off by now.
+# A part of an append to a topic, from the shard that took it apart: its batch carries an idempotency key.
+KEYED_PART = "laminar-keyed-part"
+# About the first connection, about a coding that is taken off by now, or nothing that a client may say.
 _LEFT_BEHIND = frozenset(
-    {"connection", "content-encoding", "content-length", "expect", "laminar-redirect", "transfer-encoding"}
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "expect",
+        KEYED_PART,
+        "laminar-redirect",
+        "transfer-encoding",
+    }
 )
 _encoder = msgspec.msgpack.Encoder()
 
@@ -89,6 +99,19 @@ def encode_response(response: Response) -> tuple[int, list[tuple[str, str]], byt
 def decode_response(passed: PassedResponse) -> Response:
     """The other shard's answer as ours."""
     return Response(passed.status, passed.headers, passed.body, header_block=passed.block)
+
+
+class Forwarder:
+    """The connection of a request that another shard passed on."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.context: Any = None
+        self._peer = peer
+
+    @property
+    def peer(self) -> str:
+        """Which process passed it on."""
+        return f"{self._peer.node}/{self._peer.role}"
 
 
 Handler = Callable[[Peer, bytes], Awaitable[Any]]

@@ -16,11 +16,14 @@ from laminar.http.errors import Problem
 from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format
 from laminar.http.messages import Request, Response
 from laminar.http.times import EARLIEST_MS, format_time, parse_time
+from laminar.log.errors import DamagedRange, EntriesGone
 from laminar.node.api.cluster import integer
+from laminar.node.api.damage import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches
 from laminar.node.api.exchange import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
 from laminar.node.api.locate import Locator, Where
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.partition import Partition
+from laminar.node.reads import expired
 from laminar.node.wire import Buffer
 
 if TYPE_CHECKING:
@@ -34,7 +37,6 @@ FORWARD_TIMEOUT_S = 5.0
 GIVE_UP_S = 5.0
 RETRY_S = 0.02
 _ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
-LOCAL = "laminar-local"
 OFFSET_LIMIT = 2**53
 _DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 
@@ -71,6 +73,10 @@ class FetchRoutes:
             except Problem as error:
                 problem = error
         raise problem
+
+    async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
+        """The partition if it is led here, else the leader's answer. For what may be repeated."""
+        return await self._serve_or_pass(request, topic, partition, leader=True)
 
     async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
         """As the leader has it, looked for again when another has taken over: a read may be repeated."""
@@ -117,6 +123,7 @@ class FetchRoutes:
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
         to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
         check_fields(query.get("fields"))
+        skip = skips(request)
         served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
@@ -129,11 +136,44 @@ class FetchRoutes:
         end = served.end_offset
         tag = query.get("tag")
         frames: list[Buffer] = []
-        if offset < min(end, to):
-            frames = await served.frames(offset, max_bytes=max_bytes)
-        return self._answer(
-            request, served, format_, frames, offset=offset, to=min(to, end), limit=limit, tag=tag
+        behind = 0
+        skipped: list[str] = []
+        to = min(to, end)
+        while offset < to:
+            try:
+                if tag is None:
+                    frames = await served.frames(offset, max_bytes=max_bytes)
+                else:
+                    frames, behind = await served.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
+            except DamagedRange as damage:
+                response = await self._elsewhere(request, served, offset)
+                if response is not None:
+                    return response
+                if not skip:
+                    raise problem_of(damage, served, node=self._shard.boot.node, offset=offset) from damage
+                skipped.append(f"{max(offset, damage.first_offset)}-{damage.next_offset - 1}")
+                offset = damage.next_offset
+                continue
+            if not skip or format_ is FetchFormat.BATCH:
+                break
+            frames, offset, bad = without_bad_batches(frames, offset)
+            skipped += bad
+            if frames or not bad:
+                break
+        response = self._answer(
+            request, served, format_, frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind
         )
+        if skipped:
+            response.headers = [*response.headers, (SKIPPED, ",".join(skipped))]
+        return response
+
+    async def _elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
+        """What another replica answers to a read that meets damage here."""
+        own = self._shard.view.partition_url(self._shard.boot.node, partition.topic, partition.number)
+        others = [
+            where for where in self._locator.replicas(partition.topic, partition.number) if where.url != own
+        ]
+        return await elsewhere(request, offset, others, self._pass_on)
 
     async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
         """Never older than the client has seen: wait for `min_offset`, then 503 `behind`."""
@@ -171,7 +211,7 @@ class FetchRoutes:
         if since is not None:
             if text is not None:
                 raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
-            return self._at_time(partition, parse_time(since, field="since"))[0]
+            return (await self._at_time(partition, parse_time(since, field="since")))[0]
         if text is None or text == "earliest":
             return partition.start_offset
         if text == "latest":
@@ -188,13 +228,7 @@ class FetchRoutes:
 
     async def _check_bounds(self, partition: Partition, offset: int, read: str, deadline: float) -> None:
         if offset < partition.start_offset:
-            raise Problem(
-                "offset_expired",
-                f"the earliest offset is {partition.start_offset}",
-                field="offset",
-                value=offset,
-                limit=partition.start_offset,
-            )
+            raise expired(partition, offset)
         if offset <= partition.end_offset:
             return
         if not partition.leads:
@@ -220,9 +254,17 @@ class FetchRoutes:
         to: int,
         limit: int,
         tag: str | None,
+        behind: int,
     ) -> Response:
         fetched = encode_fetch(
-            format_, frames, offset=offset, to=to, limit=limit, tag=tag, wanted=request.query.get("fields")
+            format_,
+            frames,
+            offset=offset,
+            to=to,
+            limit=limit,
+            tag=tag,
+            wanted=request.query.get("fields"),
+            behind=behind,
         )
         headers = [("Content-Type", fetched.content_type), *self._place(partition, fetched.next_offset)]
         return Response(200, headers, fetched.body)
@@ -253,13 +295,7 @@ class FetchRoutes:
                 return served_by_leader
             served = served_by_leader
         if wanted < served.start_offset:
-            raise Problem(
-                "offset_expired",
-                f"the earliest offset is {served.start_offset}",
-                field="offset",
-                value=wanted,
-                limit=served.start_offset,
-            )
+            raise expired(served, wanted)
         if wanted >= served.end_offset and served.leads:
             await served.confirmed_end()  # a leader that was deposed unawares would deny what is there
         if wanted >= served.end_offset:
@@ -275,7 +311,13 @@ class FetchRoutes:
         always = [("ETag", etag), ("Cache-Control", "immutable"), *self._place(served, wanted + 1)]
         if etag in request.headers.get("if-none-match", ""):
             return Response(304, always)
-        frames = await served.frames(wanted, max_bytes=1)
+        try:
+            frames = await served.frames(wanted, max_bytes=1)
+        except DamagedRange as damage:
+            response = await self._elsewhere(request, served, None)
+            if response is not None:
+                return response
+            raise problem_of(damage, served, node=self._shard.boot.node, offset=wanted) from damage
         try:
             return self._one(Batch(frames[0], verified=True), wanted, always)
         except BatchError as error:
@@ -312,9 +354,9 @@ class FetchRoutes:
         at = request.query.get("at", "latest")
         offset, timestamp_ms = served.end_offset, None
         if at == "earliest":
-            offset, timestamp_ms = self._at_time(served, EARLIEST_MS)
+            offset, timestamp_ms = await self._at_time(served, EARLIEST_MS)
         elif at != "latest":
-            offset, timestamp_ms = self._at_time(served, parse_time(at, field="at"))
+            offset, timestamp_ms = await self._at_time(served, parse_time(at, field="at"))
         return Response.json(
             {
                 "offset": offset,
@@ -325,15 +367,15 @@ class FetchRoutes:
             headers=self._place(served, offset),
         )
 
-    def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
+    async def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
         """First offset of the first committed batch appended at or after a time, and when it was.
 
         The end and None if there is no such batch.
         """
-        index = partition.log.index_of_time(time_ms)
+        index = await partition.log.find_time(time_ms)
         while index <= partition.committed_index:
-            row = partition.log.row(index)
-            if row.kind == Kind.DATA:
+            row = await partition.log.find_row(index)
+            if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
                 return row.base_offset, row.append_time_ms
             index += 1
         return partition.end_offset, None
@@ -347,6 +389,16 @@ class FetchRoutes:
         last = served.committed_index
         if text != "committed":
             last = integer(request, "to_index", last, maximum=served.committed_index)
+        while True:
+            start_index = served.log.start.index
+            try:
+                digest = await served.log.digest(max(last, start_index))
+                break
+            except EntriesGone:
+                continue  # the start moved meanwhile: what is left has a digest of its own
+            except DamagedRange as damage:
+                node = self._shard.boot.node
+                raise problem_of(damage, served, node=node, offset=damage.first_offset) from damage
         return Response.json(
             {
                 "node": self._shard.boot.node,
@@ -354,8 +406,13 @@ class FetchRoutes:
                 "last_index": served.log.last_index,
                 "term": served.replica.core.term,
                 "to_index": last,
-                "start_index": served.log.start.index,
-                "digest": await served.log.digest(last),
+                "start_index": start_index,
+                "digest": digest,
+                "segments": [
+                    {"first_index": first, "last_index": sealed.last_index, "digest": sealed.digest.hex()}
+                    for first, sealed in sorted(served.log.quarantine.sealed.items())
+                    if sealed.last_index <= last and sealed.digest
+                ],
             }
         )
 

@@ -8,8 +8,9 @@ asked as leader checks for itself.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 LEADER_WAIT_S = 2.5
 ASK_TIMEOUT_S = 0.5
 RETRY_S = 0.02
+# How often we look whether a leader that does not answer is still the leader.
+LOOK_AGAIN_S = 0.5
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +65,8 @@ class Locator:
         if record is None:
             return []
         nodes = [replica.node for replica in record.replicas]
+        # One that leaves may lead to the last.
+        nodes += [each.replica.node for each in record.leaving if each.replica.node not in nodes]
         nodes.sort(key=lambda node: not self._shard.view.alive(node))
         found = [self.where(node, topic, number) for node in nodes]
         return [where for where in found if where is not None]
@@ -100,8 +107,36 @@ class Locator:
                 )
             await asyncio.sleep(RETRY_S)
 
-    async def _ask_replicas(self, topic: str, number: int) -> str | None:
+    async def while_it_leads(
+        self, where: Where, topic: str, number: int, asking: Coroutine[Any, Any, T]
+    ) -> T:
+        """What `asking`, a request to the leader `where`, comes to; given up once another is known to lead.
+
+        A leader that is stopped or cut off keeps its connections, so nothing else would end the wait. Raises
+        `outcome_unknown` then: only for what may be asked again.
+        """
+        task = asyncio.ensure_future(asking)
+        try:
+            while True:
+                done, _ = await asyncio.wait([task], timeout=LOOK_AGAIN_S)
+                if done:
+                    return task.result()
+                partition = self._shard.partitions.get((topic, number))
+                if partition is not None:
+                    leader = partition.replica.leader_node
+                else:
+                    leader = await self._ask_replicas(topic, number, but=where.node)
+                if leader not in (None, where.node) and not task.done():
+                    detail = f"{where.node} did not answer, and {leader} leads {topic}/{number} now"
+                    raise Problem("outcome_unknown", detail)
+        finally:
+            task.cancel()
+
+    async def _ask_replicas(self, topic: str, number: int, *, but: str | None = None) -> str | None:
+        """Who leads by the word of a replica's node, other than `but`."""
         for where in self.replicas(topic, number):
+            if where.node == but:
+                continue
             try:
                 node: str = await self._exchange.ask(
                     where.address, "leader", _LeaderQuestion(topic, number), kind=str, timeout_s=ASK_TIMEOUT_S

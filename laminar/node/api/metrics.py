@@ -63,23 +63,39 @@ class _Scrape(Collector):
         end = GaugeMetricFamily(
             "laminar_end_offset", "Committed end offset of this node's replica", labels=labels
         )
+        start = GaugeMetricFamily(
+            "laminar_start_offset", "Earliest offset of this node's replica", labels=labels
+        )
         size = GaugeMetricFamily("laminar_log_bytes", "Bytes of this node's replica", labels=labels)
         leads = GaugeMetricFamily("laminar_leader", "1 where this node leads the partition", labels=labels)
+        failed = GaugeMetricFamily(
+            "laminar_log_failed",
+            "1 where a write or sync of the partition's files failed here: its replica stands still",
+            labels=labels,
+        )
         fetched = CounterMetricFamily(
             "laminar_fetched_bytes", "Bytes of batches served to readers", labels=labels
         )
         lag = GaugeMetricFamily("laminar_cursor_lag", "Records behind the end", labels=[*labels, "cursor"])
+        overtaken = GaugeMetricFamily(
+            "laminar_cursor_overtaken",
+            "Records that retention gave up before this cursor passed them",
+            labels=[*labels, "cursor"],
+        )
         for process in self._processes:
             for partition in process.get("partitions", []):
                 where = [partition["topic"], str(partition["partition"])]
                 appended.add_metric(where, partition["appended_batches"])
                 end.add_metric(where, partition["end_offset"])
+                start.add_metric(where, partition["start_offset"])
                 size.add_metric(where, partition["bytes"])
                 leads.add_metric(where, int(partition["leading"]))
+                failed.add_metric(where, int(partition["log_failed"]))
                 fetched.add_metric(where, partition["fetched_bytes"])
-                for name, behind in partition["cursors"].items():
+                for name, (behind, gone) in partition["cursors"].items():
                     lag.add_metric([*where, name], behind)
-        yield from (appended, end, size, leads, fetched, lag)
+                    overtaken.add_metric([*where, name], gone)
+        yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken)
 
 
 class MetricsRoute:
@@ -91,33 +107,42 @@ class MetricsRoute:
     def own(self) -> dict[str, Any]:
         """This shard's statistics."""
         shard = self._shard
-        driver = shard.driver
         return {
             "role": role_name(shard.boot.role),
             "storage": shard.storage.statistics(),
+            "repair": shard.repairs.statistics(),
+            "scrub": shard.storage.scrubber.statistics(),
             "http": shard.http.statistics(),
             "transport": shard.transport.statistics(),
-            "raft": {
-                "groups": len(driver.replicas),
-                "leading": sum(replica.leading for replica in driver.replicas.values()),
-                "proposals": driver.proposals,
-                "syncs": driver.syncs,
-                "dropped_messages": driver.dropped_messages,
-                "bad_frames": driver.bad_frames,
+            "raft": shard.driver.statistics(),
+            "loop": shard.health.statistics(),
+            "node": {
+                "lost_replicas": len(shard.lost),
+                "marked_replicas": sum(replica.core.marked for replica in shard.driver.replicas.values()),
+                "disk_free_bytes": shard.space.free_bytes,
+                "disk_low_water_bytes": shard.space.mark_bytes,
+                "disk_is_low": int(shard.space.low),
+                "log_starts_moved": shard.retention.moved,
+                "log_starts_held": shard.retention.held,
             },
-            "node": {"lost_replicas": len(shard.lost)},
+            "catch_up": shard.catch_up.statistics(),
             "partitions": [
                 {
                     "topic": partition.topic,
                     "partition": partition.number,
                     "leading": partition.leads,
+                    "log_failed": partition.log.failure is not None,
                     "appended_batches": partition.appended_batches,
+                    "start_offset": partition.start_offset,
                     "end_offset": partition.end_offset,
                     "bytes": partition.log.size_bytes,
                     "fetched_bytes": partition.fetched_bytes,
                     "cursors": (
                         {
-                            name: max(0, partition.end_offset - cursor.position)
+                            name: (
+                                max(0, partition.end_offset - cursor.position),
+                                max(0, partition.start_offset - cursor.position),
+                            )
                             for name in partition.cursors.names()
                             if (cursor := partition.cursor(name)) is not None
                         }

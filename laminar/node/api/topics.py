@@ -14,7 +14,7 @@ from laminar.http.messages import Request, Response
 from laminar.http.times import format_time
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
-from laminar.node.api.exchange import Exchange
+from laminar.node.api.replica_states import ReplicaStates
 from laminar.node.catalog_service import (
     CatalogAnswer,
     CatalogRequest,
@@ -22,9 +22,10 @@ from laminar.node.catalog_service import (
     TopicRequest,
     TopicSettingsRequest,
 )
-from laminar.node.transport import Peer, TransportError
+from laminar.node.flush import check_flush
+from laminar.node.transport import TransportError
 from laminar.route import Route
-from membership.records import PartitionRecord, Setting, TopicRecord
+from membership.records import PartitionRecord, Result, Setting, TopicRecord
 
 if TYPE_CHECKING:
     from laminar.node.shard import Shard
@@ -34,14 +35,23 @@ MAX_PARTITIONS = 4096
 MAX_REPLICAS = 7
 DEFAULT_PARTITIONS = 1
 DEFAULT_REPLICAS = 3
-DESCRIBE_TIMEOUT_S = 2.0
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
 
 SETTINGS: dict[str, tuple[type, str]] = {
     "min_replicas": (int, "refuse to create the topic with fewer nodes than this"),
-    "flush": (str, "when an append is acknowledged; `commit` is the only policy yet"),
+    "flush": (
+        str,
+        "when an append is acknowledged: `commit`, on disk; `interval`, written, and synced later",
+    ),
+    "flush_interval_ms": (int, "with `interval`: synced within so many ms; not set: 500"),
+    "flush_interval_records": (int, "with `interval`: synced after so many records at the latest"),
+    "retention_ms": (int, "sealed segments whose last batch is older are given up; not set: kept for ever"),
+    "retention_bytes": (int, "sealed segments beyond so many bytes are given up; not set: no bound"),
 }
+
+MOST_RETENTION = 2**53 - 1
+LEAST_RETENTION = {"retention_ms": 1, "retention_bytes": 0}
 
 
 class _NewTopic(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,28 +64,12 @@ class _Patch(msgspec.Struct, forbid_unknown_fields=True):
     settings: dict[str, Setting | None] = {}
 
 
-class ReplicaState(msgspec.Struct, frozen=True):
-    """What one shard says of its replica of a partition."""
-
-    partition: int
-    node: str
-    leader: str
-    leading: bool
-    term: int
-    start_offset: int
-    end_offset: int
-    committed_index: int
-    last_index: int
-    bytes: int
-    in_sync: list[str] = []
-
-
 class TopicRoutes:
     """Handlers of topic routes."""
 
-    def __init__(self, shard: Shard, exchange: Exchange) -> None:
+    def __init__(self, shard: Shard, states: ReplicaStates) -> None:
         self._shard = shard
-        self._exchange = exchange
+        self._states = states
 
     # -- resources -----------------------------------------------------------------------
 
@@ -159,9 +153,7 @@ class TopicRoutes:
         _within("partitions", new.partitions, MAX_PARTITIONS)
         _within("replicas", new.replicas, MAX_REPLICAS)
         _check_settings(new.settings)
-        answer = await self._ask(TopicRequest(topic, new.partitions, new.replicas, new.settings))
-        result = answer.result
-        assert result is not None
+        result = await self._make(topic, new)
         if result.outcome == "exists_differently":
             known = result.topic
             raise Problem(
@@ -171,16 +163,26 @@ class TopicRoutes:
                 value=topic,
                 limit=None if known is None else f"{known.partitions} partitions, {known.replicas} replicas",
             )
-        await self._until_seen(topic, answer.version)
         record = self.record(topic)
-        if self._describe(record)["state"] == "live":
-            await self._until_led(topic)
-            record = self.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
             headers = [("Location", f"/v1/topics/{topic}"), self._etag(record)]
             return Response.json(described, status=201, headers=headers)
         return Response.json(described, headers=[self._etag(record)])
+
+    async def make(self, topic: str, *, partitions: int, replicas: int) -> None:
+        """A topic of the system's own, if it is not there yet."""
+        await self._make(topic, _NewTopic(partitions, replicas))
+
+    async def _make(self, topic: str, new: _NewTopic) -> Result:
+        answer = await self._ask(TopicRequest(topic, new.partitions, new.replicas, new.settings))
+        result = answer.result
+        assert result is not None
+        if result.outcome != "exists_differently":
+            await self._until_seen(topic, answer.version)
+            if self._describe(self.record(topic))["state"] == "live":
+                await self._until_led(topic)
+        return result
 
     async def _until_seen(self, topic: str, version: int) -> None:
         """The catalog has it, as of `version`; wait until this shard's view is as new."""
@@ -199,7 +201,7 @@ class TopicRoutes:
         deadline = loop.time() + LED_WAIT_S
         wanted = self.record(topic).partitions
         while loop.time() < deadline:
-            states = await self.states(topic)
+            states = await self._states.of(topic)
             if len({state.partition for state in states.values() if state.leading}) == wanted:
                 return
             await asyncio.sleep(LED_RETRY_S)
@@ -294,131 +296,6 @@ class TopicRoutes:
             )
         return Response.json(_route(record), headers=[("Cache-Control", "immutable")])
 
-    async def partitions(self, request: Request, topic: str) -> Response:
-        """GET /v1/topics/{topic}/partitions."""
-        record = self.record(topic)
-        states = await self.states(topic)
-        listed = [self._partition(topic, number, states) for number in range(record.partitions)]
-        return Response.json({"topic": topic, "route": 0, "partitions": listed})
-
-    async def partition(self, request: Request, topic: str, partition: str) -> Response:
-        """GET /v1/topics/{topic}/partitions/{partition}."""
-        record = self.partition_record(topic, partition)
-        return Response.json(self._partition(topic, record.number, await self.states(topic)))
-
-    def _partition(
-        self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
-    ) -> dict[str, Any]:
-        view = self._shard.view
-        record = view.partition(topic, number)
-        assert record is not None
-        known = [state for (partition, _), state in states.items() if partition == number]
-        leading = max((state for state in known if state.leading), key=lambda state: state.term, default=None)
-        best = leading or max(known, key=lambda state: (state.term, state.committed_index), default=None)
-        replicas = []
-        for replica in record.replicas:
-            state = states.get((number, replica.node))
-            replicas.append(
-                {
-                    "node": replica.node,
-                    "url": view.partition_url(replica.node, topic, number),
-                    "role": "leader" if leading is not None and leading.node == replica.node else "follower",
-                    "reachable": state is not None,
-                    "in_sync": leading is not None and replica.node in leading.in_sync,
-                    "reason": replica.reason,
-                    "end_offset": state.end_offset if state is not None else None,
-                    "lag": best.end_offset - state.end_offset
-                    if state is not None and best is not None
-                    else None,
-                }
-            )
-        return {
-            "partition": number,
-            "state": record.state,
-            "leader": (
-                {"node": leading.node, "url": view.partition_url(leading.node, topic, number)}
-                if leading is not None
-                else None
-            ),
-            "term": best.term if best is not None else None,
-            "start_offset": best.start_offset if best is not None else None,
-            "end_offset": best.end_offset if best is not None else None,
-            "bytes": best.bytes if best is not None else None,
-            "damaged": [],
-            "replicas": replicas,
-        }
-
-    async def states(self, topic: str) -> dict[tuple[int, str], ReplicaState]:
-        """What every reachable replica of the topic says of itself."""
-        shard = self._shard
-        view = shard.view
-        nodes = {
-            replica.node
-            for record in view.partitions().values()
-            if record.topic == topic
-            for replica in record.replicas
-        }
-        owners = {
-            (node, owner)
-            for node in nodes
-            for record in view.partitions().values()
-            if record.topic == topic and (owner := view.shard_on(node, topic, record.number)) is not None
-        }
-        found = self.own_states(topic)
-        asked = []
-        for node, owner in owners:
-            address = view.address(node, owner + 1)
-            if address is not None and (node, owner) != (shard.boot.node, shard.number) and view.alive(node):
-                asked.append(
-                    self._exchange.ask(
-                        address, "describe", topic, kind=list[ReplicaState], timeout_s=DESCRIBE_TIMEOUT_S
-                    )
-                )
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(answer, Problem):
-                continue  # that shard does not answer now: its replicas are shown as unreachable
-            if isinstance(answer, BaseException):
-                raise answer
-            found.extend(answer)
-        return {(state.partition, state.node): state for state in found}
-
-    def own_states(self, topic: str) -> list[ReplicaState]:
-        """This shard's replicas of a topic."""
-        states = []
-        for (name, number), partition in self._shard.partitions.items():
-            if name != topic:
-                continue
-            replica = partition.replica
-            core = replica.core
-            in_sync = []
-            if core.is_leader:
-                in_sync = [
-                    node
-                    for member, node in replica.nodes.items()
-                    if member == replica.replica_id
-                    or replica.match_index(member) >= partition.committed_index
-                ]
-            states.append(
-                ReplicaState(
-                    partition=number,
-                    node=self._shard.boot.node,
-                    leader=replica.leader_node or "",
-                    leading=core.is_leader,
-                    term=core.term,
-                    start_offset=partition.start_offset,
-                    end_offset=partition.end_offset,
-                    committed_index=partition.committed_index,
-                    last_index=partition.log.last_index,
-                    bytes=partition.log.size_bytes,
-                    in_sync=in_sync,
-                )
-            )
-        return states
-
-    async def on_describe(self, peer: Peer, payload: bytes) -> list[ReplicaState]:
-        """Another shard asks for our replicas of a topic."""
-        return self.own_states(msgspec.msgpack.decode(payload, type=str))
-
 
 def _names(etags: str, record: TopicRecord) -> bool:
     """Whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
@@ -472,11 +349,14 @@ def _check_settings(settings: dict[str, Setting]) -> None:
             value=fewest,
             limit=MAX_REPLICAS,
         )
-    if settings.get("flush", "commit") != "commit":
-        raise Problem(
-            "invalid",
-            "the flush policy is `commit`",
-            field="settings.flush",
-            value=settings["flush"],
-            limit="commit",
-        )
+    for name, least in LEAST_RETENTION.items():
+        value = settings.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_RETENTION:
+            raise Problem(
+                "invalid",
+                f"{name} lies between {least} and {MOST_RETENTION}; null keeps records whatever they are",
+                field=f"settings.{name}",
+                value=value,
+                limit=least if isinstance(value, int) and value < least else MOST_RETENTION,
+            )
+    check_flush(settings)

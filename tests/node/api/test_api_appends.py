@@ -349,14 +349,6 @@ def test_wrong_particulars_of_a_value_are_named(partition: Partition) -> None:
     assert [] == partition.records()
 
 
-def test_promises_that_are_not_kept_are_refused(partition: Partition) -> None:
-    """Nobody who sends an idempotency key may think it is remembered while it isn't."""
-    answer = partition.post(b"x", headers={"Idempotency-Key": "once"})
-
-    problem(answer, 501, "not_implemented", field="idempotency-key")
-    assert [] == partition.records()
-
-
 # -- limits ------------------------------------------------------------------------------------------------
 
 

@@ -49,8 +49,9 @@ def test_a_cursor_is_made_by_its_first_put_and_tells_its_lag(
         "positions": {"0": 3, "1": 0},
         "lag": {"0": 2, "1": 2},
         "total_lag": 4,
-        "expired": [],
-        "owner": "me",
+        "overtaken": False,
+        "overtaken_by": {},
+        "owners": {"0": "me", "1": "me"},
     } == {name: document[name] for name in document if name != "changed"}
     assert document["changed"].endswith("Z")
     Partition(http, topic, 0).append("more")
@@ -95,6 +96,46 @@ def test_of_those_who_race_from_one_position_one_wins(http: httpx.Client, api_ur
     assert {"0": 1 + statuses.index(200)} == positions(http, path)
 
 
+def test_what_has_an_owner_is_moved_by_its_owner_alone(http: httpx.Client, path: str) -> None:
+    """409 names the owner; he may hand it on, give it back, and somebody may take it who names him."""
+
+    def put(position: int, **more: str) -> httpx.Response:
+        return http.put(path, json={"positions": {"0": position}, **more})
+
+    assert 200 == put(1, owner="a", expected_owner="").status_code
+    problem(put(2, owner="b"), 409, "fenced", field="owner", value="b", limit="a", outcome="not_applied")
+    problem(put(2), 409, "fenced", limit="a")
+    problem(put(2, owner="b", expected_owner=""), 409, "fenced", field="expected_owner", limit="a")
+    assert {"0": 1} == positions(http, path)
+    assert 200 == put(2, owner="a", expected_owner="a").status_code
+    assert 200 == put(2, expected_owner="a").status_code
+    assert {} == http.get(path).json()["owners"]
+    problem(put(3, owner="a", expected_owner="a"), 409, "fenced", limit="")
+    assert 200 == put(3, owner="b").status_code
+    assert 200 == put(3, owner="c", expected_owner="b").status_code
+    assert {"0": "c"} == http.get(path).json()["owners"]
+    assert 204 == http.delete(path).status_code
+    problem(put(3, owner="c", expected_owner="c"), 409, "fenced", limit="")
+
+
+def test_of_those_who_claim_at_once_one_owns(http: httpx.Client, api_url: str, path: str) -> None:
+    """Each takes it from nobody: exactly one gets it, and the others can't move it."""
+
+    def claim(member: int) -> int:
+        body = {"positions": {"0": 0}, "expected": {"0": None}, "owner": f"m{member}", "expected_owner": ""}
+        return httpx.put(f"{api_url}{path}", json=body, trust_env=False).status_code
+
+    with ThreadPoolExecutor(5) as pool:
+        statuses = list(pool.map(claim, range(5)))
+
+    assert [200, 409, 409, 409, 409] == sorted(statuses)
+    owner = f"m{statuses.index(200)}"
+    assert {"0": owner} == http.get(path).json()["owners"]
+    for member in range(5):
+        moved = http.put(path, json={"positions": {"0": 1}, "owner": f"m{member}"})
+        assert (moved.status_code == 200) == (f"m{member}" == owner)
+
+
 def test_what_fails_in_one_partition_says_which_were_moved(http: httpx.Client, path: str) -> None:
     """Partitions compare and set each for itself."""
     http.put(path, json={"positions": {"0": 1, "1": 1}})
@@ -123,6 +164,8 @@ WRONG_CHANGES: list[tuple[Any, int, str, str]] = [
     ({"positions": {"0": 1}, "expected": {"1": 0}}, 422, "invalid", "expected"),
     ({"positions": {"0": 1}, "expected": {"0": 2**70}}, 422, "invalid", "expected.0"),
     ({"positions": {"0": 1}, "owner": "x" * 201}, 422, "invalid", "owner"),
+    ({"positions": {"0": 1}, "expected_owner": "x" * 201}, 422, "invalid", "expected_owner"),
+    ({"positions": {"0": 1}, "expected_owner": 1}, 422, "invalid", "expected_owner"),
     ({"positions": {"0": 1}, "force": True}, 422, "invalid", "force"),
     ({"positions": {"3": 1}}, 404, "no_such_partition", "partition"),
     ({"positions": {"0": 6}}, 416, "offset_beyond_end", "positions.0"),

@@ -1,0 +1,95 @@
+"""Reads that meet damaged records: another replica answers, or the reader is told, or goes on behind them.
+
+Committed data is the same on all replicas, so what is damaged here is fetched there, without the client's
+doing. Where nobody has it, `on_damage=skip` leaves the range out and says so; else the answer is 503
+`damaged`, naming the offsets. Nobody outside is told where in a node's folder the bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlencode
+
+from laminar.batch import Batch, BatchError, Header
+from laminar.http.errors import Problem
+from laminar.http.head import RequestHead
+from laminar.http.messages import Request, Response
+from laminar.log.errors import DamagedRange
+from laminar.node.api.exchange import FORWARDED
+from laminar.node.api.locate import Where
+from laminar.node.partition import Partition
+from laminar.node.wire import Buffer
+
+LOCAL = "laminar-local"
+SKIPPED = "Laminar-Skipped-Offsets"
+_KEPT = ("to", "limit", "max_bytes", "tag", "fields")
+
+Pass = Callable[[Request, Where], Awaitable[Response]]
+
+
+def skips(request: Request) -> bool:
+    """Whether the reader wants to go on behind damage. Raises 422."""
+    wanted = request.query.get("on_damage", "fail")
+    if wanted not in ("fail", "skip"):
+        raise Problem("invalid", "on_damage is `fail` or `skip`", field="on_damage", value=wanted)
+    return wanted == "skip"
+
+
+def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset: int) -> Problem:
+    """What a client is told of damage at an offset."""
+    return Problem(
+        "damaged",
+        f"offsets {damage.first_offset} to {damage.next_offset - 1} of {partition.topic}/{partition.number} "
+        f"are damaged on {node}, and no other replica gives them",
+        hint=f"`on_damage=skip`, or `offset={damage.next_offset}`, goes on behind them.",
+        field="offset",
+        value=offset,
+        limit=damage.next_offset,
+        retry_after_ms=1000,
+        outcome="not_applied",
+        headers=[("Laminar-Next-Offset", str(damage.next_offset))],
+    )
+
+
+async def elsewhere(
+    request: Request, offset: int | None, replicas: Sequence[Where], ask: Pass
+) -> Response | None:
+    """The answer of another replica; None when none has one. `offset` is where a fetch really begins."""
+    if LOCAL in request.headers or FORWARDED in request.headers:
+        return None
+    target = request.target.partition("?")[0]
+    if offset is not None:
+        # It must have the record: one that is behind says so at once.
+        query = {name: request.query[name] for name in _KEPT if name in request.query}
+        target += "?" + urlencode({**query, "offset": offset, "min_offset": offset + 1})
+    passed = Request(RequestHead(request.method, target, request.headers), b"", request.connection)
+    for where in replicas:
+        try:
+            response = await ask(passed, where)
+        except Problem:
+            continue
+        if response.status == 200:
+            return response
+    return None
+
+
+def without_bad_batches(frames: Sequence[Buffer], offset: int) -> tuple[list[Buffer], int, list[str]]:
+    """The first run of batches that can be read, where it begins, and the ranges of offsets before it.
+
+    A bad batch has whole checksums and a body that disagrees with itself: its producer wrote it so.
+    """
+    good: list[Buffer] = []
+    skipped: list[str] = []
+    for frame in frames:
+        try:
+            for _ in Batch(frame, verified=True).records():
+                pass
+        except BatchError:
+            if good:
+                break
+            header = Header.unpack(frame)
+            skipped.append(f"{max(offset, header.base_offset)}-{header.next_offset - 1}")
+            offset = header.next_offset
+        else:
+            good.append(frame)
+    return good, offset, skipped

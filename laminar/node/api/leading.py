@@ -1,0 +1,56 @@
+"""Steps that a partition's leader carries out, wherever it is: here, or at the shard that it is asked of.
+
+A leader that proves to be none any more is looked for again, as often as `ATTEMPTS`; so a step is one that
+may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from laminar.http.errors import Problem
+from laminar.node.api.locate import Locator, Where
+
+if TYPE_CHECKING:
+    from laminar.node.partition import Partition
+    from laminar.node.shard import Shard
+
+T = TypeVar("T")
+
+ATTEMPTS = 20
+RETRY_S = 0.05
+
+
+def led_here(shard: Shard, topic: str, number: int) -> Partition:
+    """The partition, if this shard leads it. Raises 503 `not_leader`."""
+    partition = shard.partitions.get((topic, number))
+    if partition is None or not partition.leads:
+        raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
+    return partition
+
+
+async def at_leader(
+    shard: Shard,
+    locator: Locator,
+    topic: str,
+    number: int,
+    *,
+    here: Callable[[Partition], Awaitable[T]],
+    there: Callable[[Where], Awaitable[T]],
+) -> T:
+    """What `here` says of the partition if this shard leads it, else what `there` says of its leader."""
+    for attempt in range(ATTEMPTS):
+        where = await locator.leader(topic, number)
+        try:
+            partition = shard.partitions.get((topic, number))
+            if partition is not None and partition.leads:
+                return await here(partition)
+            return await there(where)
+        except Problem as problem:
+            if problem.code not in ("not_leader", "no_leader") or attempt == ATTEMPTS - 1:
+                raise
+        locator.forget(topic, number)
+        await asyncio.sleep(RETRY_S)
+    raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,42 @@
+"""Who is a producer: an id and an epoch, for programs that number their appends themselves.
+
+Without a name it is an id that nobody else has, and nothing is remembered. A name belongs to one id: each
+that takes it gets the next epoch, so partitions refuse who had it before, from the newer's first batch on.
+Names are kept where sinks are, by the coordinators (`laminar.node.sinks`). Not in the catalog, whose log is
+never trimmed and replayed at each start, and whose every change goes to all processes: programs begin often.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.http.messages import Request, Response
+from laminar.http.routes import check_name
+from laminar.node.api.bodies import json_body
+from laminar.node.api.sinks import SinkRoutes
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+
+class _New(msgspec.Struct, forbid_unknown_fields=True):
+    name: str | None = None
+
+
+class ProducerRoutes:
+    """The handler of one route."""
+
+    def __init__(self, shard: Shard, sinks: SinkRoutes) -> None:
+        self._shard = shard
+        self._sinks = sinks
+
+    async def begin(self, request: Request) -> Response:
+        """POST /v1/producers."""
+        name = json_body(request, _New).name
+        producer, epoch = self._shard.rng.randbytes(16), 0
+        if name is not None:
+            taken = await self._sinks.take_name(check_name(name, field="name"), producer)
+            producer, epoch = taken.producer, taken.epoch
+        return Response.json({"producer": producer.hex(), "epoch": epoch, "name": name}, status=201)

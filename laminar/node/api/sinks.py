@@ -1,0 +1,413 @@
+"""Sinks over HTTP: begin, stage, commit, and what the steps of a commit ask of other shards.
+
+A sink is coordinated by the partition of `_transactions` that its name falls to; the topic is made with the
+first sink. Stages go to the leaders of the partitions that they are for. Whoever receives a request finds the
+leader and asks it; every step is safe to repeat, so it is repeated through elections until its time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from laminar.batch import build, merge, verify
+from laminar.http.errors import Problem
+from laminar.http.messages import Request, Response
+from laminar.http.payload import parse_append
+from laminar.http.records import Limits
+from laminar.node.api.bodies import json_body
+from laminar.node.api.cluster import integer
+from laminar.node.api.exchange import Exchange
+from laminar.node.api.locate import Locator
+from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.tries import may_retry
+from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
+from laminar.node.flush import policy_of
+from laminar.node.partition import Partition
+from laminar.node.sinks import Sink, Target
+from laminar.node.stages import BatchKey
+from laminar.node.staging import Batch, Staging
+from laminar.node.transport import Peer
+from laminar.route import Route, logical_of_key
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+_log = logging.getLogger("laminar.transactions")
+
+COORDINATORS = 8
+REPLICAS = 3
+GIVE_UP_S = 10.0
+ASK_TIMEOUT_S = 30.0
+RETRY_S = 0.05
+# What nobody pinned is dropped when nothing was added to it for so long; an older pin asks its coordinator.
+STAGE_AGE_MS = 3_600_000
+LOOK_S = 0.25
+JANITOR_S = 30.0
+MAX_NUMBER = 2**53 - 1
+MAX_EPOCH = 2**32 - 1
+
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: _Number
+    stages: list[_Number]
+
+
+class _Commit(msgspec.Struct, forbid_unknown_fields=True):
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    parts: list[_Part]
+
+
+class StageRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: take this batch of records as a stage."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    number: int
+    epoch: int
+    stage: int
+    frame: bytes
+
+
+class PinRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: keep these stages; answers the group's id."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    number: int
+    epoch: int
+    stages: list[int]
+
+
+class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: publish a pinned batch. Of another group: it is no more."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    number: int
+    epoch: int
+    group: bytes
+
+
+class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a coordinator: begin a sink, or tell its state; `commit` with what is to be committed; `name` with
+    the id that a producer's new name gets.
+    """
+
+    topic: str
+    partition: int
+    operation: str
+    sink: bytes
+    name: str = ""
+    number: int = 0
+    epoch: int = 0
+    parts: list[Part] = []
+    producer: bytes = b""
+
+
+class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A coordinator's answer: the sink, and whether this commit was made by this request."""
+
+    sink: Sink
+    applied: bool = False
+
+
+AnyRequest = StageRequest | PinRequest | PublishRequest | SinkRequest
+
+
+class SinkRoutes:
+    """Handlers of the routes, and of what other shards ask."""
+
+    def __init__(
+        self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes, *, limits: Limits
+    ) -> None:
+        self._shard = shard
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._coordinators: dict[int, Coordinator] = {}
+        self._route = Route.even(COORDINATORS)
+        shard.spawn(self._go_on())
+        shard.spawn(self._clean_up())
+
+    # -- routes --------------------------------------------------------------------------
+
+    async def begin(self, request: Request, sink: str) -> Response:
+        """POST /v1/sinks/{sink}: a new epoch."""
+        await self._made()
+        answer = await self._ask_coordinator("begin", id_of(sink), name=sink)
+        return Response.json(_described(sink, answer.sink))
+
+    async def describe(self, request: Request, sink: str) -> Response:
+        """GET /v1/sinks/{sink}."""
+        await self._look_for({TOPIC})
+        known = TOPIC in self._shard.view.topics()
+        answer = await self._ask_coordinator("status", id_of(sink)) if known else None
+        if answer is None or answer.sink.epoch == 0:
+            raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
+        return Response.json(_described(sink, answer.sink))
+
+    async def stage(self, request: Request, sink: str, number: str) -> Response:
+        """POST /v1/sinks/{sink}/batches/{number}/stages?topic=&partition=&stage=&epoch=."""
+        for name in ("topic", "partition", "stage", "epoch"):
+            if name not in request.query:
+                raise Problem("invalid", f"say which {name}", field=name)
+        topic = request.query["topic"]
+        _refuse_system(topic, field="topic")
+        await self._look_for({topic})
+        record = self._topics.partition_record(topic, request.query["partition"])
+        if policy_of(self._topics.record(topic).settings).is_interval:
+            raise Problem(
+                "invalid",
+                "a transaction needs partitions with the flush policy `commit`: what is pinned stays",
+                field="flush",
+                value="interval",
+                limit="commit",
+            )
+        append = parse_append(request, limits=self._limits)
+        if append.records is not None:
+            records = append.records
+            frame = build(
+                records.values,
+                keys=records.keys,
+                timestamps=records.timestamps,
+                tags=records.tags,
+                headers=records.headers,
+            )
+        else:
+            frame = bytearray(append.frames[0]) if len(append.frames) == 1 else merge(append.frames)
+        stage = integer(request, "stage", 0, maximum=MAX_NUMBER)
+        count = await self._at_leader(
+            StageRequest(
+                topic,
+                record.number,
+                id_of(sink),
+                int(number),
+                integer(request, "epoch", 0, maximum=MAX_EPOCH),
+                stage,
+                bytes(frame),
+            ),
+            int,
+        )
+        answer = {"topic": topic, "partition": record.number, "stage": stage, "count": count}
+        return Response.json(answer, status=201)
+
+    async def commit(self, request: Request, sink: str, number: str) -> Response:
+        """PUT /v1/sinks/{sink}/batches/{number}."""
+        body = json_body(request, _Commit)
+        parts = [Part(topic=part.topic, partition=part.partition, stages=part.stages) for part in body.parts]
+        await self._look_for({part.topic for part in parts})
+        for place, part in enumerate(parts):
+            _refuse_system(part.topic, field=f"parts.{place}.topic")
+            self._topics.partition_record(part.topic, str(part.partition))
+            if not part.stages:
+                raise Problem("invalid", "a part has at least one stage", field=f"parts.{place}.stages")
+        if len({(part.topic, part.partition) for part in parts}) != len(parts):
+            raise Problem("invalid", "a partition occurs once", field="parts")
+        await self._made()
+        answer = await self._ask_coordinator(
+            "commit", id_of(sink), number=int(number), epoch=body.epoch, parts=parts
+        )
+        result = "applied" if answer.applied else "already"
+        return Response.json({"sink": sink, "number": int(number), "result": result})
+
+    async def take_name(self, name: str, producer: bytes) -> Sink:
+        """The next epoch of a producer's name; see `Coordinator.take_name`."""
+        await self._made()
+        return (await self._ask_coordinator("name", id_of_name(name), name=name, producer=producer)).sink
+
+    # -- finding leaders -------------------------------------------------------------------
+
+    async def _look_for(self, topics: set[str]) -> None:
+        """A topic not heard of may be new: it is missed only in a view that is up to date."""
+        if not topics <= self._shard.view.topics().keys():
+            await self._shard.refresh_view()
+
+    async def _made(self) -> None:
+        """The coordinators' topic is there."""
+        if TOPIC not in self._shard.view.topics():
+            await self._topics.make(TOPIC, partitions=COORDINATORS, replicas=REPLICAS)
+
+    async def _ask_coordinator(self, operation: str, sink: bytes, **more: Any) -> SinkAnswer:
+        number = self._route.partition_of(logical_of_key(sink))
+        request = SinkRequest(TOPIC, number, operation, sink, **more)
+        answer: SinkAnswer = await self._at_leader(request, SinkAnswer)
+        return answer
+
+    async def _at_leader(self, request: AnyRequest, kind: type[Any]) -> Any:
+        """What the leader of the request's partition answers, through elections."""
+        topic, number = request.topic, request.partition
+        deadline = self._loop.time() + GIVE_UP_S
+        unknown = False
+        while True:
+            try:
+                where = await self._locator.leader(topic, number)
+                partition = self._shard.partitions.get((topic, number))
+                if partition is not None and partition.leads:
+                    return await self._do(partition, request)
+                payload = (type(request).__name__, request)
+                return await self._exchange.ask(
+                    where.address, "sinks", payload, kind=kind, timeout_s=ASK_TIMEOUT_S
+                )
+            except Problem as problem:
+                unknown |= problem.outcome == "unknown"
+                if not may_retry(problem, True) or self._loop.time() >= deadline:
+                    if unknown:
+                        problem.outcome = "unknown"  # what an earlier try did is not known
+                    if problem.code == "not_leader":
+                        raise Problem("no_leader", problem.detail, outcome=problem.outcome) from problem
+                    raise
+            self._locator.forget(topic, number)
+            await asyncio.sleep(RETRY_S)
+
+    async def on_sinks(self, peer: Peer, payload: bytes) -> Any:
+        """Another shard asks the leader of one of our partitions."""
+        name, raw = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
+        request: AnyRequest = msgspec.msgpack.decode(raw, type=_KINDS[name])
+        partition = self._shard.partitions.get((request.topic, request.partition))
+        if partition is None or not partition.leads:
+            detail = f"{request.topic}/{request.partition} is not led here"
+            raise Problem("not_leader", detail, outcome="not_applied")
+        return await self._do(partition, request)
+
+    async def _do(self, partition: Partition, request: AnyRequest) -> Any:
+        """As the leader."""
+        if isinstance(request, SinkRequest):
+            return await self._coordinate(self._coordinator(partition), request)
+        batch = Batch(sink=request.sink, number=request.number, epoch=request.epoch)
+        staging = Staging(partition)
+        if isinstance(request, StageRequest):
+            frame = bytearray(request.frame)
+            return (await staging.stage(batch, request.stage, frame, verify(frame))).count
+        if isinstance(request, PinRequest):
+            await staging.pin(batch, request.stages)
+            return partition.replica.group
+        if partition.replica.group != request.group:
+            # Another of this name. Whether the one that was meant is no more only the catalog can say.
+            detail = f"{request.topic}/{request.partition} here is another group's"
+            raise Problem("not_leader", detail, outcome="not_applied")
+        await staging.publish(batch)
+        return None
+
+    async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
+        if request.operation == "begin":
+            return SinkAnswer(await coordinator.begin(request.sink, request.name))
+        if request.operation == "name":
+            return SinkAnswer(await coordinator.take_name(request.sink, request.name, request.producer))
+        if request.operation == "status":
+            return SinkAnswer(await coordinator.status(request.sink))
+        applied = await coordinator.commit(request.sink, request.number, request.epoch, request.parts)
+        return SinkAnswer(Sink("", request.epoch, request.number), applied)
+
+    def _coordinator(self, partition: Partition) -> Coordinator:
+        found = self._coordinators.get(partition.number)
+        if found is None or found.partition is not partition:
+            found = Coordinator(partition, self, spawn=self._shard.spawn)
+            self._coordinators[partition.number] = found
+        return found
+
+    # -- what a coordinator asks -------------------------------------------------------------
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+        """See `coordinator.Targets`."""
+        request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages)
+        group: bytes = await self._at_leader(request, bytes)
+        return group
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        """See `coordinator.Targets`."""
+        if await self._is_gone(target):
+            return
+        request = PublishRequest(target.topic, target.partition, sink, number, epoch, target.group)
+        await self._at_leader(request, type(None))
+
+    async def _is_gone(self, target: Target) -> bool:
+        """Whether the partition was deleted, by a view that is up to date."""
+        if self._has(target):
+            return False
+        await self._shard.refresh_view()
+        return not self._has(target)
+
+    def _has(self, target: Target) -> bool:
+        record = self._shard.view.partition(target.topic, target.partition)
+        return record is not None and record.group == target.group
+
+    # -- in the background ---------------------------------------------------------------------
+
+    async def _go_on(self) -> None:
+        """Decisions of leaders before this one are published, whoever asks or not."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for (topic, _), partition in list(self._shard.partitions.items()):
+                if topic == TOPIC and partition.leads and partition.tables.sinks.undone():
+                    self._coordinator(partition).finish_all()
+
+    async def _clean_up(self) -> None:
+        """What was staged and never committed goes: by its age, or where it can't be decided any more."""
+        while True:
+            await asyncio.sleep(JANITOR_S)
+            for partition in list(self._shard.partitions.values()):
+                if partition.leads and partition.tables.stages:
+                    await self.clean(partition)
+
+    async def clean(self, partition: Partition, *, age_ms: int = STAGE_AGE_MS) -> None:
+        """One look at one partition that is led here."""
+        before_ms = self._shard.clock.wall_ms() - age_ms
+        staging = Staging(partition)
+        old = [
+            key
+            for key, held in partition.tables.stages.batches()
+            if held.pinned and held.stages[-1].append_time_ms < before_ms
+        ]
+        try:
+            staging.drop_left_behind(before_ms=before_ms)
+        except Problem as problem:
+            _log.debug("%s/%d is cleaned later: %s", partition.topic, partition.number, problem)
+        for key in old:
+            try:
+                if await self._is_over(key, partition):
+                    await staging.drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
+            except Problem:
+                continue  # the next look tries again
+
+    async def _is_over(self, key: BatchKey, partition: Partition) -> bool:
+        """Whether a pinned batch can't be published any more, by what its coordinator has committed."""
+        sink, number, epoch = key
+        known = (await self._ask_coordinator("status", sink)).sink
+        if known.number < number:
+            return known.epoch > epoch
+        decision = known.undone
+        if decision is None or (decision.number, decision.epoch) != (number, epoch):
+            return True
+        return all(target.group != partition.replica.group for target in decision.targets)
+
+
+_KINDS: dict[str, type[AnyRequest]] = {
+    kind.__name__: kind for kind in (StageRequest, PinRequest, PublishRequest, SinkRequest)
+}
+
+
+def _refuse_system(topic: str, *, field: str) -> None:
+    if topic == TOPIC:
+        raise Problem("invalid", "this topic is the system's own", field=field, value=topic)
+
+
+def _described(name: str, sink: Sink) -> dict[str, Any]:
+    return {
+        "sink": name,
+        "epoch": sink.epoch,
+        "committed": sink.number if sink.number >= 0 else None,
+        "publishing": sink.undone is not None,
+    }

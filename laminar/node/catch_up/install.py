@@ -1,0 +1,346 @@
+"""The receiving side of a catch-up: a new log beside the old one, then one record that switches.
+
+The old replica goes on while the new log grows: it answers its leader and votes, but does not stand. Nothing
+refers to the new log before the switch, so a crash, a source that dies or a leader that changes leaves the
+old replica as it was; the new log is then thrown away, and the next offer begins again.
+
+The switch must take nothing back that the old replica acknowledged (`refusal_to_replace`). All of the new log
+is committed. So whatever the old one holds up to the new one's end is in it or was never committed; what the
+old one holds *behind* that end may be acknowledged, unless it follows an entry that differs from the
+committed one there. Hard state, mark and incarnation are the replica's and stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from laminar.batch import HEADER_SIZE, BatchError, Header, verify
+from laminar.log.errors import BrokenChain, StorageClosed, StorageError
+from laminar.log.log import Log
+from laminar.log.manifest import ReplicaEntry
+from laminar.log.storage import Storage
+from laminar.node import derived
+from laminar.node.catch_up.messages import (
+    BEGINNING,
+    GONE,
+    PIECE,
+    Beginning,
+    BeginningRequest,
+    Offer,
+    OfferAnswer,
+    PieceRequest,
+)
+from laminar.node.driver import Driver
+from laminar.node.partition import Partition
+from laminar.node.replica import Replica
+from laminar.node.tables import Tables
+from laminar.node.transport import Address, Peer, RemoteError, Transport, TransportError
+from laminar.node.wire import Buffer
+
+_log = logging.getLogger("laminar.catch_up")
+
+# New logs that are built at one time; others wait for the leader's next offer.
+AT_ONCE = 2
+# A round of so many pieces, or less, is the last: what came meanwhile is left to appends.
+LAST_PIECES = 4
+CALL_TIMEOUT_S = 60.0
+PAUSE_S = 0.2
+# After a try that came to nothing the next from the same source waits so long, and each time twice as long.
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+# A log that is being built has this behind its name: if it stands at a start, its replica never switched.
+UNFINISHED = "+"
+
+_offer_decoder = msgspec.msgpack.Decoder(Offer)
+_beginning_decoder = msgspec.msgpack.Decoder(Beginning)
+
+
+class Abandoned(Exception):
+    """This catch-up ends without a switch; the text says why."""
+
+
+class Home(Protocol):
+    """What an installer needs of its shard."""
+
+    @property
+    def storage(self) -> Storage:
+        """Where the logs are."""
+
+    @property
+    def driver(self) -> Driver:
+        """Who drives the replicas."""
+
+    @property
+    def transport(self) -> Transport:
+        """The way to the source."""
+
+    def refusal(self) -> str:
+        """Why no new log may be built now; empty if it may."""
+
+    def entry_of(self, group: bytes) -> ReplicaEntry | None:
+        """The manifest's entry, if the log that it names is the one in use."""
+
+    async def switched(self, entry: ReplicaEntry) -> None:
+        """The replica's log is another: open it, and write the manifest."""
+
+    def now_ms(self) -> int:
+        """The steady clock."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a new log has come. `size_bytes` is that of the source's log."""
+
+    offer: Offer
+    source: str
+    size_bytes: int = 0
+    received_bytes: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A source from which nothing came, how long it is left alone, and until when (the loop's time)."""
+
+    source: str
+    wait_s: float
+    until_s: float
+
+
+class Installer:
+    """Builds new logs for this shard's replicas. `address_of(node, replica)` finds the source."""
+
+    def __init__(
+        self,
+        home: Home,
+        *,
+        by_group: Mapping[bytes, Partition],
+        address_of: Callable[[str, Replica], Address | None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._home = home
+        self._by_group = by_group
+        self._address_of = address_of
+        self._spawn = spawn
+        self.running: dict[bytes, Progress] = {}
+        self._failed: dict[bytes, _Failed] = {}
+        self.received_bytes = 0
+        self.installed = 0
+        self.abandoned = 0
+
+    async def on_offer(self, peer: Peer, payload: bytes) -> bytes:
+        """The leader's call. The work goes on when it has been answered."""
+        offer = _offer_decoder.decode(payload)
+        detail = self._refusal(peer, offer)
+        if not detail and offer.group not in self.running:
+            self.running[offer.group] = Progress(offer, peer.node)
+            self._spawn(self._run(self._by_group[offer.group], offer, peer.node))
+        return msgspec.msgpack.encode(OfferAnswer(not detail, detail))
+
+    def _refusal(self, peer: Peer, offer: Offer) -> str:
+        partition = self._by_group.get(offer.group)
+        if partition is None or partition.replica.failure is not None:
+            return "no such replica here"
+        replica = partition.replica
+        if replica.replica_id != offer.receiver:
+            return f"replica {replica.replica_id} is here, not {offer.receiver}"
+        if offer.group in self.running:
+            return ""
+        if replica.core.term != offer.term or replica.leader_node not in (None, peer.node):
+            return f"term {replica.core.term} is known here, with another leader"
+        if len(self.running) >= AT_ONCE:
+            return f"{AT_ONCE} others are being caught up"
+        failed = self._failed.get(offer.group)
+        if failed is not None and failed.source == peer.node and _now_s() < failed.until_s:
+            return f"the last try came to nothing: the next in {failed.until_s - _now_s():.1f} s"
+        if self._home.entry_of(offer.group) is None:
+            return "the manifest does not name the replica's log yet"
+        return self._home.refusal()
+
+    # -- one catch-up ------------------------------------------------------------------
+
+    async def _run(self, partition: Partition, offer: Offer, node: str) -> None:
+        replica = partition.replica
+        name = replica.name
+        new: Log | None = None
+        home = self._home
+        try:
+            replica.core.sit_out(True, now_ms=home.now_ms())
+            new = home.storage.create_log(new_name(partition.topic, partition.number))
+            await self._build(partition, new, offer, node)
+            entry = await self._switch(partition, new)
+            new = None
+            self.installed += 1
+            self._failed.pop(offer.group, None)
+            _log.info("%s: a new log from %s stands in the old one's place", name, node)
+            await home.switched(entry)
+        except (Abandoned, TransportError, StorageError, BrokenChain, msgspec.MsgspecError) as error:
+            self.abandoned += 1
+            self._leave_alone(offer.group, node)
+            _log.warning("%s: is not caught up from %s: %s", name, node, error)
+        finally:
+            del self.running[offer.group]
+            if home.driver.drives(replica):
+                replica.core.sit_out(False, now_ms=home.now_ms())
+                home.driver.settle(replica)
+            if new is not None and new.log_id in home.storage.logs:
+                dropped = home.storage.delete_log(new.log_id)
+                dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _leave_alone(self, group: bytes, node: str) -> None:
+        """Else a source with a damaged entry has all before it copied on and on, each time into the trash."""
+        before = self._failed.get(group)
+        wait_s = FIRST_WAIT_S
+        if before is not None and before.source == node:
+            wait_s = min(2 * before.wait_s, LONGEST_WAIT_S)
+        self._failed[group] = _Failed(node, wait_s, _now_s() + wait_s)
+
+    async def _build(self, partition: Partition, new: Log, offer: Offer, node: str) -> None:
+        """Fill the new log, and make the derived state with it."""
+        storage, progress = self._home.storage, self.running[offer.group]
+        beginning = await self._beginning(partition, offer, node)
+        if beginning.index:
+            new.set_start(
+                index=beginning.index,
+                term=beginning.term,
+                offset=beginning.offset,
+                time_ms=beginning.time_ms,
+            )
+        tables = Tables(new.start.index)
+        before = 0
+        while True:
+            pieces = 0
+            settled = storage.settled(new)
+            progress.size_bytes = beginning.size_bytes
+            while new.last_index < beginning.committed_index:
+                await self._room(partition)
+                frames = await self._piece(partition, offer, node, new.last_index + 1)
+                await settled  # the piece before this: one is on its way to the disk, one on the wire
+                for header, frame in frames[: beginning.committed_index - new.last_index]:
+                    new.append([frame])
+                    tables.appended(header, frame)
+                    progress.received_bytes += len(frame)
+                    self.received_bytes += len(frame)
+                tables.committed(new.last_index)
+                progress.index = new.last_index
+                pieces += 1
+                settled = storage.settled(new)
+            await settled
+            # A round that hardly shortens the next one runs after a group that is as fast as we are: from
+            # here on the rest goes by appends.
+            if pieces <= LAST_PIECES or (before and 2 * pieces > before):
+                break
+            before = pieces
+            beginning = await self._beginning(partition, offer, node)
+        await self._keep_derived(new, tables)
+
+    async def _room(self, partition: Partition) -> None:
+        """Wait while this shard has no room for more; the old replica must still be there."""
+        while True:
+            if not self._home.driver.drives(partition.replica):
+                raise Abandoned("the replica has gone meanwhile")
+            if not self._home.storage.refusal:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _keep_derived(self, log: Log, tables: Tables) -> None:
+        """Beside the new log, so that its replica opens without a replay; it can do without."""
+        known = derived.derived_of(log, tables)
+        if known is None:
+            return
+        try:
+            await self._home.storage.keep_beside(log, derived.NAME, msgspec.msgpack.encode(known))
+        except StorageClosed:
+            raise
+        except StorageError as error:
+            _log.warning("%s: its derived state cannot be kept: %s", log.name, error)
+
+    async def _switch(self, partition: Partition, new: Log) -> ReplicaEntry:
+        """From one record on the new log is the replica's. Durable when this returns."""
+        home, replica, old = self._home, partition.replica, partition.log
+        await home.storage.settled(new)
+        # From here to the record nothing may come between.
+        entry = home.entry_of(replica.group)
+        if entry is None or not home.driver.drives(replica):
+            raise Abandoned("the replica has gone meanwhile")
+        refusal = refusal_to_replace(replica, new)
+        if refusal:
+            raise Abandoned(refusal)
+        home.driver.remove(replica.group, StorageClosed("its log is replaced by a newer one"))
+        if old.recovering or old.incarnation:
+            new.mark(recovering=old.recovering, incarnation=old.incarnation, power_lost=old.power_lost)
+        await home.storage.replace_log(old.log_id, new)
+        return msgspec.structs.replace(entry, log_id=new.log_id)
+
+    # -- asking ------------------------------------------------------------------------
+
+    async def _call(self, partition: Partition, node: str, method: str, request: msgspec.Struct) -> bytes:
+        address = self._address_of(node, partition.replica)
+        if address is None:
+            raise Abandoned(f"the address of {node} is not known")
+        payload = msgspec.msgpack.encode(request)
+        return await self._home.transport.call(address, method, payload, timeout=CALL_TIMEOUT_S)
+
+    async def _beginning(self, partition: Partition, offer: Offer, node: str) -> Beginning:
+        request = BeginningRequest(offer.group, offer.receiver)
+        return _beginning_decoder.decode(await self._call(partition, node, BEGINNING, request))
+
+    async def _piece(
+        self, partition: Partition, offer: Offer, node: str, index: int
+    ) -> list[tuple[Header, Buffer]]:
+        request = PieceRequest(offer.group, offer.receiver, index)
+        frames = whole_frames(await self._call(partition, node, PIECE, request), index)
+        if not frames:
+            # What lies in the file is not what it should be: the source is to look closer.
+            request = msgspec.structs.replace(request, verified=True)
+            frames = whole_frames(await self._call(partition, node, PIECE, request), index)
+        if not frames:
+            raise RemoteError(GONE, f"no whole entry {index} came")
+        return frames
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def new_name(topic: str, number: int) -> str:
+    """Of a log that is to take another's place: while it has not, the next start drops it."""
+    return f"{topic}-{number}{UNFINISHED}"
+
+
+def whole_frames(data: bytes, index: int) -> list[tuple[Header, Buffer]]:
+    """The verified frames at the beginning of a piece, from entry `index` on, up to the first that is cut off
+    or damaged.
+    """
+    found: list[tuple[Header, Buffer]] = []
+    view = memoryview(data)
+    position = 0
+    while position + HEADER_SIZE <= len(view):
+        try:
+            size = Header.unpack(view, position).frame_size
+            frame = view[position : position + size]
+            header = verify(frame)
+        except BatchError:
+            break
+        if header.index != index + len(found):
+            break
+        found.append((header, frame))
+        position += size
+    return found
+
+
+def refusal_to_replace(replica: Replica, new: Log) -> str:
+    """Why a log of committed entries must not take the place of a replica's; empty if it may."""
+    core, old = replica.core, replica.log
+    if core.term < new.last_term:
+        return f"term {core.term} is known here, the new log is of term {new.last_term}"
+    if old.last_index > new.last_index and old.term(new.last_index) in (new.last_term, None):
+        return f"the old log has gone on to {old.last_index}, the new one ends at {new.last_index}"
+    assert core.committed_index <= new.last_index, f"{core!r} has committed more than {new!r} holds"
+    return ""

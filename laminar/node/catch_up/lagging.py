@@ -1,0 +1,134 @@
+"""The leader's eye on followers that appends cannot serve, or not well: it offers them a new log.
+
+Raft itself says which replicas lack entries that are no longer here. One more kind is found here: a replica
+that lacks more than half of the log, and much: for it whole segments, paced, are better than appends, which
+know no pace. That is a matter of speed only, so when no new log comes about, appends take over again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from laminar.node.catch_up.messages import OFFER, Offer, OfferAnswer
+from laminar.node.catch_up.source import Source
+from laminar.node.driver import Driver
+from laminar.node.partition import Partition
+from laminar.node.replica import Replica
+from laminar.node.transport import Address, Transport, TransportError
+from raft.progress import Flow, Progress
+
+_log = logging.getLogger("laminar.catch_up")
+
+OFFER_TIMEOUT_S = 5.0
+# So long appends wait for a catch-up that does not begin, or has stopped; then it is not tried for a while.
+PATIENCE_S = 20.0
+NOT_AGAIN_S = 300.0
+
+_answer_decoder = msgspec.msgpack.Decoder(OfferAnswer)
+
+
+class Lagging:
+    """Looks after the groups that are led here. `far_bytes`: what a replica lacks at least."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        transport: Transport,
+        source: Source,
+        address_of: Callable[[str, Replica], Address | None],
+        far_bytes: int,
+    ) -> None:
+        self._driver = driver
+        self._transport = transport
+        self._source = source
+        self._address_of = address_of
+        self._far_bytes = far_bytes
+        # When appends go on if nothing comes of the offer; and until when no other is made.
+        self._until_s: dict[tuple[bytes, int], float] = {}
+        self._not_before_s: dict[tuple[bytes, int], float] = {}
+        self.offers = 0
+
+    async def look_at_all(self, partitions: Iterable[Partition]) -> None:
+        """One pass over all groups that are led here."""
+        offers = []
+        for partition in list(partitions):
+            replica = partition.replica
+            if not replica.leading or replica.failure is not None:
+                continue
+            for progress in list(replica.core.progress.values()):
+                if progress.replica_id == replica.replica_id:
+                    continue
+                if not progress.needs_catch_up and self._is_far(partition, progress):
+                    self._take_over(partition, progress)
+                if progress.needs_catch_up:
+                    offers.append(self._offer(replica, progress))
+                else:
+                    self._done(replica, progress.replica_id)
+        await asyncio.gather(*offers)
+
+    def _is_far(self, partition: Partition, progress: Progress) -> bool:
+        log = partition.log
+        held = progress.match_index if progress.flow is Flow.REPLICATE else progress.next_index - 1
+        if not progress.active or log.size_bytes < 2 * self._far_bytes:
+            return False
+        missing = sum(
+            segment.size
+            for segment in log.sealed_segments()
+            if held < segment.first_index and segment.last_index <= partition.committed_index
+        )
+        if missing < self._far_bytes or 2 * missing < log.size_bytes:
+            return False
+        key = (partition.replica.group, progress.replica_id)
+        return asyncio.get_running_loop().time() >= self._not_before_s.get(key, 0.0)
+
+    def _take_over(self, partition: Partition, progress: Progress) -> None:
+        """Raft sends no more appends until the sealed segments have come by other means."""
+        replica = partition.replica
+        ends = [segment.last_index for segment in partition.log.sealed_segments()]
+        resume_index = max(end for end in ends if end <= partition.committed_index)
+        replica.core.catch_up(progress.replica_id, resume_index=resume_index)
+        self._driver.settle(replica)
+        key = (replica.group, progress.replica_id)
+        self._until_s[key] = asyncio.get_running_loop().time() + PATIENCE_S
+
+    async def _offer(self, replica: Replica, progress: Progress) -> None:
+        receiver = progress.replica_id
+        # Again and again: one that works on it says so, one that had to give up begins anew.
+        await self._call(replica, receiver)
+        key = (replica.group, receiver)
+        now_s = asyncio.get_running_loop().time()
+        if self._source.reading_from(replica.group, receiver) is not None:
+            if key in self._until_s:
+                self._until_s[key] = now_s + PATIENCE_S
+        elif key in self._until_s and now_s >= self._until_s[key]:
+            del self._until_s[key]
+            self._not_before_s[key] = now_s + NOT_AGAIN_S
+            replica.core.resume(receiver)
+            self._driver.settle(replica)
+
+    async def _call(self, replica: Replica, receiver: int) -> None:
+        node = replica.nodes.get(receiver)
+        address = self._address_of(node, replica) if node is not None else None
+        if address is None:
+            return
+        offer = Offer(replica.group, replica.replica_id, receiver, replica.core.term)
+        self.offers += 1
+        try:
+            answer = await self._transport.call(
+                address, OFFER, msgspec.msgpack.encode(offer), timeout=OFFER_TIMEOUT_S
+            )
+        except TransportError as error:
+            _log.debug("%s: %s does not answer the offer to catch up: %s", replica.name, node, error)
+            return
+        found = _answer_decoder.decode(answer)
+        if not found.working:
+            _log.debug("%s: %s does not catch up now: %s", replica.name, node, found.detail)
+
+    def _done(self, replica: Replica, receiver: int) -> None:
+        self._until_s.pop((replica.group, receiver), None)
+        self._source.done(replica.group, receiver)

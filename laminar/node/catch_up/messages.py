@@ -1,0 +1,67 @@
+"""What the two sides of a catch-up say to each other: calls between two shards.
+
+The leader *offers*; the replica's shard then asks for the log's *beginning*, and for *pieces* from an entry
+on, until it has what was committed. Every answer stands for itself, so either side may be started anew in
+between, and a piece may as well come from a replica that has ceased to lead: what is committed stays so.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+OFFER = "catch_up_offer"
+BEGINNING = "catch_up_beginning"
+PIECE = "catch_up_piece"
+
+# A piece on the wire: small enough that another call waits a few milliseconds behind it.
+PIECE_BYTES = 256 * 1024
+
+# Codes of refusals: the source has not got these entries (any more), or not whole.
+GONE = "gone"
+DAMAGED = "damaged"
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """The leader of `term`, replica `sender`, says that replica `receiver` needs a new log."""
+
+    group: bytes
+    sender: int
+    receiver: int
+    term: int
+
+
+class OfferAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`working`: the new log is being built. Else `detail` says why not now."""
+
+    working: bool
+    detail: str = ""
+
+
+class BeginningRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Where does your log begin, and how far is it committed? Asked by replica `receiver`."""
+
+    group: bytes
+    receiver: int
+
+
+class Beginning(msgspec.Struct, frozen=True, array_like=True):
+    """The entry before the log's first, as `Log.set_start` takes it, and the last committed entry.
+
+    `size_bytes` is that of the whole log, for the progress shown.
+    """
+
+    index: int
+    term: int
+    offset: int
+    time_ms: int
+    committed_index: int
+    size_bytes: int
+
+
+class PieceRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Committed frames from entry `index` on; `verified`: after a look at each, at the price of time."""
+
+    group: bytes
+    receiver: int
+    index: int
+    verified: bool = False

@@ -1,0 +1,159 @@
+"""Catch-up as one shard takes part in it: both sides, and what a restart makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.log.errors import StorageError
+from laminar.log.manifest import ReplicaEntry
+from laminar.log.storage import Storage
+from laminar.node.catch_up.install import UNFINISHED, Installer
+from laminar.node.catch_up.lagging import Lagging
+from laminar.node.catch_up.messages import BEGINNING, OFFER, PIECE
+from laminar.node.catch_up.source import Source
+from laminar.node.driver import Driver
+from laminar.node.partition import Partition
+from laminar.node.process import Method
+from laminar.node.transport import Transport
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+_log = logging.getLogger("laminar.catch_up")
+
+LOOK_S = 0.5
+
+
+class CatchUp:
+    """Source, installer and the leader's eye of one shard."""
+
+    def __init__(self, shard: Shard, *, by_group: Mapping[bytes, Partition]) -> None:
+        settings = shard.boot.settings
+        self._shard = shard
+        self._by_group = by_group
+        # New log ids by old ones, until the manifest names the new.
+        self._switched: dict[int, int] = {}
+        self.source = Source(
+            by_group=by_group,
+            read_bytes=shard.environment.read_bytes,
+            bytes_per_s=settings.catch_up_bytes_per_s,
+        )
+        self.installer = Installer(self, by_group=by_group, address_of=shard.address_of, spawn=shard.spawn)
+        self.lagging = Lagging(
+            driver=shard.driver,
+            transport=shard.transport,
+            source=self.source,
+            address_of=shard.address_of,
+            far_bytes=settings.catch_up_bytes,
+        )
+        self.methods: dict[str, Method] = {
+            OFFER: self.installer.on_offer,
+            BEGINNING: self.source.beginning,
+            PIECE: self.source.piece,
+        }
+
+    async def run(self) -> None:
+        """Look after those that lag, for as long as the shard lives."""
+        while not await self._shard.stopped_within(LOOK_S):
+            await self.lagging.look_at_all(self._by_group.values())
+
+    async def drop_unfinished(self) -> None:
+        """At a start: what was being built when the process ended takes nobody's place any more."""
+        storage = self._shard.storage
+        named = {storage.resolve(entry.log_id) for entry in storage.manifest.entries}
+        for log_id, log in list(storage.logs.items()):
+            if log_id not in named and log.name.endswith(UNFINISHED):
+                _log.info("%s: a catch-up that did not finish is dropped", log.name)
+                await storage.delete_log(log_id)
+        for entry in storage.manifest.entries:
+            if storage.resolve(entry.log_id) != entry.log_id:
+                self._switched[entry.log_id] = storage.resolve(entry.log_id)
+
+    async def name_switched(self) -> None:
+        """Let the manifest name the logs that took others' places."""
+        switched = dict(self._switched)
+        if not switched:
+            return
+        entries = [
+            msgspec.structs.replace(entry, log_id=switched.get(entry.log_id, entry.log_id))
+            for entry in self.storage.manifest.entries
+        ]
+        try:
+            await self.storage.write_manifest(entries)
+        except StorageError as error:
+            # Until it does, the journal's record leads from the old one to the new.
+            _log.warning("the manifest cannot be written: %s", error)
+            asyncio.get_running_loop().call_later(1.0, self._shard.bring_in_line)
+            return
+        for old in switched:
+            del self._switched[old]
+
+    def progress_of(self, group: bytes) -> tuple[int, int] | None:
+        """Bytes received and bytes of the source's log, while a new log is built for a replica here."""
+        progress = self.installer.running.get(group)
+        return None if progress is None else (progress.received_bytes, progress.size_bytes)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters and gauges."""
+        return {
+            "served_bytes": self.source.sent_bytes,
+            "serving": self.source.readers,
+            "received_bytes": self.installer.received_bytes,
+            "receiving": len(self.installer.running),
+            "installed": self.installer.installed,
+            "abandoned": self.installer.abandoned,
+            "offers": self.lagging.offers,
+        }
+
+    # -- the installer's home ------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """See Home."""
+        return self._shard.storage
+
+    @property
+    def driver(self) -> Driver:
+        """See Home."""
+        return self._shard.driver
+
+    @property
+    def transport(self) -> Transport:
+        """See Home."""
+        return self._shard.transport
+
+    def refusal(self) -> str:
+        """See Home."""
+        problem = self._shard.refusal()
+        return "" if problem is None else problem.detail
+
+    def entry_of(self, group: bytes) -> ReplicaEntry | None:
+        """See Home."""
+        partition = self._by_group.get(group)
+        for entry in self.storage.manifest.entries:
+            if entry.group == group and partition is not None and entry.log_id == partition.log.log_id:
+                return entry
+        return None
+
+    async def switched(self, entry: ReplicaEntry) -> None:
+        """See Home."""
+        partition = self._by_group.get(entry.group)
+        if partition is None or partition.replica.replica_id != entry.replica_id:
+            # Deleted while the record was on its way: what took its log's place goes too.
+            if entry.log_id in self.storage.logs:
+                await self.storage.delete_log(entry.log_id, replica_id=entry.replica_id)
+            return
+        for old in self.storage.manifest.entries:
+            if (old.group, old.replica_id) == (entry.group, entry.replica_id):
+                self._switched[old.log_id] = entry.log_id
+        await self._shard.open(entry)
+        self._shard.bring_in_line()
+
+    def now_ms(self) -> int:
+        """See Home."""
+        return self._shard.clock.monotonic_ms()

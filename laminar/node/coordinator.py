@@ -1,0 +1,242 @@
+"""The coordinator of transactions over partitions (CONSENSUS.md 11): who may commit what, and when it ends.
+
+The sinks whose names fall to one partition of the topic `_transactions` are coordinated by the leader of
+that partition. A commit is: the epoch is checked; every target pins what is to be published; one entry in
+this log decides; every target publishes; one entry says that this is done. The decision is made against the
+table as the end of this log has it, in the same turn in which it is proposed: an epoch that was raised
+before it in the log refuses it. A leader that comes later finds what is undone in its table, and goes on.
+
+How targets are asked is given from outside; every step may be asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from laminar.batch import Kind, build_control
+from laminar.http.errors import Problem
+from laminar.node.partition import Partition
+from laminar.node.receipts import Receipt
+from laminar.node.sinks import Decision, Sink, SinkChange, Target
+
+_log = logging.getLogger("laminar.transactions")
+
+TOPIC = "_transactions"
+RETRY_S = 0.05
+SLOWEST_RETRY_S = 2.0
+# A decision that was not published by then is told as such: asking again waits on.
+PUBLISH_WAIT_S = 20.0
+
+
+def id_of(name: str) -> bytes:
+    """The 16 bytes that stand for a sink in the heads of its batches."""
+    return hashlib.sha256(b"sink\0" + name.encode()).digest()[:16]
+
+
+def id_of_name(name: str) -> bytes:
+    """The same of a producer's name: no sink is called so."""
+    return hashlib.sha256(b"producer\0" + name.encode()).digest()[:16]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit publishes in one partition: the numbers of its stages."""
+
+    topic: str
+    partition: int
+    stages: list[int]
+
+
+class Targets(Protocol):
+    """Asks the leaders of other partitions, wherever they are."""
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+        """Done when pinned; the group's id. Raises `Problem`."""
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        """Done when published, or when that group is no more. Raises `Problem`."""
+
+
+class Coordinator:
+    """Of one partition of `_transactions`, while this process leads it."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        targets: Targets,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.partition = partition
+        self._targets = targets
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        # Sinks whose decision is being published here, and who waits for that.
+        self._finishing: dict[bytes, asyncio.Future[None]] = {}
+
+    def _sink(self, sink_id: bytes) -> Sink:
+        self.partition.check_leads()
+        return self.partition.tables.sinks.get(sink_id) or Sink("")
+
+    def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
+        payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
+        return self.partition.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
+
+    async def begin(self, sink_id: bytes, name: str) -> Sink:
+        """Raise the sink's epoch; whoever drove it before is refused from now on."""
+        sink = self._sink(sink_id)
+        begun = msgspec.structs.replace(sink, name=name, epoch=sink.epoch + 1)
+        await self._change(sink_id, begun)
+        return begun
+
+    async def take_name(self, sink_id: bytes, name: str, producer: bytes) -> Sink:
+        """Raise the epoch of a producer's name. `producer`: the id that it gets if it has none yet."""
+        sink = self._sink(sink_id)
+        taken = msgspec.structs.replace(
+            sink, name=name, epoch=sink.epoch + 1, producer=sink.producer or producer
+        )
+        await self._change(sink_id, taken)
+        return taken
+
+    async def status(self, sink_id: bytes) -> Sink:
+        """The sink as it is committed, confirmed by a majority after this call."""
+        await self.partition.confirmed_end()
+        return self.partition.tables.sinks.committed_at(sink_id) or Sink("")
+
+    async def commit(self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part]) -> bool:
+        """Commit a batch atomically; done when all its partitions have published it. False: it was already,
+        or a later one was: numbers rise.
+
+        Raises 409 `fenced` for an older epoch, `no_stage` where something is not staged any more, 422 for
+        an epoch that never began, and 504 `outcome_unknown` when the commit is not known to be over.
+        """
+        if epoch > self._sink(sink_id).epoch:
+            # Who was deposed unawares has not heard of it: only a leader may deny it.
+            await self.partition.confirmed_end()
+        if self._decided(sink_id, number, epoch):
+            await self._finished(sink_id, number)
+            return False
+        groups = await asyncio.gather(
+            *(self._targets.pin(sink_id, number, epoch, part) for part in parts), return_exceptions=True
+        )
+        # Whatever came between is in the table now: no turn passes from here to the proposal. It may have
+        # decided this very batch, which then is why it could not be pinned.
+        if self._decided(sink_id, number, epoch):
+            await self._finished(sink_id, number)
+            return False
+        for group in groups:
+            if isinstance(group, BaseException):
+                raise group
+        sink = self._sink(sink_id)
+        if sink.undone is not None:
+            # The batch before is decided and not published: its own commit goes on with it.
+            await self._finished(sink_id, sink.undone.number)
+            return await self.commit(sink_id, number, epoch, parts)
+        targets = tuple(
+            Target(part.topic, part.partition, group)
+            for part, group in zip(parts, groups, strict=True)
+            if isinstance(group, bytes)
+        )
+        decision = Decision(number, epoch, targets)
+        await self._change(sink_id, msgspec.structs.replace(sink, number=number, undone=decision))
+        await self._finished(sink_id, number)
+        return True
+
+    def _decided(self, sink_id: bytes, number: int, epoch: int) -> bool:
+        """Whether this batch is decided already; raises `Problem` when it may not be by who asks."""
+        sink = self._sink(sink_id)
+        if epoch != sink.epoch:
+            raise Problem(
+                "fenced" if epoch < sink.epoch else "invalid",
+                f"the epoch of sink {sink.name!r} is {sink.epoch}",
+                field="epoch",
+                value=epoch,
+                limit=sink.epoch,
+                outcome="not_applied",
+            )
+        return number <= sink.number
+
+    # -- publishing ------------------------------------------------------------------------
+
+    async def _finished(self, sink_id: bytes, number: int) -> None:
+        """Wait until a decided batch is published everywhere. Raises 504 `outcome_unknown`."""
+        why = "not yet published in every partition"
+        try:
+            async with asyncio.timeout(PUBLISH_WAIT_S):
+                while True:
+                    sink = self._sink(sink_id)
+                    if sink.number >= number and (sink.undone is None or sink.undone.number > number):
+                        return
+                    self._finish(sink_id)
+                    await asyncio.shield(self._finishing[sink_id])
+        except TimeoutError:
+            pass
+        except Problem as problem:
+            why = problem.detail or problem.code
+        raise Problem("outcome_unknown", f"batch {number} of this sink is decided, and {why}")
+
+    async def _committed(self) -> None:
+        """What is in the log now is committed, or this is not the leader any more."""
+        partition = self.partition
+        index = partition.log.last_index
+        try:
+            await partition.when_committed(index, Receipt(partition.number, 0, 0))
+        except Problem as problem:
+            _log.debug("a decision is not committed: %s", problem)
+
+    def finish_all(self) -> None:
+        """Go on with what leaders before this one decided."""
+        if self.partition.leads:
+            for sink_id in self.partition.tables.sinks.undone():
+                self._finish(sink_id)
+
+    def _finish(self, sink_id: bytes) -> None:
+        if sink_id not in self._finishing:
+            self._finishing[sink_id] = self._loop.create_future()
+            self._spawn(self._publish(sink_id))
+
+    async def _publish(self, sink_id: bytes) -> None:
+        """Publish the sink's decision until every partition has, then say so in the log."""
+        pause_s = RETRY_S
+        try:
+            while self.partition.leads:
+                sinks = self.partition.tables.sinks
+                sink = sinks.get(sink_id)
+                if sink is None or sink.undone is None:
+                    return
+                decision = sink.undone
+                committed = sinks.committed_at(sink_id)
+                if committed is None or committed.undone != decision:
+                    # The commit point is a committed entry: before it, nobody may see anything of this.
+                    await self._committed()
+                    continue
+                answers = await asyncio.gather(
+                    *(
+                        self._targets.publish(sink_id, decision.number, decision.epoch, target)
+                        for target in decision.targets
+                    ),
+                    return_exceptions=True,
+                )
+                failed = [answer for answer in answers if isinstance(answer, BaseException)]
+                for error in failed:
+                    if not isinstance(error, Problem):
+                        raise error
+                try:
+                    if not failed:
+                        now = self._sink(sink_id)
+                        if now.undone == decision:
+                            # Waited for: behind a commit that was answered nobody is told of one under way.
+                            await self._change(sink_id, msgspec.structs.replace(now, undone=None), ends=True)
+                        return
+                except Problem as problem:
+                    failed = [problem]
+                _log.info("batch %d of sink %s is published again: %s", decision.number, sink.name, failed[0])
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, SLOWEST_RETRY_S)
+        finally:
+            self._finishing.pop(sink_id).set_result(None)

@@ -1,0 +1,123 @@
+"""How well a process's event loop turns: its lag, the stacks of long turns, and garbage collected when idle.
+
+A turn that takes long delays every group of the process, so it is measured, and a thread that does nothing
+else notes where the loop stood (pitfalls 27 and 44). Python's own collector would run in the middle of a
+burst, over all that a shard holds; it is switched off, and run in quiet moments or when very much has piled
+up. Nothing here touches protocols: the driver sees a late turn by its own timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+import time
+import traceback
+
+_log = logging.getLogger("laminar.loop")
+
+TICK_S = 0.05
+LONG_TURN_S = 0.1
+# A stack is logged once in so long; all long turns are counted.
+REPORT_EVERY_S = 10.0
+LOOK_AT_GARBAGE_S = 1.0
+IDLE_SHARE = 0.3
+FULL_COLLECTION_S = 60.0
+# A full collection may take this part of the time.
+FULL_SHARE = 1 / 200
+# Objects made and not freed since the last collection, from which on it does not wait for a quiet moment.
+MOST_GARBAGE = 200_000
+
+
+class LoopHealth:
+    """Of the loop of one process. Made anywhere; `start` is called within the loop."""
+
+    def __init__(self) -> None:
+        self.long_turns = 0
+        self.lag_max_s = 0.0
+        self.lag_total_s = 0.0
+        self.ticks = 0
+        self.collections = 0
+        self.last_stack = ""
+        self._alive_s = 0.0
+        self._due_s = 0.0
+        self._thread_id = 0
+        self._garbage_s = 0.0
+        self._cpu_s = 0.0
+        self._full_s = 0.0
+        self._full_took_s = 0.0
+        self._reported_s = float("-inf")
+        self._ended = threading.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Watch the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._alive_s = self._garbage_s = self._full_s = time.monotonic()
+        gc.disable()
+        self._arm()
+        threading.Thread(target=self._watch, name="loop watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        gc.enable()
+
+    def statistics(self) -> dict[str, float]:
+        """Lag is how late the loop came back to a timer."""
+        return {
+            "long_turns": self.long_turns,
+            "lag_max_seconds": self.lag_max_s,
+            "lag_seconds": self.lag_total_s,
+            "ticks": self.ticks,
+            "collections": self.collections,
+        }
+
+    def _arm(self) -> None:
+        self._due_s = self._loop.time() + TICK_S
+        self._timer = self._loop.call_at(self._due_s, self._tick)
+
+    def _tick(self) -> None:
+        lag_s = max(0.0, self._loop.time() - self._due_s)
+        self.ticks += 1
+        self.lag_total_s += lag_s
+        self.lag_max_s = max(self.lag_max_s, lag_s)
+        now_s = time.monotonic()
+        if now_s - self._garbage_s >= LOOK_AT_GARBAGE_S or gc.get_count()[0] > MOST_GARBAGE:
+            self._collect(now_s)
+        self._alive_s = time.monotonic()
+        self._arm()
+
+    def _collect(self, now_s: float) -> None:
+        cpu_s = time.thread_time()
+        idle = cpu_s - self._cpu_s < IDLE_SHARE * (now_s - self._garbage_s)
+        self._garbage_s, self._cpu_s = now_s, cpu_s
+        if idle and now_s - self._full_s >= max(FULL_COLLECTION_S, self._full_took_s / FULL_SHARE):
+            gc.collect()
+            self._full_s = time.monotonic()
+            self._full_took_s = self._full_s - now_s
+        elif idle or gc.get_count()[0] > MOST_GARBAGE:
+            gc.collect(1)
+        else:
+            return
+        self.collections += 1
+
+    def _watch(self) -> None:
+        """(On its own thread.)"""
+        noted_s = 0.0
+        while not self._ended.wait(TICK_S):
+            alive_s, now_s = self._alive_s, time.monotonic()
+            if now_s - alive_s < LONG_TURN_S + TICK_S or alive_s == noted_s:
+                continue
+            noted_s = alive_s
+            self.long_turns += 1
+            frame = sys._current_frames().get(self._thread_id)
+            self.last_stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            if now_s - self._reported_s >= REPORT_EVERY_S:
+                self._reported_s = now_s
+                _log.warning("a turn of the loop takes over %g s:\n%s", LONG_TURN_S, self.last_stack)

@@ -1,0 +1,185 @@
+"""A shard brought in line with the catalog: replicas made and removed, policies changed, first elections.
+
+A replica is born, and data is deleted, only on the confirmed word of the catalog's leader: the copy in a view
+passes through old states (CONSENSUS.md 9). Each step may be cut short anywhere and is done again. It decides
+what one view asks of this shard; replicas that move are `moves`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.log.errors import StorageClosed, StorageError
+from laminar.log.manifest import ReplicaEntry
+from laminar.node.catalog_service import ConfirmRequest, MadeRequest, RemovedRequest
+from laminar.node.flush import policy_of
+from laminar.node.replica import initial_frame
+from laminar.node.wire import ConfigurationRecord
+from membership.records import PartitionRecord
+from router import owner_shard, partition_hash
+
+if TYPE_CHECKING:
+    from laminar.node.shard import Shard
+
+_log = logging.getLogger("laminar.shard")
+
+RETRY_S = 0.2
+FIRST_TERM = 1
+
+
+class InLine:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        # Groups whose first replica has stood, or need not.
+        self._stood: set[bytes] = set()
+
+    async def make_missing(self) -> None:
+        """Make what the catalog wants to be made here, and tell it what is made."""
+        shard = self._shard
+        wanted: list[tuple[PartitionRecord, int]] = []
+        for record in shard.view.partitions().values():
+            if record.state != "creating" or not shard.is_mine(record):
+                continue
+            for replica in record.replicas:
+                own = replica.node == shard.boot.node and replica.store_id == shard.boot.store_id
+                if own and not replica.made:
+                    wanted.append((record, replica.replica_id))
+        if not wanted:
+            return
+        held = {entry.group: entry for entry in shard.storage.manifest.entries}
+        new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
+        if new:
+            # The copy of the catalog in the view passes through old states; only the leader's
+            # confirmed word lets a replica be born (CONSENSUS.md 9).
+            answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
+            creating = set(answer.creating)
+            await self._make([(record, replica) for record, replica in new if record.group in creating])
+        made = {entry.group for entry in shard.storage.manifest.entries if entry.state == "made"}
+        groups = [record.group for record, _ in wanted if record.group in made]
+        if groups:
+            answer = await shard.ask_catalog(MadeRequest(shard.boot.node, shard.boot.store_id, groups))
+            if answer.error:
+                asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)
+
+    async def _make(self, new: Sequence[tuple[PartitionRecord, int]]) -> None:
+        """`making` in the manifest, then the log with entry 1, then `made`; only then may a message leave."""
+        shard = self._shard
+        if not new:
+            return
+        entries: list[ReplicaEntry] = []
+        for record, replica_id in new:
+            topic = shard.view.topics().get(record.topic)
+            log = shard.storage.create_log(f"{record.topic}-{record.number}")
+            entries.append(
+                ReplicaEntry(
+                    log_id=log.log_id,
+                    replica_id=replica_id,
+                    incarnation=1,
+                    group=record.group,
+                    topic=record.topic,
+                    partition=record.number,
+                    partition_hash=partition_hash(record.topic, record.number),
+                    state="making",
+                    created_ms=record.created_ms,
+                    voters=[(replica.replica_id, replica.node) for replica in record.replicas],
+                    settings=dict(topic.settings) if topic is not None else {},
+                )
+            )
+        kept = shard.storage.manifest.entries
+        await shard.storage.write_manifest([*kept, *entries])
+        for entry in entries:
+            first = initial_frame(
+                ConfigurationRecord(voters=tuple((member, node) for member, node in entry.voters)),
+                created_ms=entry.created_ms,
+            )
+            shard.storage.logs[entry.log_id].append([first])
+            shard.storage.record_hard_state(entry.replica_id, term=FIRST_TERM, vote=0)
+        await shard.storage.sync()
+        # Only now: a replica's first entry outlives also a power loss.
+        await asyncio.gather(
+            *(
+                shard.storage.set_policy(shard.storage.logs[entry.log_id], policy_of(entry.settings))
+                for entry in entries
+            )
+        )
+        for entry in entries:
+            entry.state = "made"
+        await shard.storage.write_manifest([*kept, *entries])
+        for entry in entries:
+            await shard.open(entry)
+
+    async def change_policies(self) -> None:
+        """Bring each replica's flush policy in line with its topic's settings, while appends go on."""
+        shard = self._shard
+        changed = []
+        for (topic, number), partition in list(shard.partitions.items()):
+            record = shard.view.topics().get(topic)
+            if record is None or partition.log.policy == policy_of(record.settings):
+                continue
+            try:
+                await shard.storage.set_policy(partition.log, policy_of(record.settings))
+            except StorageError as error:
+                _log.error("%s/%d: the flush policy cannot be changed: %s", topic, number, error)
+                continue
+            changed.append((partition.replica.group, dict(record.settings)))
+        if changed:
+            settings = dict(changed)
+            await shard.storage.write_manifest(
+                [
+                    msgspec.structs.replace(entry, settings=settings.get(entry.group, entry.settings))
+                    for entry in shard.storage.manifest.entries
+                ]
+            )
+
+    def stand_where_first(self) -> None:
+        """The first replica of a partition that has just become live stands for election at once."""
+        shard = self._shard
+        for record in shard.view.partitions().values():
+            if record.state != "live" or record.group in self._stood:
+                continue
+            partition = shard.by_group.get(record.group)
+            if partition is None:
+                continue
+            self._stood.add(record.group)
+            core = partition.replica.core
+            fresh = core.term == FIRST_TERM and not core.leader_id
+            if fresh and record.replicas[0].node == shard.boot.node:
+                shard.driver.campaign(partition.replica)
+
+    async def remove_deleted(self) -> None:
+        """Data goes only on an explicit tombstone that the catalog's leader confirms, and to the trash."""
+        shard = self._shard
+        if shard.view.message is None:
+            return
+        stones = shard.view.message.catalog.tombstones
+        candidates = [entry for entry in shard.storage.manifest.entries if entry.group.hex() in stones]
+        reported = [
+            bytes.fromhex(group)
+            for group, stone in stones.items()
+            if owner_shard(partition_hash(stone.topic, stone.number), shard.boot.shards) == shard.number
+            and any(replica.node == shard.boot.node for replica in stone.replicas)
+        ]
+        if not reported:
+            return
+        answer = await shard.ask_catalog(ConfirmRequest(reported))
+        deleted = set(answer.deleted)
+        gone = [entry for entry in candidates if entry.group in deleted]
+        for entry in gone:
+            shard.let_go(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
+        if gone:
+            remaining = [entry for entry in shard.storage.manifest.entries if entry not in gone]
+            # A log that no manifest names any more leads nowhere.
+            log_ids = [shard.storage.resolve(entry.log_id) for entry in gone]
+            await shard.storage.write_manifest(remaining)
+            for entry, log_id in zip(gone, log_ids, strict=True):
+                if log_id in shard.storage.logs:
+                    await shard.storage.delete_log(log_id, replica_id=entry.replica_id)
+        if deleted:
+            await shard.ask_catalog(RemovedRequest(shard.boot.node, shard.boot.store_id, sorted(deleted)))

@@ -1,0 +1,112 @@
+"""What a partition remembers of idempotency keys, so that a request that comes again is recognised.
+
+A batch appended with a key carries it: `Flag.KEYED` in its head, 16 bytes of the key's hash as producer id,
+63 bits of the hash of all that the request said as sequence. So the table is a function of the log, as the
+producers' is (`laminar.node.producers`): changed by `appended` and `truncated`, expired by append times found
+in the log, never by a clock. It knows hashes only, not who asks, nor what an answer to him looks like.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from laminar.batch import Header
+from laminar.frame import Flag
+
+MAX_KEYS = 10_000
+AGE_MS = 24 * 3_600_000
+
+
+class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A key's batch: hash of the key and of the content, Raft index, first offset, records, append time."""
+
+    key_id: bytes
+    content: int
+    index: int
+    offset: int
+    count: int
+    time_ms: int
+
+
+class Keys:
+    """The table of one partition, bounded by count and by age in the log."""
+
+    __slots__ = ("_keys", "_undo")
+
+    def __init__(self) -> None:
+        # In the order of the log.
+        self._keys: dict[bytes, KeyEntry] = {}
+        # (index, key, its entry before) of entries that may be truncated.
+        self._undo: deque[tuple[int, bytes, KeyEntry | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self, key_id: bytes) -> KeyEntry | None:
+        """The batch that was appended with this key, if it is remembered."""
+        return self._keys.get(key_id)
+
+    def appended(self, header: Header) -> None:
+        """A batch of records, with a key or without, is now the log's last."""
+        keyed = bool(header.flags & Flag.KEYED)
+        if self._keys:
+            self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
+        if not keyed:
+            return
+        self._undo.append((header.index, header.producer_id, self._keys.pop(header.producer_id, None)))
+        self._keys[header.producer_id] = KeyEntry(
+            key_id=header.producer_id,
+            content=header.sequence,
+            index=header.index,
+            offset=header.base_offset,
+            count=header.count,
+            time_ms=header.append_time_ms,
+        )
+
+    def _expire(self, index: int, now_ms: int, *, at_most: int) -> None:
+        while self._keys:
+            oldest = next(iter(self._keys.values()))
+            if len(self._keys) <= at_most and oldest.time_ms + AGE_MS >= now_ms:
+                return
+            self._undo.append((index, oldest.key_id, oldest))
+            del self._keys[oldest.key_id]
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: roll back."""
+        touched = False
+        while self._undo and self._undo[-1][0] >= index:
+            _, key_id, before = self._undo.pop()
+            touched = True
+            if before is None:
+                self._keys.pop(key_id, None)
+            else:
+                self._keys[key_id] = before
+        if touched:
+            # What was forgotten came back at the end; the order is that of the log.
+            self._keys = dict(sorted(self._keys.items(), key=lambda item: item[1].index))
+
+    def committed(self, index: int) -> None:
+        """Entries up to `index` will never be truncated."""
+        undo = self._undo
+        while undo and undo[0][0] <= index:
+            undo.popleft()
+
+    def stored(self) -> list[KeyEntry]:
+        """The whole table as the log's end has it, oldest first."""
+        return list(self._keys.values())
+
+    def stored_at(self, index: int) -> list[KeyEntry]:
+        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        copy = Keys()
+        copy._keys = dict(self._keys)
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, entries: Iterable[KeyEntry]) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        self._keys = {entry.key_id: entry for entry in entries}

@@ -1,0 +1,119 @@
+"""Which replicas get a new place: the catalog leader's part of replacement (CONSENSUS.md 9).
+
+`plan` decides from the catalog alone and from who is gone for long. A replica is given another place when its
+node is gone, when its node says that it is lost, or when its node has come back with another store or with an
+older copy of it. Nothing is planned while more than one node in four is gone: then it is not the nodes that
+are in trouble. (Those of which everything was replaced before do not count.) What is planned carries the
+version of the partition that it was decided on, and of each partition one replica moves at a time; of the
+nodes, each gets `AT_ONCE` at a time.
+
+`Absence` is the leader's own clock of absence: a node counts as gone when it has been seen neither by gossip
+nor by group 0 for the whole time. Whoever leads anew begins to count anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
+
+from membership.records import CatalogState, PartitionRecord, ReplaceReplica, ReplicaRecord
+from router import partition_hash, place
+
+AT_ONCE = 2
+# One node in so many may be gone.
+GONE_PART = 4
+
+
+class Absence:
+    """Since when each node has not been seen, in ms of the steady clock."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[str, int] = {}
+
+    def look(self, absent: Iterable[str], *, now_ms: int) -> None:
+        """These are not seen now; all others are."""
+        self._since_ms = {node: self._since_ms.get(node, now_ms) for node in absent}
+
+    def longer_than(self, ms: int, *, now_ms: int) -> set[str]:
+        """Nodes that have been away for so long; none where `ms` is 0."""
+        return {node for node, since_ms in self._since_ms.items() if ms and now_ms - since_ms >= ms}
+
+    def forget(self) -> None:
+        """Somebody else counts."""
+        self._since_ms = {}
+
+
+def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()) -> bool:
+    """Whether so many nodes are gone that nothing is replaced by itself.
+
+    A node that is gone and of which everything was replaced counts no more, as if it had never been: one that
+    died a year ago does not stand in the way of what dies today. `voting`: nodes of the catalog's voters.
+    """
+    holding = set(voting)
+    for partition in state.partitions.values():
+        holding.update(replica.node for replica in partition.replicas)
+        holding.update(each.replica.node for each in partition.leaving)
+    given_up = set(gone) - holding
+    counted = state.nodes.keys() - given_up
+    return GONE_PART * len(counted & set(gone)) > len(counted)
+
+
+def plan(
+    state: CatalogState,
+    *,
+    gone: Collection[str],
+    weights: Mapping[str, float],
+    voting: Collection[str] = (),
+) -> list[ReplaceReplica]:
+    """What is to be replaced now. `weights`: nodes that may take replicas; `voting` as in `too_many_gone`."""
+    if too_many_gone(state, gone, voting=voting):
+        return []
+    busy = Counter(
+        replica.node
+        for partition in state.partitions.values()
+        if partition.state == "live"
+        for replica in partition.replicas
+        if not replica.made
+    )
+    steps = []
+    for key, partition in state.partitions.items():
+        step = _step(state, key, partition, gone=gone, weights=weights)
+        if step is not None and busy[step.node] < AT_ONCE:
+            busy[step.node] += 1
+            steps.append(step)
+    return steps
+
+
+def _step(
+    state: CatalogState,
+    key: str,
+    partition: PartitionRecord,
+    *,
+    gone: Collection[str],
+    weights: Mapping[str, float],
+) -> ReplaceReplica | None:
+    if partition.state != "live" or partition.leaving:
+        return None
+    for replica in partition.replicas:
+        why = _why(state, replica, gone)
+        others = [each for each in partition.replicas if each is not replica]
+        if why is None or not all(each.made for each in others):
+            continue
+        taken = {each.node for each in others} | set(gone)
+        free = {node: weight for node, weight in weights.items() if node not in taken}
+        best = place(partition_hash(partition.topic, partition.number), free, 1)
+        if best:
+            return ReplaceReplica(key, partition.group, partition.version, replica.replica_id, why, best[0])
+    return None
+
+
+def _why(
+    state: CatalogState, replica: ReplicaRecord, gone: Collection[str]
+) -> Literal["dead", "lost", "moved"] | None:
+    node = state.nodes.get(replica.node)
+    if replica.node in gone or node is None:
+        return "dead"
+    if replica.lost or node.rolled_back or node.store_id != replica.store_id:
+        return "lost"
+    return None

@@ -1,0 +1,53 @@
+"""How a partition knows a batch that was appended before: by its idempotency key, or its producer's numbers.
+
+What is remembered is of the log's end, committed or not: so a retry finds its first try also while that is
+under way. The tables are asked here, and what they say becomes a receipt or a refusal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laminar.batch import Header
+from laminar.frame import Flag
+from laminar.node.producers import NOBODY, Place, Refused
+from laminar.node.receipts import Receipt
+from laminar.node.refusals import key_in_progress, key_reused, refused_batch
+
+if TYPE_CHECKING:
+    from laminar.node.partition import Partition
+
+
+def has_seen(partition: Partition, header: Header) -> bool:
+    """Whether something is remembered under this batch's key, or under its producer's number."""
+    if header.flags & Flag.KEYED:
+        return partition.tables.keys.get(header.producer_id) is not None
+    if header.producer_id == NOBODY:
+        return False
+    known = partition.producers.check(header.producer_id, header.producer_epoch, header.sequence)
+    return isinstance(known, Place)
+
+
+def first_try(partition: Partition, header: Header) -> tuple[int, Receipt] | None:
+    """Raft index and receipt of the batch as it was appended before; None: it is new.
+
+    Raises `Problem` where it is neither: another request has its key, or its first try is under way; a newer
+    epoch has written, or it does not follow its producer's last.
+    """
+    if header.flags & Flag.KEYED:
+        entry = partition.tables.keys.get(header.producer_id)
+        if entry is None:
+            return None
+        if entry.content != header.sequence:
+            raise key_reused(entry)
+        if entry.index > partition.committed_index:
+            raise key_in_progress(partition)
+        return entry.index, Receipt(partition.number, entry.offset, entry.count, duplicate=True)
+    if header.producer_id == NOBODY:
+        return None
+    known = partition.producers.check(header.producer_id, header.producer_epoch, header.sequence)
+    if isinstance(known, Refused):
+        raise refused_batch(known, header)
+    if known is None:
+        return None
+    return known.index, Receipt(partition.number, known.offset, known.count, duplicate=True)

@@ -1,0 +1,264 @@
+"""Batches that are in the log and have no offsets yet: what transactions and large records are made of.
+
+A *stage* is a batch of records in an entry of its own, replicated and checksummed as any other, but
+invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* promises that they stay until
+the sink's coordinator says what becomes of them. A *publish* names them and takes their offsets, all at
+once: from then on readers see them where the publish stands, and they are kept as long as it is.
+
+Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
+when it is truncated. It knows one partition; who decides, and over which partitions, is the coordinator's
+(CONSENSUS.md 11).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from laminar.batch import Header, Kind
+from laminar.node.wire import Buffer
+
+_HEADER = 128
+
+
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """One staged entry: its place in the log, its number within its batch, and what it holds."""
+
+    index: int
+    number: int
+    records: int
+    size_bytes: int
+    tag_mask: int
+    append_time_ms: int
+    body_crc: int
+
+
+# The sink's id (16 bytes), the number of its batch, and the epoch under which it was staged.
+BatchKey: TypeAlias = tuple[bytes, int, int]
+
+
+class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
+    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age."""
+
+    stages: tuple[Stage, ...]
+    pinned: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(stage.size_bytes for stage in self.stages)
+
+
+class Published(msgspec.Struct, frozen=True, array_like=True):
+    """The last batch of a sink that was published here: its number, entry, first offset and records."""
+
+    number: int
+    epoch: int
+    index: int
+    offset: int
+    count: int
+
+
+class PinOperation(IntEnum):
+    """What a `pin` entry does with a batch."""
+
+    PIN = 1
+    DROP = 2
+
+
+class PinRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `pin` entry. `stages` are the numbers that are kept; others of the batch are dropped."""
+
+    sink: bytes
+    number: int
+    epoch: int
+    operation: PinOperation
+    stages: list[int] = []
+
+
+class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
+
+    It says everything a reader needs, so that one who has no table can follow it.
+    """
+
+    sink: bytes
+    number: int
+    epoch: int
+    stages: list[tuple[int, int]]
+
+
+class StoredStages(msgspec.Struct, frozen=True, array_like=True):
+    """The whole table. `named`: index of a publish, and the lowest entry that it names."""
+
+    open: list[tuple[BatchKey, StagedBatch]] = []
+    published: list[tuple[bytes, Published]] = []
+    named: list[tuple[int, int]] = []
+
+
+_pin_decoder = msgspec.msgpack.Decoder(PinRecord)
+_publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
+
+
+def publish_record(frame: Buffer) -> PublishRecord:
+    """Read a whole `publish` entry."""
+    return _publish_decoder.decode(memoryview(frame)[_HEADER:])
+
+
+class Stages:
+    """The table of one partition."""
+
+    __slots__ = ("_maps", "_undo")
+
+    def __init__(self) -> None:
+        # What is open, what was published, what publishes name.
+        self._maps: tuple[dict[BatchKey, StagedBatch], dict[bytes, Published], dict[int, int]] = ({}, {}, {})
+        # (index, number of the map, key, value before) of changes that may be truncated.
+        self._undo: deque[tuple[int, int, Any, Any]] = deque()
+
+    def __len__(self) -> int:
+        """Batches that are open."""
+        return len(self._maps[0])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all that is open."""
+        return sum(batch.size_bytes for batch in self._maps[0].values())
+
+    def batch(self, key: BatchKey) -> StagedBatch | None:
+        """What is staged of a batch, as the log's end has it."""
+        return self._maps[0].get(key)
+
+    def stage(self, key: BatchKey, number: int) -> Stage | None:
+        """A stage that is open, as the log's end has it."""
+        batch = self._maps[0].get(key)
+        if batch is None:
+            return None
+        return next((stage for stage in batch.stages if stage.number == number), None)
+
+    def published(self, sink: bytes) -> Published | None:
+        """The last batch of a sink that was published here, as the log's end has it."""
+        return self._maps[1].get(sink)
+
+    def batches(self) -> Iterator[tuple[BatchKey, StagedBatch]]:
+        """All that is open, in order of first entry."""
+        return iter(self._maps[0].items())
+
+    def left_behind(self, *, before_ms: int) -> list[BatchKey]:
+        """Batches that nobody has pinned, and that nothing was added to since a time of the log."""
+        return [
+            key
+            for key, batch in self._maps[0].items()
+            if not batch.pinned and batch.stages[-1].append_time_ms < before_ms
+        ]
+
+    def start_limit(self, index: int) -> int:
+        """The highest entry up to `index` that the log may begin behind: nothing that stays is torn.
+
+        What is open stays, and so does everything that a publish behind the start names.
+        """
+        lowest = [batch.stages[0].index for batch in self._maps[0].values()]
+        limit = min([index, *(first - 1 for first in lowest)])
+        # Later publishes first: what one keeps may lie before another's entry, which then stays too.
+        for publish, first in sorted(self._maps[2].items(), reverse=True):
+            if publish > limit >= first:
+                limit = first - 1
+        return limit
+
+    # -- the log's changes -----------------------------------------------------------------
+
+    def _put(self, index: int, number: int, key: Any, value: Any) -> None:
+        table: dict[Any, Any] = self._maps[number]
+        self._undo.append((index, number, key, table.get(key)))
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+
+    def appended(self, header: Header, frame: Buffer) -> None:
+        """A `staged`, `pin`, or `publish` entry is now the log's last."""
+        if header.kind is Kind.STAGED:
+            key = (header.producer_id, header.sequence, header.producer_epoch)
+            stage = Stage(
+                index=header.index,
+                number=header.checkpoint,
+                records=header.floor,
+                size_bytes=header.frame_size,
+                tag_mask=header.tag_mask,
+                append_time_ms=header.append_time_ms,
+                body_crc=header.body_crc,
+            )
+            before = self._maps[0].get(key, StagedBatch(stages=()))
+            self._put(header.index, 0, key, StagedBatch((*before.stages, stage), before.pinned))
+        elif header.kind is Kind.PIN:
+            pin = _pin_decoder.decode(memoryview(frame)[_HEADER:])
+            self._pinned(header.index, pin)
+        elif header.kind is Kind.PUBLISH:
+            record = publish_record(frame)
+            self._published(header, record)
+
+    def _pinned(self, index: int, pin: PinRecord) -> None:
+        key = (pin.sink, pin.number, pin.epoch)
+        batch = self._maps[0].get(key)
+        if pin.operation is PinOperation.DROP:
+            self._put(index, 0, key, None)
+        elif batch is not None:
+            wanted = set(pin.stages)
+            kept = tuple(stage for stage in batch.stages if stage.number in wanted)
+            # Its leader had them all. Where damage has taken one from all replicas no part is ever published.
+            whole = len(kept) == len(wanted)
+            self._put(index, 0, key, StagedBatch(kept, pinned=True) if whole and kept else None)
+
+    def _published(self, header: Header, record: PublishRecord) -> None:
+        # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
+        for key in [key for key in self._maps[0] if key[0] == record.sink and key[1] <= record.number]:
+            self._put(header.index, 0, key, None)
+        published = Published(record.number, record.epoch, header.index, header.base_offset, header.count)
+        self._put(header.index, 1, record.sink, published)
+        if record.stages:
+            self._put(header.index, 2, header.index, min(index for index, _ in record.stages))
+
+    def started(self, index: int, start_index: int) -> None:
+        """Entry `index` lets the log begin behind `start_index`: what was published up to there is gone."""
+        for publish in [publish for publish in self._maps[2] if publish <= start_index]:
+            self._put(index, 2, publish, None)
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: roll back."""
+        while self._undo and self._undo[-1][0] >= index:
+            _, number, key, before = self._undo.pop()
+            table: dict[Any, Any] = self._maps[number]
+            if before is None:
+                table.pop(key, None)
+            else:
+                table[key] = before
+
+    def committed(self, index: int) -> None:
+        """Entries up to `index` will never be truncated."""
+        undo = self._undo
+        while undo and undo[0][0] <= index:
+            undo.popleft()
+
+    # -- stored --------------------------------------------------------------------------
+
+    def stored(self) -> StoredStages:
+        """The whole table as the log's end has it; the same for the same log."""
+        open_, published, named = self._maps
+        return StoredStages(sorted(open_.items()), sorted(published.items()), sorted(named.items()))
+
+    def stored_at(self, index: int) -> StoredStages:
+        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        copy = Stages()
+        # Values are replaced, never changed: so the copies may be shallow.
+        copy._maps = (dict(self._maps[0]), dict(self._maps[1]), dict(self._maps[2]))
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, stored: StoredStages) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        self._maps = (dict(stored.open), dict(stored.published), dict(stored.named))

@@ -1,0 +1,211 @@
+"""What the leader of a partition does for sinks: take their stages, pin them, publish them, drop the rest.
+
+Every step may be asked for again: what is there already is answered as it was the first time. It decides for
+one partition by its table alone (`laminar.node.stages`); it never drops a pinned batch by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from laminar.batch import Header, Kind, as_staged
+from laminar.frame import HEADER_SIZE, seal
+from laminar.http.errors import Problem
+from laminar.node.partition import Partition
+from laminar.node.receipts import Receipt
+from laminar.node.stages import BatchKey, PinOperation, PinRecord, Published, PublishRecord, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch of a sink: the sink's id (16 bytes), the number, and the epoch of who staged it."""
+
+    sink: bytes
+    number: int
+    epoch: int
+
+    @property
+    def key(self) -> BatchKey:
+        return (self.sink, self.number, self.epoch)
+
+
+class Staging:
+    """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def stage(
+        self, batch: Batch, stage: int, frame: bytearray | memoryview, header: Header
+    ) -> asyncio.Future[Receipt]:
+        """Take a verified, unstamped batch of records as stage number `stage`; done when it is committed.
+
+        One that is there already is not taken twice; another one under its number is refused.
+        """
+        partition = self._partition
+        partition.check_leads()
+        self._refuse_interval()
+        self._refuse_published(batch)
+        known = partition.tables.stages.stage(batch.key, stage)
+        if known is not None:
+            if (known.records, known.body_crc) != (header.count, header.body_crc):
+                raise Problem(
+                    "invalid",
+                    "another batch of records was staged under this number",
+                    field="stage",
+                    value=stage,
+                    outcome="not_applied",
+                )
+            return partition.when_committed(known.index, Receipt(partition.number, 0, known.records, True))
+        pinned = partition.tables.stages.batch(batch.key)
+        if pinned is not None and pinned.pinned:
+            raise Problem(
+                "in_progress", "this batch is being committed: nothing is added to it", outcome="not_applied"
+            )
+        as_staged(
+            frame,
+            sink=batch.sink,
+            epoch=batch.epoch,
+            number=batch.number,
+            stage=stage,
+            records=header.count,
+        )
+        return partition.append_control(frame)
+
+    def pin(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
+        """Promise to keep these stages of a batch, and drop its others; done when that is committed.
+
+        Refused with `no_stage` when one of them is not there: dropped for its age, or never taken.
+        """
+        partition = self._partition
+        partition.check_leads()
+        self._refuse_interval()
+        self._refuse_published(batch)
+        known = partition.tables.stages.batch(batch.key)
+        have = {each.number for each in known.stages} if known is not None else set()
+        missing = sorted(set(stages) - have)
+        if missing or not stages:
+            raise Problem(
+                "no_stage",
+                f"{partition.topic}/{partition.number} does not hold what is to be committed",
+                field="stages",
+                value=missing[0] if missing else None,
+                limit=len(have),
+                outcome="not_applied",
+            )
+        if known is None or not known.pinned:
+            return self._pin(batch, PinOperation.PIN, stages)
+        if have != set(stages):
+            # A commit may be decided on what was pinned: only a newer epoch may want something else.
+            raise Problem(
+                "in_progress",
+                "other stages of this batch are being committed in this epoch",
+                field="stages",
+                value=len(set(stages)),
+                limit=len(have),
+                outcome="not_applied",
+            )
+        return partition.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
+        )
+
+    def publish(self, batch: Batch) -> asyncio.Future[Receipt]:
+        """Give a pinned batch its offsets; done when that is committed. Again: the first receipt."""
+        partition = self._partition
+        partition.check_leads()
+        done = partition.tables.stages.published(batch.sink)
+        if done is not None and done.number >= batch.number:
+            return self._done(batch, done)
+        known = partition.tables.stages.batch(batch.key)
+        if known is None or not known.pinned:
+            raise Problem(
+                "no_stage",
+                f"{partition.topic}/{partition.number} holds no pinned stages of this batch",
+                field="number",
+                value=batch.number,
+                outcome="not_applied",
+            )
+        stages = sorted(known.stages, key=_number)
+        record = PublishRecord(
+            batch.sink, batch.number, batch.epoch, [(each.index, each.records) for each in stages]
+        )
+        tag_mask = 0
+        for each in stages:
+            tag_mask |= each.tag_mask
+        count = sum(each.records for each in stages)
+        frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
+        # It is decided, and takes little room: also where new records are refused for want of it.
+        return partition.append_control(
+            seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
+        )
+
+    def drop(self, batch: Batch) -> asyncio.Future[Receipt]:
+        """Forget the stages of a batch that was not decided and can't be any more; done when committed."""
+        self._partition.check_leads()
+        if self._partition.tables.stages.batch(batch.key) is None:
+            return self._partition.when_committed(
+                self._partition.log.last_index, Receipt(self._partition.number, 0, 0, duplicate=True)
+            )
+        return self._pin(batch, PinOperation.DROP, [])
+
+    def drop_left_behind(self, *, before_ms: int) -> int:
+        """Propose to drop what nobody pinned and nothing was added to since; returns how many batches.
+
+        The time is one of the log's clock: all replicas do it at the same entry, none by a clock of its own.
+        """
+        keys = self._partition.tables.stages.left_behind(before_ms=before_ms)
+        for sink, number, epoch in keys:
+            self.drop(Batch(sink=sink, number=number, epoch=epoch)).add_done_callback(_ignore)
+        return len(keys)
+
+    def _pin(self, batch: Batch, operation: PinOperation, stages: Sequence[int]) -> asyncio.Future[Receipt]:
+        record = PinRecord(batch.sink, batch.number, batch.epoch, operation, sorted(set(stages)))
+        frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
+        drops = operation is PinOperation.DROP
+        return self._partition.append_control(seal(frame, Kind.PIN), even_if_full=drops)
+
+    def _refuse_interval(self) -> None:
+        """What is pinned stays, so it must be on the disks of a majority when that is said."""
+        if self._partition.log.policy.is_interval:
+            raise Problem(
+                "invalid",
+                "a transaction needs partitions with the flush policy `commit`: what is pinned stays",
+                field="flush",
+                value="interval",
+                limit="commit",
+                outcome="not_applied",
+            )
+
+    def _refuse_published(self, batch: Batch) -> None:
+        done = self._partition.tables.stages.published(batch.sink)
+        if done is not None and done.number >= batch.number:
+            raise Problem(
+                "already_committed",
+                f"batch {done.number} of this sink is published in {self._partition.topic}/"
+                f"{self._partition.number}",
+                field="number",
+                value=batch.number,
+                limit=done.number,
+                outcome="not_applied",
+            )
+
+    def _done(self, batch: Batch, done: Published) -> asyncio.Future[Receipt]:
+        known = done.number == batch.number
+        receipt = Receipt(
+            self._partition.number, done.offset if known else 0, done.count if known else 0, duplicate=True
+        )
+        return self._partition.when_committed(done.index, receipt)
+
+
+def _number(stage: Stage) -> int:
+    return stage.number
+
+
+def _ignore(future: asyncio.Future[Receipt]) -> None:
+    """Whoever leads next looks for himself."""
+    if not future.cancelled():
+        future.exception()

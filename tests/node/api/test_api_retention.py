@@ -1,0 +1,96 @@
+"""A topic's retention, changed while the node runs: real files, small segments, quick checks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from laminar.testing.nodes import serve
+from tests.node.api.asking import Partition
+
+MIB = 1 << 20
+SETTINGS: dict[str, str | int] = {
+    "segment_size_bytes": MIB,
+    "journal_file_bytes": 4 * MIB,
+    "retention_check_ms": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """A client of a node that looks for old records fifty times a second."""
+    with serve(settings=SETTINGS) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def partition(http: httpx.Client, request: pytest.FixtureRequest) -> Partition:
+    """The only partition of a topic named after the test."""
+    topic = request.node.name[:100]
+    assert 201 == http.put(f"/v1/topics/{topic}", json={}).status_code
+    return Partition(http, topic)
+
+
+def patch(partition: Partition, **settings: Any) -> None:
+    path = f"/v1/topics/{partition.topic}"
+    etag = partition.http.get(path).headers["etag"]
+    answer = partition.http.patch(path, json={"settings": settings}, headers={"If-Match": etag})
+    assert 200 == answer.status_code, answer.text
+
+
+def start_offset(partition: Partition) -> int:
+    return int(partition.http.get(partition.path).json()["start_offset"])
+
+
+def fill(partition: Partition, mebibytes: int) -> None:
+    """So many records of 1 MiB: each seals a segment."""
+    for _ in range(mebibytes):
+        assert 201 == partition.post(b"x" * MIB).status_code
+
+
+def until_start(partition: Partition, wanted: int) -> None:
+    deadline = time.monotonic() + 30
+    while start_offset(partition) < wanted:
+        assert time.monotonic() < deadline, f"the start stays at {start_offset(partition)}"
+        time.sleep(0.01)
+
+
+def test_a_bound_on_size_is_kept_as_soon_as_it_is_set_and_as_long(partition: Partition) -> None:
+    """Sealed segments count; the active one stays; null lifts the bound."""
+    fill(partition, 6)
+    assert 0 == start_offset(partition)
+
+    patch(partition, retention_bytes=2 * MIB + 100_000)
+    # The entry that moves the start opens a segment too: so the last record's is sealed by then.
+    until_start(partition, 4)
+    assert 4 == start_offset(partition), "two sealed segments fit"
+    described = partition.http.get(partition.path).json()
+    assert described["bytes"] < 4 * MIB
+
+    patch(partition, retention_bytes=None)
+    fill(partition, 4)
+    time.sleep(0.1)
+    assert 4 == start_offset(partition)
+    values = partition.http.get(f"{partition.path}/records/4")
+    assert MIB == len(values.content)
+
+
+def test_a_bound_on_age_counts_from_append_times_never_from_the_producers(partition: Partition) -> None:
+    """Records that call themselves old are not given up; those appended long ago are."""
+    partition.post(b"x" * MIB, timestamp="0")
+    fill(partition, 2)
+    patch(partition, retention_ms=3_600_000)
+    time.sleep(0.1)
+    assert 0 == start_offset(partition)
+
+    patch(partition, retention_ms=1)
+
+    # The entry that moves the start opens a segment, which seals the one of the last record.
+    until_start(partition, 3)
+    assert 3 == partition.append("new")
+    time.sleep(0.1)
+    assert ["new"] == partition.values(), "the segment that is written to never expires"

@@ -1,0 +1,231 @@
+"""Transactions over partitions, as any HTTP client sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pyarrow
+import pyarrow.ipc
+import pytest
+
+from tests.node.api.asking import ARROW, Partition
+
+
+def stage(
+    http: httpx.Client, sink: str, number: int, topic: str, partition: int, *values: str, **query: Any
+) -> httpx.Response:
+    """Records as NDJSON; `stage` is 0 unless it is said."""
+    given: dict[str, Any] = {"topic": topic, "partition": partition, "stage": 0} | query
+    return http.post(
+        f"/v1/sinks/{sink}/batches/{number}/stages",
+        params=given,
+        content="\n".join(values),
+        headers={"content-type": "application/x-ndjson"},
+    )
+
+
+def commit(
+    http: httpx.Client, sink: str, number: int, epoch: int, *parts: tuple[str, int, list[int]]
+) -> httpx.Response:
+    body = [{"topic": topic, "partition": partition, "stages": stages} for topic, partition, stages in parts]
+    return http.put(f"/v1/sinks/{sink}/batches/{number}", json={"epoch": epoch, "parts": body})
+
+
+def begin(http: httpx.Client, sink: str) -> int:
+    answer = http.post(f"/v1/sinks/{sink}")
+    assert 200 == answer.status_code, answer.text
+    epoch = answer.json()["epoch"]
+    assert isinstance(epoch, int)
+    return epoch
+
+
+def test_a_batch_is_seen_whole_in_all_its_partitions_once_it_is_committed(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """And not at all before; to commit it again changes nothing; a newer epoch refuses the older driver."""
+    topic = new_topic(2)
+    epoch = begin(http, "s1")
+    for partition in (0, 1):
+        assert 201 == stage(http, "s1", 0, topic, partition, "1", "2", epoch=epoch).status_code
+    assert 201 == stage(http, "s1", 0, topic, 1, "3", epoch=epoch, stage=1).status_code
+    assert ["[]", "[]"] == [str(Partition(http, topic, each).values()) for each in (0, 1)]
+
+    answer = commit(http, "s1", 0, epoch, (topic, 0, [0]), (topic, 1, [0, 1]))
+    assert (200, "applied") == (answer.status_code, answer.json().get("result")), answer.text
+    assert ["1", "2"] == Partition(http, topic, 0).values()
+    assert ["1", "2", "3"] == Partition(http, topic, 1).values()
+
+    again = commit(http, "s1", 0, epoch, (topic, 0, [0]), (topic, 1, [0, 1]))
+    assert (200, "already") == (again.status_code, again.json().get("result")), again.text
+    described = http.get("/v1/sinks/s1").json()
+    assert (epoch, 0, False) == (described["epoch"], described["committed"], described["publishing"])
+
+    newer = begin(http, "s1")
+    assert epoch < newer
+    assert 201 == stage(http, "s1", 1, topic, 0, "4", epoch=epoch).status_code
+    fenced = commit(http, "s1", 1, epoch, (topic, 0, [0]))
+    assert (409, "fenced", newer) == (fenced.status_code, fenced.json()["code"], fenced.json()["limit"])
+    assert 201 == stage(http, "s1", 1, topic, 0, "5", epoch=newer).status_code
+    assert "applied" == commit(http, "s1", 1, newer, (topic, 0, [0])).json()["result"]
+    assert ["1", "2", "5"] == Partition(http, topic, 0).values()
+    assert ["1", "2", "3"] == Partition(http, topic, 1).values()
+
+
+def test_what_was_not_staged_is_not_committed(http: httpx.Client, new_topic: Callable[..., str]) -> None:
+    """Nothing of the batch is seen, the number stays free, and the error names what is missing."""
+    topic = new_topic(2)
+    epoch = begin(http, "s2")
+    stage(http, "s2", 7, topic, 0, "1", epoch=epoch)
+
+    missing = commit(http, "s2", 7, epoch, (topic, 0, [0]), (topic, 1, [0]))
+    assert (409, "no_stage", "not_applied") == (
+        missing.status_code,
+        missing.json()["code"],
+        missing.json()["outcome"],
+    )
+    assert [] == Partition(http, topic, 0).values()
+
+    stage(http, "s2", 7, topic, 1, "2", epoch=epoch)
+    assert "applied" == commit(http, "s2", 7, epoch, (topic, 0, [0]), (topic, 1, [0])).json()["result"]
+    assert [["1"], ["2"]] == [Partition(http, topic, each).values() for each in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "sink, number, query, status, field",
+    [
+        ("s3", "0", {}, 422, "topic"),
+        ("s3", "0", {"topic": "none", "partition": 0, "stage": 0, "epoch": 1}, 404, "topic"),
+        ("s3", "x", {"topic": "t", "partition": 0, "stage": 0, "epoch": 1}, 422, "number"),
+        ("s 3", "0", {"topic": "t", "partition": 0, "stage": 0, "epoch": 1}, 422, "sink"),
+    ],
+)
+def test_a_stage_that_makes_no_sense_is_refused_by_name(
+    http: httpx.Client, sink: str, number: str, query: dict[str, Any], status: int, field: str
+) -> None:
+    answer = http.post(f"/v1/sinks/{sink}/batches/{number}/stages", params=query, content=b"x")
+    assert (status, field) == (answer.status_code, answer.json()["field"]), answer.text
+
+
+def test_a_sink_that_nobody_began_is_not_there(http: httpx.Client) -> None:
+    begin(http, "s4")
+    answer = http.get("/v1/sinks/other")
+    assert (404, "no_such_sink") == (answer.status_code, answer.json()["code"])
+
+
+def test_an_older_batch_is_already_committed_and_a_later_one_waits_for_nothing(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """Numbers rise, and need not be dense; records of twenty batches lie in the order of their numbers."""
+    topic = new_topic(1)
+    epoch = begin(http, "s5")
+    for number in range(0, 40, 2):
+        stage(http, "s5", number, topic, 0, str(number), epoch=epoch)
+        assert "applied" == commit(http, "s5", number, epoch, (topic, 0, [0])).json()["result"]
+    assert "already" == commit(http, "s5", 5, epoch, (topic, 0, [0])).json()["result"]
+    assert [str(number) for number in range(0, 40, 2)] == Partition(http, topic, 0).values()
+
+
+def test_a_partition_whose_records_were_all_published_begins_at_the_first_of_them(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """Not behind them, where a plain append would be the first: a reader from there skips nothing."""
+    topic = new_topic(1)
+    epoch = begin(http, "s6")
+    stage(http, "s6", 0, topic, 0, "1", "2", epoch=epoch)
+    assert "applied" == commit(http, "s6", 0, epoch, (topic, 0, [0])).json()["result"]
+
+    for at in ("earliest", "2000-01-01T00:00:00Z"):
+        told = http.get(f"/v1/topics/{topic}/partitions/0/offsets", params={"at": at}).json()
+        assert (0, 2) == (told["offset"], told["end_offset"]), told
+        assert told["timestamp"] is not None
+
+
+def test_published_records_are_read_as_any_others(http: httpx.Client, new_topic: Callable[..., str]) -> None:
+    """By offset, time, tag, one at a time, as lines and as an Arrow stream; trimmed as a whole."""
+    topic = new_topic(1)
+    partition = Partition(http, topic)
+    epoch = begin(http, "s9")
+    for number in range(2):
+        for place in range(2):
+            answer = stage(
+                http,
+                "s9",
+                number,
+                topic,
+                0,
+                f"1{number}{place}0",
+                f"1{number}{place}1",
+                epoch=epoch,
+                stage=place,
+            )
+            assert 201 == answer.status_code, answer.text
+        assert 200 == commit(http, "s9", number, epoch, (topic, 0, [0, 1])).status_code
+    wanted = [f"1{number}{place}{end}" for number in range(2) for place in range(2) for end in range(2)]
+
+    assert wanted == partition.values()
+    for offset, value in enumerate(wanted):
+        one = http.get(f"{partition.path}/records/{offset}")
+        assert (200, value) == (one.status_code, one.text)
+        assert [value] == [each["value"] for each in partition.records(offset=offset, limit=1)]
+        assert wanted[offset:] == [
+            each["value"] for each in partition.records(offset=offset, max_bytes=1 << 20)
+        ]
+    earliest = http.get(f"{partition.path}/offsets", params={"at": "earliest"}).json()
+    assert 0 == earliest["offset"] and earliest["timestamp"] is not None
+    assert wanted == [each["value"] for each in partition.records(since=earliest["timestamp"])]
+    second = partition.records(offset=4, limit=1)[0]["timestamp"]
+    assert 4 == http.get(f"{partition.path}/offsets", params={"at": second}).json()["offset"]
+    lines = partition.fetch("application/x-ndjson", offset=3).text.splitlines()
+    assert wanted[3:] == [json.loads(line)["value"] for line in lines]
+    table = pyarrow.ipc.open_stream(partition.fetch(ARROW, offset=1).content).read_all()
+    assert (list(range(1, 8)), [value.encode() for value in wanted[1:]]) == (
+        table["offset"].to_pylist(),
+        table["value"].to_pylist(),
+    )
+    assert 8 == http.get(f"{partition.path}/offsets").json()["end_offset"]
+
+    trimmed = http.delete(f"{partition.path}/records", params={"before": 6}).json()
+    assert (4, 4, True) == (trimmed["deleted"], trimmed["start_offset"], trimmed["rounded_down"])
+    assert wanted[4:] == [each["value"] for each in partition.records(offset=4)]
+    assert "already" == commit(http, "s9", 1, epoch, (topic, 0, [0, 1])).json()["result"]
+
+
+@pytest.mark.parametrize(
+    "method, path, body",
+    [
+        ("PUT", "", {"partitions": 1}),
+        ("PATCH", "", {"settings": {"flush": "interval"}}),
+        ("DELETE", "", None),
+        ("POST", "/records", {"a": 1}),
+        ("POST", "/partitions/0/records", {"a": 1}),
+        ("DELETE", "/partitions/0/records?before=0", None),
+    ],
+)
+def test_nobody_touches_the_topic_of_the_coordinators(
+    http: httpx.Client, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    """Neither before there is a sink nor after: what it knows is what was committed."""
+    begin(http, "s7")
+    answer = http.request(method, f"/v1/topics/_transactions{path}", json=body, headers={"if-match": "*"})
+    assert (422, "topic", "_transactions") == (
+        answer.status_code,
+        answer.json()["field"],
+        answer.json()["value"],
+    ), answer.text
+    assert 422 == stage(http, "s7", 0, "_transactions", 0, "1", epoch=1).status_code
+    assert 422 == commit(http, "s7", 0, 1, ("_transactions", 0, [0])).status_code
+
+
+@pytest.mark.parametrize(
+    "epoch, partition, stage_number", [(-1, 0, 0), (1 << 70, 0, 0), (1, 0, 1 << 70), (1, 0, -1)]
+)
+def test_numbers_that_cannot_be_are_refused(
+    http: httpx.Client, new_topic: Callable[..., str], epoch: int, partition: int, stage_number: int
+) -> None:
+    topic = new_topic(1)
+    begin(http, "s8")
+    answer = commit(http, "s8", 0, epoch, (topic, partition, [stage_number]))
+    assert answer.status_code in (400, 422), answer.text

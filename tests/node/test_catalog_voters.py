@@ -1,0 +1,101 @@
+"""Who votes in group 0: decided from records alone, one step that Raft allows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from laminar.node.catalog_voters import next_step
+from laminar.node.replacement import plan, too_many_gone
+from laminar.node.wire import ConfigurationRecord
+from membership.records import CatalogState
+from raft.configuration import check_step
+from tests.membership.test_replica_rules import node
+
+IDS = {name: number for number, name in enumerate("abcdefgh", 1)}
+
+
+def state_of(names: str) -> CatalogState:
+    """A catalog that knows these nodes, and no topics."""
+    return CatalogState(nodes={name: replace(node(name), catalog_replica=IDS[name]) for name in names})
+
+
+def members(names: str) -> tuple[tuple[int, str], ...]:
+    return tuple((IDS[name], name) for name in names)
+
+
+def end(
+    voters: str,
+    learners: str = "",
+    *,
+    nodes: str,
+    gone: Collection[str] = (),
+    not_ready: str = "",
+    put_back: str = "",
+) -> tuple[list[str], str]:
+    """The voters after each step to the last, and who follows then."""
+    state = state_of(nodes)
+    for name in put_back:
+        older = replace(state.nodes[name], rolled_back=True)
+        state = replace(state, nodes=state.nodes | {name: older})
+    current = ConfigurationRecord(members(voters), members(learners))
+    passed = []
+
+    def ready(replica_id: int, name: str) -> bool:
+        assert IDS[name] == replica_id
+        return name not in gone and name not in not_ready
+
+    while (step := next_step(current, state, gone=gone, ready=ready)) is not None:
+        check_step(current.configuration(), step.configuration())
+        current = step
+        passed.append("".join(name for _, name in step.voters))
+        assert len(passed) < 20, passed
+    return passed, "".join(name for _, name in current.learners)
+
+
+def test_five_nodes_vote_where_there_are_five_and_three_where_there_are_fewer() -> None:
+    """The rest follow. Four voters would survive no more than three do."""
+    assert end("a", nodes="ab") == (["a", "ab"], "")
+    assert end("a", nodes="abcd") == (["a", "a", "a", "ab", "abc"], "d")
+    passed, following = end("abc", "d", nodes="abcdefg")
+    assert (passed[-1], following) == ("abcde", "fg")
+
+
+def test_a_dead_voter_is_removed_before_another_is_promoted_and_follows_again() -> None:
+    """In the order of partitions; under its id, as its store has kept what it promised."""
+    assert end("abc", "d", nodes="abcd", gone="a") == (["bc", "bc", "bcd"], "a")
+
+
+def test_nobody_loses_a_seat_that_nobody_can_take() -> None:
+    """Three keep a majority of two without the third, which may be back in time; five can do with fewer."""
+    assert end("abc", "d", nodes="abcd", gone="a", not_ready="d") == ([], "d")
+    assert end("abc", nodes="abc", gone="a") == ([], "")
+    assert end("abcde", nodes="abcde", gone="a") == (["bcde", "bcde"], "a")
+    assert end("bcde", "a", nodes="abcde", gone="ab") == (["cde", "cde"], "ab")
+    assert end("cde", "ab", nodes="abcde", gone="abc") == ([], "ab")
+
+
+def test_who_is_not_there_is_not_promoted() -> None:
+    """Its log may hold all that is committed since it died."""
+    assert end("ab", "cd", nodes="abcd", not_ready="c") == (["abd"], "c")
+
+
+def test_no_voter_is_swapped_while_too_many_nodes_are_gone() -> None:
+    """Two of five at once: then it is the network. Those that were given up before count no more."""
+    assert end("abc", "de", nodes="abcde", gone="ab", not_ready="")[0] == []
+    state = state_of("abcde")
+    assert too_many_gone(state, "ab", voting="abc") and not too_many_gone(state, "ab", voting="bcde")
+    assert not too_many_gone(state, "abcd", voting="e")
+    assert plan(state, gone="ab", weights={}, voting="abc") == []
+
+
+def test_a_node_that_comes_back_takes_its_seat_again() -> None:
+    """Where five are there again, five vote."""
+    assert end("bcde", "a", nodes="abcde") == (["bcdea"], "")
+
+
+def test_a_voter_whose_folder_was_put_back_is_swapped_and_never_votes_again() -> None:
+    """It is there, and holds all that is committed; but it has forgotten what it promised."""
+    assert end("abc", "d", nodes="abcd", put_back="b") == (["ac", "ac", "acd"], "b")
+    assert end("ac", "b", nodes="abc", put_back="b") == ([], "b")

@@ -1,0 +1,55 @@
+"""A process with a failed log ends in order when that helps: after a pause, and not on a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from laminar.node.comeback import LONGEST_PAUSE_S, ComeBack, pause_s
+from laminar.node.process import Process
+
+
+def test_each_comeback_is_waited_for_longer_than_the_last() -> None:
+    """A disk that fails for good must not keep the other logs of a process from serving."""
+    pauses = [pause_s(number) for number in range(40)]
+
+    assert all(2 * one == other for one, other in pairwise(pauses[:9]))
+    assert LONGEST_PAUSE_S == pauses[-1] == max(pauses)
+
+
+async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before a log has failed, and not while a recovery would find the disk full."""
+    monkeypatch.setattr("laminar.node.process.LOOK_S", 0.001)
+    monkeypatch.setattr("laminar.node.process.pause_s", lambda comebacks: 0.001)
+    log = SimpleNamespace(name="t-0", failure=None)
+    process: Any = SimpleNamespace(
+        storage=SimpleNamespace(logs={1: log}, refusal="disk"),
+        boot=SimpleNamespace(comebacks=0, data_directory=".", settings=SimpleNamespace(journal_file_bytes=1)),
+        environment=SimpleNamespace(disk=SimpleNamespace(free_bytes=lambda directory: 100)),
+        stopping=asyncio.Event(),
+        ended=[],
+    )
+
+    def fatal(error: BaseException) -> None:
+        process.ended.append(error)
+        process.stopping.set()
+
+    process.fatal = fatal
+    process.stopped_within = lambda seconds: Process.stopped_within(process, seconds)
+    process._has_room = lambda: Process._has_room(process)
+    task = asyncio.create_task(Process.bring_back_failed(process))
+    await asyncio.sleep(0.01)
+    assert not process.ended
+    log.failure = OSError("no room")
+    await asyncio.sleep(0.01)
+    assert not process.ended
+    process.storage.refusal = None
+    async with asyncio.timeout(30):
+        await task
+
+    [error] = process.ended
+    assert isinstance(error, ComeBack) and "t-0 (no room)" in str(error)

@@ -1,0 +1,253 @@
+"""Who may commit what, on a coordinator whose targets are asked by the test itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from laminar.batch import Header, Kind, build, build_control
+from laminar.http.errors import Problem
+from laminar.http.records import Limits
+from laminar.node.api import sinks
+from laminar.node.api.locate import Where
+from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
+from laminar.node.coordinator import Coordinator, Part
+from laminar.node.sinks import Sink, SinkChange, Target
+from laminar.node.staging import Batch as StagedBatch
+from laminar.node.staging import Staging
+from laminar.node.transport import TcpAddress
+from tests.node.alone import lone_partition
+from tests.node.trio import batch as batch_of
+from tests.node.trio import send, trio
+
+SINK = b"s" * 16
+PART = Part(topic="t", partition=0, stages=[0])
+
+
+class Targets:
+    """Pins and publishes when the test lets them."""
+
+    def __init__(self) -> None:
+        self.pins: list[asyncio.Future[bytes]] = []
+        self.published: list[int] = []
+        self.may_publish = asyncio.Event()
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+        self.pins.append(asyncio.get_running_loop().create_future())
+        return await self.pins[-1]
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        await self.may_publish.wait()
+        self.published.append(number)
+
+
+class Spawned:
+    """What runs beside; it ends with the test."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, work: Coroutine[Any, Any, None]) -> object:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        return task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0)
+
+
+async def test_two_commits_of_one_batch_at_once_are_both_answered(tmp_path: Path) -> None:
+    """The second cannot pin what the first has published by then: that is no reason to refuse it."""
+    async with lone_partition(tmp_path) as partition:
+        targets = Targets()
+        targets.may_publish.set()
+        coordinator = Coordinator(partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        second = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        await until(lambda: len(targets.pins) == 2)
+        targets.pins[0].set_result(b"g" * 16)
+        assert await first
+        targets.pins[1].set_exception(Problem("already_committed", outcome="not_applied"))
+
+        assert not await second
+        assert [0] == targets.published
+
+
+async def test_pitfall_41_an_epoch_that_began_while_targets_pinned_refuses_the_older_driver(
+    tmp_path: Path,
+) -> None:
+    """It is checked again in the turn in which the decision is made; nothing of the batch is published."""
+    async with lone_partition(tmp_path) as partition:
+        targets = Targets()
+        targets.may_publish.set()
+        coordinator = Coordinator(partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        commit = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        await until(lambda: len(targets.pins) == 1)
+        newer = (await coordinator.begin(SINK, "s")).epoch
+        targets.pins[0].set_result(b"g" * 16)
+
+        with pytest.raises(Problem) as problem:
+            await commit
+        assert ("fenced", newer, "not_applied") == (
+            problem.value.code,
+            problem.value.limit,
+            problem.value.outcome,
+        )
+        assert [] == targets.published and -1 == (await coordinator.status(SINK)).number
+
+
+async def test_the_next_batch_is_decided_when_the_one_before_is_published_everywhere(tmp_path: Path) -> None:
+    """However early it was pinned."""
+    async with lone_partition(tmp_path) as partition:
+        targets = Targets()
+        coordinator = Coordinator(partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        await until(lambda: len(targets.pins) == 1)
+        targets.pins[0].set_result(b"g" * 16)
+        sinks_known = partition.tables.sinks
+        await until(lambda: (sink := sinks_known.committed_at(SINK)) is not None and sink.number == 0)
+        second = asyncio.ensure_future(coordinator.commit(SINK, 1, epoch, [PART]))
+        await until(lambda: len(targets.pins) == 2)
+        targets.pins[1].set_result(b"g" * 16)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert 0 == (await coordinator.status(SINK)).number
+        targets.may_publish.set()
+        await until(lambda: len(targets.pins) == 3)
+        targets.pins[2].set_result(b"g" * 16)
+
+        assert await first and await second
+        assert [0, 1] == targets.published
+
+
+# -- the routes ----------------------------------------------------------------------------
+
+
+def routes(leader: Callable[[], Awaitable[Where]], ask: Callable[..., Awaitable[Any]]) -> SinkRoutes:
+    """On a shard that leads nothing."""
+
+    async def found(topic: str, number: int) -> Where:
+        return await leader()
+
+    shard: Any = SimpleNamespace(partitions={}, spawn=lambda work: work.close())
+    locator: Any = SimpleNamespace(leader=found, forget=lambda topic, number: None)
+    exchange: Any = SimpleNamespace(ask=ask)
+    topics: Any = None
+    return SinkRoutes(shard, exchange, locator, topics, limits=Limits())
+
+
+async def test_what_an_earlier_try_did_is_not_denied_when_no_leader_is_found_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit may have been decided by it: nobody knows, and the driver is told so."""
+    monkeypatch.setattr(sinks, "GIVE_UP_S", 0.05)
+    monkeypatch.setattr(sinks, "RETRY_S", 0.0)
+    wheres = [Where("a", TcpAddress("a", 1), "http://a")]
+
+    async def leader() -> Where:
+        if wheres:
+            return wheres.pop()
+        raise Problem("no_leader", outcome="not_applied")
+
+    async def ask(*_: Any, **__: Any) -> Any:
+        raise Problem("outcome_unknown")
+
+    with pytest.raises(Problem) as problem:
+        await routes(leader, ask)._at_leader(SinkRequest("_transactions", 0, "commit", SINK), object)
+    assert ("no_leader", "unknown") == (problem.value.code, problem.value.outcome)
+
+
+async def test_a_publish_is_not_over_because_another_group_of_that_name_is_led_here(tmp_path: Path) -> None:
+    """It may be one that was deleted and is not gone yet, while the one that is meant waits elsewhere."""
+
+    async def nobody(*_: Any, **__: Any) -> Any:
+        raise AssertionError("nobody is asked")
+
+    async with lone_partition(tmp_path) as partition:
+        asked = routes(nobody, nobody)
+        with pytest.raises(Problem) as problem:
+            await asked._do(partition, PublishRequest("t", 0, SINK, 0, 1, b"another group..."))
+        assert ("not_leader", "not_applied") == (problem.value.code, problem.value.outcome)
+
+
+async def test_a_partition_is_taken_for_deleted_by_an_up_to_date_view_only() -> None:
+    """A node that has not heard of a topic yet must not take it for one that is no more."""
+
+    async def nobody(*_: Any, **__: Any) -> Any:
+        raise AssertionError("nobody is asked")
+
+    async def refresh_view() -> None:
+        raise Problem("no_leader", "this node has not heard yet", outcome="not_applied")
+
+    asked = routes(nobody, nobody)
+    shard: Any = asked._shard
+    shard.view = SimpleNamespace(partition=lambda topic, number: None)
+    shard.refresh_view = refresh_view
+    with pytest.raises(Problem):
+        await asked.publish(SINK, 0, 1, Target("t", 0, b"g" * 16))
+
+
+async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
+    """Before that it may be lost with its leader, and what it promised to keep with it."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        frame = build([b"x"])
+        batch = StagedBatch(sink=SINK, number=0, epoch=1)
+        await Staging(leader.partition).stage(batch, 0, frame, Header.unpack(frame))
+        cluster.cut_off(leader.node)
+
+        async def nobody(*_: Any, **__: Any) -> Any:
+            raise AssertionError("nobody is asked")
+
+        asked = routes(nobody, nobody)._do(leader.partition, PinRequest("t", 0, SINK, 0, 1, [0]))
+        pinned = asyncio.ensure_future(asked)
+        await cluster.until(
+            lambda: (held := leader.partition.tables.stages.batch(batch.key)) is None or held.pinned,
+            what="the pin in the leader's log",
+        )
+        assert not pinned.done()
+        cluster.heal()
+        with contextlib.suppress(Problem):
+            await pinned
+
+
+async def test_what_a_deposed_leader_took_is_rolled_back() -> None:
+    """Stages and decisions that were never committed leave nothing in its tables."""
+    async with trio() as cluster:
+        old = await cluster.leader()
+        cluster.cut_off(old.node)
+        frame = build([b"x"])
+        batch = StagedBatch(sink=SINK, number=0, epoch=1)
+        lost = [
+            Staging(old.partition).stage(batch, 0, frame, Header.unpack(frame)),
+            old.partition.append_control(
+                build_control(Kind.SINK, msgspec.msgpack.encode(SinkChange(SINK, Sink("s", 1))))
+            ),
+        ]
+        others = [member.node for member in cluster.followers(old)]
+        new = await cluster.leader(among=others)
+        await send(new, batch_of(0, b"other"))
+        assert len(old.partition.tables.stages) == len(old.partition.tables.sinks) == 1
+        cluster.heal()
+        await cluster.settled()
+
+        for future in lost:
+            with pytest.raises(Problem):
+                await future
+        assert not old.partition.tables.stages and not old.partition.tables.sinks
+        cluster.check_equal()

@@ -1,0 +1,300 @@
+"""What is kept beside a log is what a replay of the log would give, or it is not used."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from laminar.batch import Header, Kind, build, build_control, stamp
+from laminar.frame import mark
+from laminar.log import Log, Storage
+from laminar.log.document import Document
+from laminar.node import derived
+from laminar.node.cursors import CursorChange
+from laminar.node.log_start import LogStartRecord, encode_state
+from laminar.node.partition import Partition
+from laminar.node.replica import initial_frame, replay
+from laminar.node.wire import ConfigurationRecord
+from tests.disks.fault_disk import FaultDisk, FaultFile
+from tests.log.histories import open_inline
+from tests.node.test_opening import entry, open_all
+from tests.node.trio import VOTERS
+
+NOBODY: Any = None
+
+
+def partition_of(log: Log) -> Partition:
+    partition = Partition(topic="t", number=0, driver=NOBODY, log=log)
+    replica: Any = SimpleNamespace(configuration=VOTERS.configuration())
+    partition.replica = replica
+    return partition
+
+
+class Follower:
+    """A partition's log and machine, driven as a core would: appends, truncations, commits."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.log = storage.create_log("t-0", 1)
+        self.partition = partition_of(self.log)
+        self.sequences: dict[int, list[tuple[int, int]]] = {}
+        self.append(initial_frame(VOTERS, created_ms=1), stamped=True)
+        self.commit(0)
+
+    def append(self, frame: bytearray, *, stamped: bool = False) -> None:
+        log = self.log
+        if not stamped:
+            stamp(
+                frame,
+                index=log.last_index + 1,
+                term=log.last_term,
+                prev_term=log.last_term,
+                base_offset=log.next_offset,
+                append_time_ms=log.last_append_time_ms + 1,
+                committed_index=self.partition.committed_index,
+                opens_segment=log.last_index % 4 == 0,
+            )
+        log.append([bytes(frame)])
+        self.partition.appended(Header.unpack(frame), frame)
+
+    def data(self, producer: int) -> None:
+        known = [each for each in self.sequences.get(producer, []) if each[0] <= self.log.last_index]
+        sequence = known[-1][1] + 1 if known else 0
+        self.append(build([b"v" * 50], producer_id=bytes([producer + 1]) * 16, sequence=sequence))
+        self.sequences[producer] = [*known, (self.log.last_index, sequence)]
+
+    def keyed(self, key: int) -> None:
+        key_id = bytes([key + 1]) * 16
+        if self.partition.tables.keys.get(key_id) is None:
+            frame = build([b"v" * 50])
+            mark(frame, producer_id=key_id, epoch=0, sequence=key, keyed=True)
+            self.append(frame)
+
+    def cursor(self, name: int, position: int | None) -> None:
+        change = CursorChange(name=f"c{name}", position=position, changed_ms=1)
+        self.append(build_control(Kind.CURSOR, msgspec.msgpack.encode(change)))
+
+    def configure(self, learner: int) -> None:
+        record = ConfigurationRecord(voters=VOTERS.voters, learners=((10 + learner, "d"),))
+        self.append(build_control(Kind.CONFIGURATION, record.encoded()))
+
+    def move_start(self) -> None:
+        partition, log = self.partition, self.log
+        index = partition.committed_index
+        if partition.tables.start_is_moving or index <= log.start.index + 1:
+            return
+        row = log.row(index - 1)
+        record = LogStartRecord(
+            index=index - 1,
+            term=row.term,
+            offset=row.next_offset,
+            time_ms=row.append_time_ms,
+            configuration=partition.tables.configurations_up_to(1 << 60)[-1][1],
+            state=encode_state(partition.tables.state()),
+        )
+        self.append(record.frame())
+
+    def truncate(self, entries: int) -> None:
+        index = max(self.log.last_index + 1 - entries, self.partition.committed_index + 1)
+        if index <= self.log.last_index:
+            self.log.truncate(index)
+            self.partition.truncated(index)
+            self.sequences = {
+                producer: [each for each in known if each[0] < index]
+                for producer, known in self.sequences.items()
+            }
+
+    def commit(self, behind_end: int) -> None:
+        index = self.log.last_index - behind_end
+        if index > self.partition.committed_index:
+            self.partition.committed(index)
+
+    async def keep(self) -> None:
+        await derived.DerivedKeeper(self.storage).write(self.partition)
+
+
+async def replayed(log: Log, known: derived.Derived | None) -> Partition:
+    """The machine of a log that was just opened, from its start or behind what is known."""
+    partition = partition_of(log)
+    index = log.first_index
+    if known is not None:
+        partition.tables.restore(known.state, known.configurations, known.start)
+        index = known.index + 1
+    while index <= log.last_index:
+        frames = await log.read(index, log.last_index, max_bytes=1 << 20)
+        replay(frames, partition)
+        index += len(frames)
+    return partition
+
+
+def picture(partition: Partition) -> Any:
+    return (
+        partition.producers.stored(),
+        partition.cursors.stored(),
+        partition.tables.keys.stored(),
+        partition.tables.configurations_up_to(1 << 60)[-1:],
+        partition.log.start,
+    )
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("data"), st.integers(0, 2)),
+    st.tuples(st.just("data"), st.integers(0, 2)),
+    st.tuples(st.just("cursor"), st.integers(0, 1), st.one_of(st.none(), st.integers(0, 9))),
+    st.tuples(st.just("keyed"), st.integers(0, 3)),
+    st.tuples(st.just("configure"), st.integers(0, 3)),
+    st.tuples(st.just("move_start")),
+    st.tuples(st.just("truncate"), st.integers(1, 3)),
+    st.tuples(st.just("commit"), st.integers(0, 2)),
+    st.tuples(st.just("sync")),
+    st.tuples(st.just("keep")),
+)
+
+
+# A configuration that is cut after the document was kept.
+CUT_CONFIGURATION: list[Any] = [("data", 0), ("configure", 1), ("sync",), ("commit", 1), ("keep",)]
+# A key behind the document, and one in it.
+KEPT_KEY: list[Any] = [("keyed", 0), ("sync",), ("commit", 0), ("keep",), ("keyed", 1), ("sync",)]
+
+
+@settings(max_examples=150, deadline=None)
+@example(CUT_CONFIGURATION, 0)
+@example(KEPT_KEY, 0)
+@given(st.lists(STEPS, max_size=40), st.integers(0, 2**32))
+def test_pitfall_20_the_state_behind_the_document_equals_a_full_replay(script: list[Any], seed: int) -> None:
+    """Whatever was appended, truncated, committed and kept, and wherever the power went."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        follower = Follower(open_inline(disk))
+        for name, *arguments in script:
+            if name == "sync":
+                await follower.storage.sync()
+            elif name == "keep":
+                await follower.keep()
+            else:
+                getattr(follower, name)(*arguments)
+        rng = random.Random(seed)
+        disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0]))
+        storage = open_inline(disk)
+        log = storage.logs.get(1)
+        if log is None or log.last_index == log.start.index:
+            return
+        known = derived.read(log)
+        committed = max(log.start.index, known.index if known is not None else 0)
+        short = await replayed(log, known)
+        full = await replayed(log, None)
+        short.committed(committed)
+        full.committed(committed)
+        assert picture(full) == picture(short)
+        # What may still be cut can be rolled back in both alike.
+        if log.last_index > committed:
+            cut = rng.randint(committed + 1, log.last_index)
+            log.truncate(cut)
+            short.truncated(cut)
+            full.truncated(cut)
+            assert picture(full) == picture(short)
+
+    asyncio.run(main())
+
+
+async def test_a_start_moves_with_its_commit_and_tells_the_configuration() -> None:
+    """Entries before it are committed first; whoever reads from it on finds out who the members are."""
+    follower = Follower(open_inline(FaultDisk()))
+    for _ in range(6):
+        follower.data(0)
+    follower.configure(4)
+    follower.commit(0)
+    follower.data(0)
+    follower.move_start()
+    log, wanted = follower.log, follower.partition.tables.configurations_up_to(1 << 60)[-1][1]
+    follower.commit(1)
+    assert 0 == log.start.index
+
+    frames = await log.read(log.last_index, log.last_index, max_bytes=1)
+    assert [(log.last_index, wanted)] == replay(frames, partition_of(log))
+    assert ((14, "d"),) == wanted.learners
+    follower.commit(0)
+    assert 0 < log.start.index
+
+
+async def kept(disk: FaultDisk, entries: int) -> None:
+    follower = Follower(open_inline(disk))
+    for number in range(entries):
+        follower.data(number % 3)
+        follower.cursor(0, number)
+    follower.commit(0)
+    follower.storage.record_hard_state(1, term=1, vote=0)
+    await follower.storage.sync()
+    await follower.keep()
+    for _ in range(3):
+        follower.data(0)
+    await follower.storage.sync()
+    await follower.storage.close()
+    disk.kill()
+
+
+async def test_a_start_reads_only_what_lies_behind_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By bytes through the disk's door: three batches of some hundred bytes, of a log of many times that."""
+    disk = FaultDisk()
+    await kept(disk, 200)
+    storage = open_inline(disk)
+    log = storage.logs[1]
+    tail = sum(log.row(index).size for index in range(log.last_index - 2, log.last_index + 1))
+    read_bytes = 0
+    for name in ("pread", "pread_nowait"):
+        original = getattr(FaultFile, name)
+
+        def counted(file: FaultFile, size: int, position: int, original: Any = original) -> Any:
+            nonlocal read_bytes
+            data = original(file, size, position)
+            if file.path.endswith(".log") and data is not None:
+                read_bytes += len(data)
+            return data
+
+        monkeypatch.setattr(FaultFile, name, counted)
+    shard = await open_all(storage, [entry(1, 1)])
+    assert not shard.lost
+    partition = shard.partitions[("t", 1)]
+    assert 0 < read_bytes <= tail + 3 * 128 < log.size_bytes // 20
+    full = await replayed(log, None)
+    assert picture(full)[:2] == picture(partition)[:2]
+    await storage.close()
+
+
+@pytest.mark.parametrize("how", ["missing", "rotten", "of another version", "ahead", "of another history"])
+async def test_pitfall_20_a_document_that_does_not_fit_is_passed_over(how: str) -> None:
+    """Then the log is replayed from its start, and the state is the same."""
+    disk = FaultDisk()
+    await kept(disk, 10)
+    storage = open_inline(disk)
+    log = storage.logs[1]
+    good = derived.read(log)
+    assert good is not None and 21 == good.index
+    document = Document(disk, log.files.directory, derived.NAME)
+    files = [f"{log.files.directory}/{each}" for each in disk.list(log.files.directory) if "derived" in each]
+    assert 2 == len(files)
+    if how == "missing":
+        for path in files:
+            disk.unlink(path)
+    elif how == "rotten":
+        for path in files:
+            disk.rot(path, 40)
+    elif how == "of another version":
+        document.write(msgspec.msgpack.encode({"version": derived.VERSION + 1, "something": "else"}))
+    elif how == "ahead":
+        document.write(msgspec.msgpack.encode(msgspec.structs.replace(good, index=log.last_index + 1)))
+    else:
+        document.write(msgspec.msgpack.encode(msgspec.structs.replace(good, term=good.term + 1)))
+    assert derived.read(log) is None
+    shard = await open_all(storage, [entry(1, 1)])
+    expected = await replayed(log, good)
+    assert picture(expected)[:2] == picture(shard.partitions[("t", 1)])[:2]
+    await storage.close()

@@ -1,0 +1,58 @@
+"""The watch over a process's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+from laminar.node.health import LoopHealth
+
+
+def _a_long_turn() -> None:
+    time.sleep(0.5)
+
+
+async def test_pitfall_44_a_long_turn_is_counted_with_its_stack_and_as_lag() -> None:
+    """So that whoever sees elections or slow answers finds what held the loop up."""
+    health = LoopHealth()
+    health.start()
+    try:
+        # Where the machine itself stands still just before, the watch may have seen that in our place.
+        for _ in range(5):
+            await _next_tick(health)
+            _a_long_turn()
+            stack = health.last_stack
+            await _next_tick(health)
+            if "_a_long_turn" in stack:
+                break
+        found = health.statistics()
+    finally:
+        health.stop()
+
+    assert found["long_turns"] >= 1
+    assert found["lag_max_seconds"] >= 0.4
+    assert "_a_long_turn" in stack
+
+
+async def _next_tick(health: LoopHealth) -> None:
+    ticks = health.ticks
+    while health.ticks == ticks:  # noqa: ASYNC110  # a counter
+        await asyncio.sleep(0.01)
+
+
+async def test_garbage_is_collected_by_us_and_not_in_the_middle_of_a_burst() -> None:
+    """Python's own collector stands still meanwhile, and runs again when the watch ends."""
+    health = LoopHealth()
+    health.start()
+    try:
+        assert not gc.isenabled()
+        for _ in range(200):
+            await asyncio.sleep(0.05)
+            if health.collections:
+                break
+        assert health.collections
+    finally:
+        health.stop()
+
+    assert gc.isenabled()

@@ -1,0 +1,240 @@
+"""Which step a group takes next, and which replicas get a new place: decided from records alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+from msgspec.structs import replace
+
+from laminar.node.catalog_service import CatalogAnswer, ConfirmRequest, ReplicaRequest
+from laminar.node.moves import Moves, next_step
+from laminar.node.replacement import Absence, plan, too_many_gone
+from laminar.node.view import View, ViewMessage
+from laminar.node.wire import ConfigurationRecord
+from membership.records import (
+    CatalogState,
+    LeavingReplica,
+    PartitionRecord,
+    ReplicaRecord,
+    ReportConfiguration,
+)
+from raft.configuration import check_step
+from tests.membership.test_replica_rules import GROUP, node, state_of
+
+
+def replica(number: int, name: str, *, made: bool = True) -> ReplicaRecord:
+    return ReplicaRecord(number, name, name.encode() * 16, made=made)
+
+
+def steps(record: PartitionRecord, current: ConfigurationRecord) -> list[str]:
+    """All steps to the end, as text; each must be one that Raft allows."""
+    taken = []
+    while (step := next_step(record, current, lambda replica_id: True)) is not None:
+        check_step(current.configuration(), step.configuration())
+        taken.append(f"{[n for _, n in step.voters]} {[n for _, n in step.learners]}")
+        current = step
+    return taken
+
+
+def moving(why: Literal["dead", "lost", "moved"], *, made: bool = True) -> PartitionRecord:
+    return PartitionRecord(
+        "t",
+        0,
+        GROUP,
+        "live",
+        [replica(1, "a"), replica(2, "b"), replica(4, "d", made=made)],
+        1,
+        leaving=[LeavingReplica(replica(3, "c"), why)],
+    )
+
+
+NOW = ConfigurationRecord(((1, "a"), (2, "b"), (3, "c")))
+
+
+def test_a_dead_replica_is_removed_before_the_new_one_is_added() -> None:
+    """Else four voters would stand, of which one is dead: a majority is three of three."""
+    wanted = ["['a', 'b'] []", "['a', 'b'] ['d']", "['a', 'b', 'd'] []"]
+    assert steps(moving("dead"), NOW) == steps(moving("lost"), NOW) == wanted
+
+
+def test_a_replica_that_is_moved_stays_until_the_new_one_votes() -> None:
+    """There are never fewer copies than before."""
+    assert steps(moving("moved"), NOW) == [
+        "['a', 'b', 'c'] ['d']",
+        "['a', 'b', 'c', 'd'] []",
+        "['a', 'b', 'd'] []",
+    ]
+
+
+def test_nobody_votes_whose_node_has_not_said_that_it_is_made() -> None:
+    """Until then its manifest would take an emptied log for a new one."""
+    assert steps(moving("dead", made=False), NOW)[-1] == "['a', 'b'] ['d']"
+    assert (
+        next_step(moving("dead"), ConfigurationRecord(((1, "a"), (2, "b")), ((4, "d"),)), lambda _: False)
+        is None
+    )
+
+
+def test_a_group_that_is_where_it_should_be_takes_no_step() -> None:
+    """Its members are those of the placement."""
+    record = replace(moving("dead"), replicas=[replica(1, "a"), replica(2, "b"), replica(3, "c")], leaving=[])
+    assert steps(record, NOW) == []
+
+
+def test_an_old_placement_undoes_nothing_that_came_after_it() -> None:
+    """A leader whose catalog stands still sees a member that it has never heard of: it waits for a newer."""
+    old = replace(moving("dead"), replicas=[replica(1, "a"), replica(2, "b"), replica(3, "c")], leaving=[])
+    without_c = ConfigurationRecord(((1, "a"), (2, "b")), ((4, "d"),))
+    assert steps(old, without_c) == []
+    assert steps(old, ConfigurationRecord(((1, "a"), (2, "b"), (4, "d")))) == []
+
+
+def test_pitfall_50_a_replica_that_an_old_placement_brought_back_is_removed_again() -> None:
+    """Its node deletes it, so it must not stay a member: nobody would ever speak of it again."""
+    settled = replace(moving("dead"), leaving=[])
+    for current in (
+        ConfigurationRecord(((1, "a"), (2, "b"), (4, "d")), ((3, "c"),)),
+        ConfigurationRecord(((1, "a"), (2, "b"), (3, "c"), (4, "d"))),
+    ):
+        assert steps(settled, current) == ["['a', 'b', 'd'] []"]
+
+
+async def test_a_removal_is_told_when_it_is_committed() -> None:
+    """What is told lets the replica be deleted: an entry that is cut again must not do that."""
+    told: list[Any] = []
+
+    async def ask(request: ReplicaRequest) -> CatalogAnswer:
+        told.append(request.change)
+        return CatalogAnswer()
+
+    def partition(committed_index: int) -> Any:
+        history = [(2, NOW), (7, ConfigurationRecord(((1, "a"), (2, "b"))))]
+        return SimpleNamespace(
+            leads=True,
+            committed_index=committed_index,
+            tables=SimpleNamespace(
+                configurations_up_to=lambda index: [each for each in history if each[0] <= index]
+            ),
+        )
+
+    moves = Moves(cast(Any, SimpleNamespace(ask_catalog=ask)))
+    await moves._report(partition(6), moving("dead"))
+    assert [] == told
+    await moves._report(partition(7), moving("dead"))
+    assert [ReportConfiguration("t/0", GROUP, 7, [1, 2])] == told
+
+
+@pytest.mark.parametrize(("newest", "added"), [(5, ["c"]), (6, [])])
+async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
+    newest: int, added: list[str]
+) -> None:
+    """Its addition was cut; or it has left since, and its node is about to delete what it acknowledges."""
+    proposed: list[ConfigurationRecord] = []
+
+    async def ask(request: ConfirmRequest) -> CatalogAnswer:
+        return CatalogAnswer(version=newest)
+
+    current = ConfigurationRecord(((1, "a"), (2, "b")))
+    partition = SimpleNamespace(
+        topic="t",
+        number=0,
+        leads=True,
+        replica=SimpleNamespace(
+            name="t/0",
+            group=GROUP,
+            leading=True,
+            configuration=current.configuration(),
+            configuration_record=current,
+            core=SimpleNamespace(progress={}),
+        ),
+    )
+    record = replace(moving("dead"), replicas=[replica(1, "a"), replica(2, "b"), replica(3, "c")], leaving=[])
+    view = View(node="a", unix_name=str)
+    view.message = ViewMessage(
+        cluster_id=b"", catalog=CatalogState(version=5, partitions={"t/0": record}), statuses={}
+    )
+    shard = SimpleNamespace(
+        ask_catalog=ask,
+        boot=SimpleNamespace(node="a", store_id=b"a" * 16),
+        view=view,
+        storage=SimpleNamespace(manifest=SimpleNamespace(entries=[])),
+        partitions={("t", 0): partition},
+        lost=[],
+        is_mine=lambda record: True,
+        driver=SimpleNamespace(propose_configuration=lambda replica, step: proposed.append(step)),
+    )
+    moves = Moves(cast(Any, shard))
+    assert moves.needed
+
+    await moves.as_leader()
+    assert added == [node for step in proposed for _, node in step.learners]
+
+
+@pytest.mark.parametrize(("where", "needed"), [("c", False), ("a", True)])
+def test_what_a_dead_node_would_have_to_delete_keeps_nobody_else_busy(where: str, needed: bool) -> None:
+    """It stands in the catalog for as long as that node does not come back."""
+    view = View(node="a", unix_name=str)
+    record = replace(moving("dead"), leaving=[], removed=[replica(3, where)])
+    view.message = ViewMessage(
+        cluster_id=b"", catalog=CatalogState(version=5, partitions={"t/0": record}), statuses={}
+    )
+    boot = SimpleNamespace(node="a", store_id=b"a" * 16)
+    storage = SimpleNamespace(manifest=SimpleNamespace(entries=[]))
+    shard = SimpleNamespace(
+        view=view, boot=boot, storage=storage, partitions={}, lost=[], is_mine=lambda record: True
+    )
+    assert needed == Moves(cast(Any, shard)).needed
+
+
+WEIGHTS = dict.fromkeys("abcde", 1.0)
+
+
+def test_replicas_of_nodes_that_are_gone_and_lost_ones_get_new_places() -> None:
+    """The best node that holds none; one that lost its replica may take a new one."""
+    state = state_of(*"abcd")
+    weights = {name: WEIGHTS[name] for name in "abd"}
+    assert [(s.replica_id, s.why, s.node, s.version) for s in plan(state, gone={"c"}, weights=weights)] == [
+        (3, "dead", "d", 7)
+    ]
+    assert plan(state, gone=(), weights=WEIGHTS) == []
+
+    record = state.partitions["t/0"]
+    lost = replace(record, replicas=[*record.replicas[:2], replace(record.replicas[2], lost=True)])
+    found = plan(replace(state, partitions={"t/0": lost}), gone=(), weights={"a": 1.0, "b": 1.0, "c": 1.0})
+    assert [(s.replica_id, s.why, s.node) for s in found] == [(3, "lost", "c")]
+
+    other_store = replace(state, nodes=state.nodes | {"c": replace(node("c"), store_id=b"z" * 16)})
+    assert [s.why for s in plan(other_store, gone=(), weights=weights)] == ["lost"]
+
+
+def test_nothing_is_planned_while_more_than_one_node_in_four_is_gone() -> None:
+    """Then it is the network."""
+    state = state_of(*"abcd")
+    assert not too_many_gone(state, {"c"}) and too_many_gone(state, {"c", "d"})
+    assert plan(state, gone={"c", "d"}, weights={"a": 1.0, "b": 1.0}) == []
+    assert too_many_gone(state_of(*"abc"), {"c"})
+
+
+def test_a_node_gets_two_new_replicas_at_a_time() -> None:
+    """So that the making of many starves nobody; the next come when these are made."""
+    state = state_of(*"abcd")
+    record = state.partitions["t/0"]
+    many = {f"t/{n}": replace(record, number=n, group=bytes([n]) * 16) for n in range(9)}
+    full: CatalogState = replace(state, partitions=many)
+    assert len(plan(full, gone={"c"}, weights={"a": 1.0, "b": 1.0, "d": 1.0})) == 2
+
+
+def test_absence_counts_from_when_a_node_was_seen_last() -> None:
+    """Whoever is seen in between begins anew; zero means never."""
+    absence = Absence()
+    absence.look(["c"], now_ms=0)
+    absence.look(["c", "d"], now_ms=500)
+    assert absence.longer_than(1000, now_ms=1000) == {"c"}
+    absence.look(["d"], now_ms=1000)
+    absence.look(["c", "d"], now_ms=1500)
+    assert absence.longer_than(1000, now_ms=1600) == {"d"}
+    assert absence.longer_than(0, now_ms=10**9) == set()
+    absence.forget()
+    assert absence.longer_than(1000, now_ms=10**9) == set()

@@ -1,0 +1,229 @@
+"""Quiet groups on real drivers: what they rest on, and what wakes them (CONSENSUS.md 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from laminar.node.clock import Clock
+from laminar.node.pairs import Pairs
+from laminar.node.transport import Address, Peer
+from raft.values import Role
+from tests.node.trio import SETTINGS, Trio, batch, send, trio
+
+
+async def quiet(cluster: Trio) -> None:
+    """Wait until every replica is quiet."""
+    await cluster.until(lambda: all(m.replica.core.quiet for m in cluster.alive), what="all quiet")
+
+
+async def test_a_group_with_nothing_to_do_rests_on_one_beat_and_serves_at_once() -> None:
+    """Its leader stays the leader, and the next append wakes it."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        term = leader.replica.core.term
+        await asyncio.sleep(5 * SETTINGS.election_timeout_ms / 1000)
+        assert all(member.replica.core.quiet for member in cluster.alive)
+        assert all(member.driver.statistics()["beats"] for member in cluster.alive)
+
+        await send(leader, batch(1, b"y"))
+        await cluster.settled()
+        await quiet(cluster)
+        assert term == leader.replica.core.term
+        assert [b"x", b"y"] == cluster.followers(leader)[0].values()
+
+
+async def test_pitfall_42_a_quiet_leader_restarted_within_the_timeout_is_replaced() -> None:
+    """Its process is there again, in another life, in which it leads nothing: the boot nonce tells."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        term = leader.replica.core.term
+        await leader.kill()
+        await leader.start()
+
+        await cluster.until(
+            lambda: any(m.partition.leads and m.replica.core.term > term for m in cluster.alive),
+            what="a leader of a later term",
+        )
+        await send(await cluster.leader(), batch(1, b"y"))
+        await cluster.settled()
+        cluster.check_equal()
+
+
+async def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
+    """Nobody saw the connection break, and the process that came back may not drive the group at all: its
+    beats say nothing of the one that led.
+    """
+    suspected: list[int] = []
+    core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiet=True)
+    core.suspect_leader = lambda now_ms, spread_ms: suspected.append(core.leader_id)
+    replica: Any = SimpleNamespace(group=b"g", core=core, nodes={1: "a", 2: "b"}, resting=None)
+    pairs = Pairs(
+        Clock(),
+        replicas={b"g": replica},
+        election_timeout_ms=1000,
+        heartbeat_ms=200,
+        address_of=lambda node, replica: None,
+        address_of_peer=lambda peer: None,
+        send=lambda address, beat: None,
+        settle=lambda replica: None,
+        on_error=lambda error: None,
+    )
+    replica.pairs = {1: pairs.heard(Peer("a", 1, b"one life"), now_ms=0)}
+    pairs.heard(Peer("a", 1, b"one life"), now_ms=1)
+    assert [] == suspected
+
+    pairs.heard(Peer("a", 1, b"another life"), now_ms=2)
+    assert [1] == suspected
+    pairs.close()
+
+
+class Hands(Clock):
+    """A clock that a test sets."""
+
+    __slots__ = ("now_ms",)
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+
+async def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
+    """One late turn is forgiven; a process that is busy for long must not take the dead for living."""
+    suspected: list[int] = []
+    clock = Hands()
+    core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiet=True, rests_on=(1,), term=1)
+    core.suspect_leader = lambda now_ms, spread_ms: suspected.append(now_ms)
+    replica: Any = SimpleNamespace(group=b"g", core=core, nodes={1: "a", 2: "b"}, resting=None, sought=())
+    pairs = Pairs(
+        clock,
+        replicas={b"g": replica},
+        election_timeout_ms=1500,
+        heartbeat_ms=200,
+        address_of=lambda node, replica: None,
+        address_of_peer=lambda peer: None,
+        send=lambda address, beat: None,
+        settle=lambda replica: None,
+        on_error=lambda error: None,
+    )
+    replica.pairs = {1: pairs.heard(Peer("a", 1, b"one life"), now_ms=0)}
+    pairs.settled(replica)
+    while clock.now_ms < 6000 and not suspected:
+        clock.now_ms = pairs._due_ms + 150
+        pairs._beat()
+
+    assert suspected
+    assert suspected[0] >= 1500 + 350, "the first was forgiven"
+    pairs.close()
+
+
+async def test_a_quiet_group_whose_wires_are_cut_silently_elects() -> None:
+    """Nobody closes a connection: the beats stop, and the silence wakes those who rest."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        cluster.cut_off(leader.node)
+        others = [member.node for member in cluster.followers(leader)]
+        new = await cluster.leader(among=others)
+        await send(new, batch(1, b"y"))
+        cluster.heal()
+        await cluster.settled()
+
+        cluster.check_equal()
+        assert [b"x", b"y"] == leader.values()
+
+
+async def test_a_group_rests_without_a_member_that_is_gone_and_brings_it_up_when_it_is_back() -> None:
+    """Also when nothing was asked of the group meanwhile."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        away = cluster.followers(leader)[0]
+        await away.kill()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        await away.start()
+        await cluster.until(lambda: away.values() == [b"x"], what="it holds what it missed")
+
+        await quiet(cluster)
+        cluster.check_equal()
+
+
+async def test_a_group_that_rests_without_a_member_is_not_woken_by_looking_for_it() -> None:
+    """Each try to reach it is refused; that it is gone was known when the others fell quiet."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        away = cluster.followers(leader)[0]
+        refused = 0
+        lost = leader.transport.on_lost
+
+        def count(whom: Peer | Address) -> None:
+            nonlocal refused
+            refused += whom == away.address
+            lost(whom)
+
+        leader.transport.on_lost = count
+        await away.kill()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        before = refused
+        await cluster.until(lambda: refused >= before + 3, what="it is looked for")
+        await quiet(cluster)
+        woken = leader.driver.statistics()["woken"]
+        before = refused
+        await cluster.until(lambda: refused >= before + 2, what="it is looked for again")
+        assert woken == leader.driver.statistics()["woken"]
+
+
+async def test_a_quiet_leader_is_not_woken_by_the_end_of_one_of_its_followers() -> None:
+    """It rests on the other one; and brings up the first when that is back."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        woken = leader.driver.statistics()["woken"]
+        away = cluster.followers(leader)[0]
+        await away.kill()
+        await cluster.until(lambda: len(leader.replica.core.rests_on) == 1, what="it rests on one")
+        assert leader.replica.core.quiet
+        assert woken == leader.driver.statistics()["woken"]
+
+        await away.start()
+        await cluster.until(lambda: away.values() == [b"x"], what="it knows again what is committed")
+        await quiet(cluster)
+        assert 2 == len(leader.replica.core.rests_on)
+        await send(leader, batch(1, b"y"))
+        await cluster.settled()
+        cluster.check_equal()
+
+
+async def test_a_quiet_leader_without_both_followers_wakes_and_steps_down() -> None:
+    """Nobody may go on taking it for a leader."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        for follower in cluster.followers(leader):
+            await follower.kill()
+        await cluster.until(lambda: not leader.partition.leads, what="it leads no more")
+
+
+async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_is_back() -> None:
+    """A connect was refused while another connection with the same process stands: it never was away."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x"))
+        await quiet(cluster)
+        woken = leader.driver.statistics()["woken"]
+        leader.driver.lost(cluster.followers(leader)[0].address, None)
+        await quiet(cluster)
+
+        assert woken + 1 == leader.driver.statistics()["woken"]
+        assert 2 == len(leader.replica.core.rests_on)

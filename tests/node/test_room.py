@@ -1,0 +1,201 @@
+"""Room on the disk: the low-water mark, and the trash that is emptied."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from laminar.log.disk import RealDisk
+from laminar.node.space import Space
+from laminar.node.trash import Trash
+from laminar.testing.nodes import serve
+from tests.node.api.asking import Partition, problem
+
+MIB = 1 << 20
+DAY_MS = 24 * 3_600_000
+
+
+def space(*, low_water_bytes: int = 1000, low_water_percent: float = 5.0) -> Space:
+    return Space(RealDisk(), "/", low_water_bytes=low_water_bytes, low_water_percent=low_water_percent)
+
+
+def test_the_mark_is_the_lesser_of_the_two() -> None:
+    """A share of a small disk, a number of bytes on a large one."""
+    disk = space()
+    disk.take(60, 1200)
+    assert (60, False) == (disk.mark_bytes, disk.low)
+    disk.take(59, 1200)
+    assert disk.low
+    disk.take(1_000_000, 1 << 40)
+    assert (1000, False) == (disk.mark_bytes, disk.low)
+
+
+def test_refusing_ends_a_quarter_above_the_mark() -> None:
+    """So it does not begin and end with every request; each change is told once."""
+    disk = space()
+    changes = []
+    disk.on_change = lambda: changes.append(disk.low)
+    seen = []
+    for free_bytes in (1000, 999, 1000, 1249, 1250, 1000, 999):
+        disk.take(free_bytes, 1 << 30)
+        seen.append(disk.low)
+
+    assert [False, True, True, True, False, False, True] == seen
+    assert [True, False, True] == changes
+
+
+def test_the_refusal_names_the_disk_the_value_and_the_limit() -> None:
+    """507, to be tried again, nothing applied."""
+    disk = space()
+    assert disk.refusal() is None
+    disk.take(500, 1 << 30)
+
+    refusal = disk.refusal()
+
+    assert refusal is not None
+    assert ("disk_full", 507, "not_applied") == (refusal.code, refusal.status, refusal.outcome)
+    assert ("disk_free_bytes", 500, 1000) == (refusal.field, refusal.value, refusal.limit)
+    assert "the disk of / has 500 bytes free" in refusal.detail
+    assert refusal.retry_after_ms
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 96 MiB; skipped where we may not mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("only root mounts a disk of a size of its own")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def until_low(http: httpx.Client, wanted: bool) -> dict[str, object]:
+    deadline = time.monotonic() + 30
+    while True:
+        ready: dict[str, object] = http.get("/readyz").json()
+        if bool(ready["warnings"]) == wanted:
+            return ready
+        assert time.monotonic() < deadline, ready
+        time.sleep(0.02)
+
+
+def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads, topics, retention; appends come back by themselves once there is room."""
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    settings: dict[str, str | int] = {
+        "segment_size_bytes": MIB,
+        "journal_file_bytes": 4 * MIB,
+        "retention_check_ms": 20,
+        "low_water_percent": "20",
+    }
+    ballast = small_disk / "ballast"
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+        assert 201 == http.put("/v1/topics/t", json={}).status_code
+        partition = Partition(http, "t")
+        for _ in range(4):
+            assert 201 == partition.post(b"x" * MIB).status_code
+        until_low(http, False)
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RealDisk().free_bytes(str(small_disk)) - 10 * MIB)
+
+        ready = until_low(http, True)
+
+        assert "low-water mark" in str(ready["warnings"])
+        refused = problem(partition.post(b"no"), 507, "disk_full", field="disk_free_bytes")
+        assert refused["value"] < refused["limit"] == 96 * MIB * 20 // 100
+        assert "not_applied" == refused["outcome"]
+        assert MIB == len(http.get(f"{partition.path}/records/3").content)
+        assert 201 == http.put("/v1/topics/u", json={}).status_code, "the catalog goes on"
+        assert 'laminar_node_disk_is_low{process="shard 0"} 1.0' in http.get("/metrics").text
+        etag = http.get("/v1/topics/t").headers["etag"]
+        http.patch("/v1/topics/t", json={"settings": {"retention_bytes": 0}}, headers={"If-Match": etag})
+        deadline = time.monotonic() + 30
+        while not http.get(partition.path).json()["start_offset"]:
+            assert time.monotonic() < deadline, "retention stands still"
+            time.sleep(0.02)
+
+        ballast.unlink()
+        until_low(http, False)
+        assert 4 == partition.append("again")
+        assert ["again"] == partition.values(offset=4)
+
+
+# -- the trash -------------------------------------------------------------------------------
+
+
+def thrown_away(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "00000000000000000001.log").write_bytes(b"x")
+
+
+async def test_trash_is_removed_a_day_after_it_was_first_seen(tmp_path: Path) -> None:
+    """Also over restarts: the time is in the name. Nothing goes a moment earlier."""
+    thrown_away(tmp_path, "t-0-00aa", "a@b-0-00bb")
+    now_ms = 1_800_000_000_000
+    await Trash(RealDisk(), str(tmp_path), keep_ms=DAY_MS).purge(now_ms=now_ms)
+    assert {f"t-0-00aa@{now_ms}", f"a@b-0-00bb@{now_ms}"} == set(os.listdir(tmp_path))
+    thrown_away(tmp_path, "u-0-00cc")
+
+    after_restart = Trash(RealDisk(), str(tmp_path), keep_ms=DAY_MS)
+    await after_restart.purge(now_ms=now_ms + DAY_MS - 1)
+    assert 3 == len(os.listdir(tmp_path))
+    await after_restart.purge(now_ms=now_ms + DAY_MS)
+
+    assert [f"u-0-00cc@{now_ms + DAY_MS - 1}"] == os.listdir(tmp_path)
+    assert 2 == after_restart.removed
+
+
+async def test_when_space_is_low_the_trash_goes_at_once(tmp_path: Path) -> None:
+    """What was stamped and what was not."""
+    thrown_away(tmp_path, "t-0-00aa", "u-0-00bb@5")
+
+    await Trash(RealDisk(), str(tmp_path), keep_ms=DAY_MS).purge(now_ms=6, everything=True)
+
+    assert [] == os.listdir(tmp_path)
+
+
+async def test_emptying_a_large_trash_leaves_the_loop_its_turns(tmp_path: Path) -> None:
+    """Files go one by one in another thread."""
+    thrown_away(tmp_path, "t-0-00aa@0")
+    for number in range(30):
+        (tmp_path / "t-0-00aa@0" / f"{number:020d}.log").write_bytes(b"x" * 1000)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    counting = asyncio.create_task(count())
+    await Trash(RealDisk(), str(tmp_path), keep_ms=DAY_MS).purge(now_ms=DAY_MS)
+    counting.cancel()
+
+    assert [] == os.listdir(tmp_path)
+    assert turns > 30
+
+
+async def test_no_trash_is_no_trouble(tmp_path: Path) -> None:
+    """A node that never deleted anything has no such folder."""
+    trash = Trash(RealDisk(), str(tmp_path / "none"), keep_ms=DAY_MS)
+
+    await trash.purge(now_ms=1)
+
+    assert 0 == trash.removed

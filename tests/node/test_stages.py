@@ -1,0 +1,339 @@
+"""What is staged has no offsets until a publish gives them: the table, the leader's steps, the readers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.batch import Batch, Header, build, tag_bit, verify
+from laminar.http.errors import Problem
+from laminar.http.records import Records
+from laminar.node.partition import Partition
+from laminar.node.receipts import Receipt
+from laminar.node.stages import Stages
+from laminar.node.staging import Batch as SinkBatch
+from laminar.node.staging import Staging
+from tests.node.alone import lone_partition
+from tests.node.entries import pin_entry, publish_entry, staged_entry
+from tests.node.test_partition import values
+
+SINK = b"s" * 16
+
+
+def of(number: int, *, epoch: int = 1, sink: bytes = SINK) -> SinkBatch:
+    return SinkBatch(sink=sink, number=number, epoch=epoch)
+
+
+def stage(
+    partition: Partition, batch: SinkBatch, number: int, *payload: bytes, tag: str | None = None
+) -> asyncio.Future[Receipt]:
+    frame = build(list(payload), tags=None if tag is None else [tag] * len(payload))
+    return Staging(partition).stage(batch, number, frame, Header.unpack(frame))
+
+
+async def test_a_publish_gives_all_stages_their_offsets_in_order_of_their_numbers(tmp_path: Path) -> None:
+    """Nothing is seen before; then all is, dense and in place, as batches like any other."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        await partition.append_records(Records([b"before"]))
+        await stage(partition, of(0), 1, b"c", b"d")
+        await stage(partition, of(0), 0, b"a", b"b")
+        await partition.append_records(Records([b"between"]))
+        assert 2 == partition.end_offset
+        assert [b"before", b"between"] == await values(partition)
+
+        await staging.pin(of(0), [0, 1])
+        assert Receipt(0, 2, 4) == await staging.publish(of(0))
+        await partition.append_records(Records([b"after"]))
+
+        assert [b"before", b"between", b"a", b"b", b"c", b"d", b"after"] == await values(partition)
+        for offset in range(partition.end_offset):
+            (frame, *_) = await partition.frames(offset, max_bytes=1)
+            header = verify(frame)
+            assert header.base_offset <= offset < header.next_offset
+    async with lone_partition(tmp_path) as partition:
+        assert await partition.wait_past(6, 20)
+        assert [b"before", b"between", b"a", b"b", b"c", b"d", b"after"] == await values(partition)
+
+
+async def test_every_step_may_be_asked_for_again(tmp_path: Path) -> None:
+    """A stage, a pin, a publish that are there already are answered, and nothing is added to the log."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for _ in range(2):
+            await stage(partition, of(0), 0, b"a")
+        first = partition.log.last_index
+        await stage(partition, of(0), 0, b"a")
+        assert first == partition.log.last_index
+        await staging.pin(of(0), [0])
+        await staging.pin(of(0), [0])
+        first = partition.log.last_index
+        assert Receipt(0, 0, 1) == await staging.publish(of(0))
+        assert Receipt(0, 0, 1, duplicate=True) == await staging.publish(of(0))
+        assert first + 1 == partition.log.last_index
+    async with lone_partition(tmp_path) as partition:
+        assert await partition.wait_past(0, 20)
+        assert Receipt(0, 0, 1, duplicate=True) == await Staging(partition).publish(of(0))
+
+
+async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Another batch under a stage's number, pins of what is not there, publishes of what is not pinned."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        await stage(partition, of(0), 0, b"a")
+        before = partition.log.last_index
+        with pytest.raises(Problem) as problem:
+            stage(partition, of(0), 0, b"b")
+        assert ("invalid", "stage", "not_applied") == (
+            problem.value.code,
+            problem.value.field,
+            problem.value.outcome,
+        )
+        with pytest.raises(Problem) as problem:
+            staging.pin(of(0), [0, 1])
+        assert ("no_stage", 1) == (problem.value.code, problem.value.value)
+        with pytest.raises(Problem) as problem:
+            staging.pin(of(0, epoch=2), [0])
+        assert "no_stage" == problem.value.code
+        with pytest.raises(Problem) as problem:
+            staging.publish(of(0))
+        assert "no_stage" == problem.value.code
+        assert before == partition.log.last_index
+        await staging.pin(of(0), [0])
+        with pytest.raises(Problem) as problem:
+            stage(partition, of(0), 1, b"late")
+        assert "in_progress" == problem.value.code
+        await staging.publish(of(0))
+        with pytest.raises(Problem) as problem:
+            stage(partition, of(0, epoch=2), 0, b"late")
+        assert ("already_committed", 0) == (problem.value.code, problem.value.limit)
+
+
+async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> None:
+    """What a driver staged and then gave up is gone with the pin, and other epochs' with the publish."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(4):
+            await stage(partition, of(0), number, b"%d" % number)
+        await stage(partition, of(0, epoch=2), 0, b"x")
+        await stage(partition, of(1), 0, b"next")
+        await staging.pin(of(0), [1, 3])
+        await staging.publish(of(0))
+
+        assert [b"1", b"3"] == await values(partition)
+        assert [of(1).key] == [key for key, _ in partition.tables.stages.batches()]
+        assert 1 == staging.drop_left_behind(before_ms=1 << 60)
+        await partition.append_records(Records([b"y"]))
+        assert not partition.tables.stages
+        await stage(partition, of(2), 0, b"z")
+        await staging.pin(of(2), [0])
+        assert 0 == staging.drop_left_behind(before_ms=1 << 60), "a pin is not released by time"
+
+
+async def test_the_log_may_not_begin_between_a_stage_and_its_publish(tmp_path: Path) -> None:
+    """What is open stays, and what a publish names stays as long as the publish."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        await partition.append_records(Records([b"old"]))
+        old = partition.log.last_index
+        await stage(partition, of(0), 0, b"a" * 100)
+        await partition.append_records(Records([b"between"]))
+        assert old == partition.start_limit(partition.log.last_index)
+        await staging.pin(of(0), [0])
+        await staging.publish(of(0))
+        publish = partition.log.last_index
+        await partition.append_records(Records([b"new"]))
+        assert old == partition.start_limit(publish - 1)
+        assert publish == partition.start_limit(publish)
+
+        await partition.move_start(old)
+        assert [b"between", b"a" * 100, b"new"] == [
+            value for frame in await partition.frames(1, max_bytes=1 << 20) for value in Batch(frame).values
+        ]
+        await partition.move_start(publish)
+        assert [b"new"] == [
+            value for frame in await partition.frames(3, max_bytes=1 << 20) for value in Batch(frame).values
+        ]
+    async with lone_partition(tmp_path) as partition:
+        assert await partition.wait_past(0, 20)
+        assert Receipt(0, 2, 1, duplicate=True) == await Staging(partition).publish(of(0))
+
+
+async def test_a_reader_of_a_tag_finds_published_batches_that_have_it(tmp_path: Path) -> None:
+    """The publish carries the tags of what it names; a small answer ends inside of it and goes on there."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(6):
+            await stage(partition, of(0), number, b"%d" % number, tag="ab"[number % 2])
+        await staging.pin(of(0), list(range(6)))
+        await staging.publish(of(0))
+        await partition.append_records(Records([b"plain"]))
+        found: list[bytes] = []
+        offset = 0
+        while offset < partition.end_offset:
+            frames, behind = await partition.tagged_frames(offset, tag="a", max_bytes=200)
+            assert frames or behind > offset
+            for frame in frames:
+                batch = Batch(frame)
+                assert bool(batch.header.tag_mask & (tag_bit("a") | tag_bit("b")))
+                if batch.tags is not None and "a" in batch.tags:
+                    found += batch.values
+            offset = max([behind, *(Batch(frame).header.next_offset for frame in frames)])
+
+        assert [b"0", b"2", b"4"] == found
+
+
+def test_the_table_is_a_function_of_the_log() -> None:
+    """Whatever was appended and truncated before, it is that of the entries that are left."""
+    rng = random.Random(4)
+    for _ in range(300):
+        stages, log = Stages(), [(rng.randrange(8), rng.randrange(3), rng.randrange(3)) for _ in range(40)]
+        committed = 0
+        kept: list[tuple[int, tuple[int, int, int]]] = []
+        index = 0
+        for change in log:
+            index += 1
+            kept.append((index, change))
+            _apply(stages, index, change)
+            if rng.random() < 0.2 and index > committed:
+                cut = rng.randrange(committed + 1, index + 1)
+                stages.truncated(cut)
+                kept = [each for each in kept if each[0] < cut]
+                index = cut - 1
+            if rng.random() < 0.1 and index > committed:
+                committed = rng.randrange(committed + 1, index + 1)
+                stages.committed(committed)
+            at = rng.randrange(committed, index + 1)
+            anew, before = Stages(), Stages()
+            for place, each in kept:
+                _apply(anew, place, each)
+                if place <= at:
+                    _apply(before, place, each)
+            assert anew.stored() == stages.stored()
+            assert before.stored() == stages.stored_at(at)
+            other = Stages()
+            other.restore(stages.stored())
+            assert other.stored() == stages.stored()
+
+
+def _apply(stages: Stages, index: int, change: tuple[int, int, int]) -> None:
+    what, number, epoch = change
+    if what < 4:
+        frame = staged_entry(index, SINK, number, epoch, stage=index)
+    elif what == 4:
+        held = stages.batch((SINK, number, epoch))
+        frame = pin_entry(index, SINK, number, epoch, [each.number for each in held.stages] if held else [])
+    elif what == 5:
+        frame = pin_entry(index, SINK, number, epoch, None)
+    elif what == 6:
+        held = stages.batch((SINK, number, epoch))
+        names = [(each.index, each.records) for each in held.stages] if held else []
+        frame = publish_entry(index, SINK, number, epoch, names)
+    else:
+        stages.started(index, index // 2)
+        return
+    stages.appended(Header.unpack(frame), frame)
+
+
+async def test_what_is_pinned_is_never_changed_by_another_pin(tmp_path: Path) -> None:
+    """A commit may have been decided on it: one that was asked for earlier and comes later takes nothing."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(2):
+            await stage(partition, of(0), number, b"%d" % number)
+        await staging.pin(of(0), [0, 1])
+        with pytest.raises(Problem) as problem:
+            staging.pin(of(0), [1])
+        assert ("in_progress", "not_applied") == (problem.value.code, problem.value.outcome)
+        await staging.publish(of(0))
+
+        assert [b"0", b"1"] == await values(partition)
+
+
+def test_a_batch_that_lost_a_stage_to_damage_is_never_published_in_part() -> None:
+    """The pin's leader had all that it names: where one is missing in the replay, no other stays."""
+    stages = Stages()
+    for index in (1, 2):
+        frame = staged_entry(index, SINK, 0, 1, stage=index)
+        stages.appended(Header.unpack(frame), frame)
+    frame = pin_entry(3, SINK, 0, 1, [1, 2, 3])
+    stages.appended(Header.unpack(frame), frame)
+
+    assert stages.batch((SINK, 0, 1)) is None
+
+
+async def test_a_read_takes_no_more_than_it_was_asked_for(tmp_path: Path) -> None:
+    """However many publishes lie together; and what is staged is not read to its end for the sake of one."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(20):
+            await stage(partition, of(number), 0, b"x" * 1000, tag="t")
+            await staging.pin(of(number), [0])
+            await staging.publish(of(number))
+        for number in range(20, 40):
+            await stage(partition, of(number), 0, b"x" * 1000)
+        await partition.append_records(Records([b"last"]))
+
+        for offset in range(20):
+            frames = await partition.frames(offset, max_bytes=3000)
+            assert 1 <= len(frames) <= 3, f"{len(frames)} frames from {offset} on"
+            tagged, _ = await partition.tagged_frames(offset, tag="t", max_bytes=3000)
+            assert 1 <= len(tagged) <= 3, f"{len(tagged)} tagged frames from {offset} on"
+        assert [19] == [
+            Header.unpack(each).base_offset for each in await partition.frames(19, max_bytes=9000)
+        ]
+        assert [b"x" * 1000] * 20 + [b"last"] == await values(partition)
+
+
+async def test_a_reader_of_a_tag_never_meets_what_is_staged(tmp_path: Path) -> None:
+    """Its rows have no tags: so damage of it is not met either, whose records nobody could miss."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.append_records(Records([b"first"], tags=["a"]))
+        await stage(partition, of(0), 0, b"staged", tag="a")
+        last = partition.log.last_index
+
+        assert (last + 1, last + 1) == await partition.log.find_tagged(last, last, tag_bit("a"))
+
+
+async def test_what_was_decided_and_what_goes_away_are_taken_on_a_full_disk(tmp_path: Path) -> None:
+    """New stages and pins are refused; a publish, and the drop of what is left behind, go on."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(2):
+            await stage(partition, of(number), 0, b"%d" % number)
+        await staging.pin(of(0), [0])
+        partition._refusal = lambda: Problem("disk_full", "no room", outcome="not_applied")
+
+        with pytest.raises(Problem) as problem:
+            stage(partition, of(2), 0, b"2")
+        assert "disk_full" == problem.value.code
+        await staging.publish(of(0))
+        assert 1 == staging.drop_left_behind(before_ms=1 << 60)
+        assert not partition.tables.stages
+        assert [b"0"] == await values(partition)
+
+
+async def test_a_reader_whose_records_go_meanwhile_is_told_so(tmp_path: Path, monkeypatch: Any) -> None:
+    """The log begins behind a publish while its stages are read: 410, as for any record that was given up."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(2):
+            await stage(partition, of(0), number, b"%d" % number)
+        await staging.pin(of(0), [0, 1])
+        await staging.publish(of(0))
+        publish = partition.log.last_index
+        find_offset = partition.log.find_offset
+
+        async def slow(offset: int) -> int | None:
+            found = await find_offset(offset)
+            await partition.move_start(publish)
+            return found
+
+        monkeypatch.setattr(partition.log, "find_offset", slow)
+        with pytest.raises(Problem) as problem:
+            await partition.frames(0, max_bytes=1 << 20)
+        assert ("offset_expired", 2) == (problem.value.code, problem.value.limit)
