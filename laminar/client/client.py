@@ -13,7 +13,9 @@ import msgspec
 from laminar.client.codecs import Codec
 from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import AlreadyExists, ConfigError
+from laminar.client.producer import DEFAULT_BUFFER_BYTES
 from laminar.client.session import Session, topic_path
+from laminar.client.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 from laminar.client.topic import Topic
 
 T = TypeVar("T")
@@ -30,6 +32,7 @@ class Client:
         self._seed = seed
         self._session: Session | None = None
         self._topics: dict[str, Topic[Any]] = {}
+        self._sinks: dict[str, Sink] = {}
 
     def __repr__(self) -> str:
         return f"<Client {', '.join(self._endpoints.urls)} ({self._endpoints.origin})>"
@@ -121,6 +124,38 @@ class Client:
             after = answer.get("next") or ""
             if not after:
                 return sorted(names)
+
+    def sink(self, name: str) -> Sink:
+        """A sink by name, without asking anything; this client has one epoch of it."""
+        known = self._sinks.get(name)
+        if known is None:
+            known = self._sinks[name] = Sink(self.session, name)
+        return known
+
+    def transaction(
+        self,
+        sink: str,
+        number: int,
+        *,
+        epoch: int | None = None,
+        batch_bytes: int = DEFAULT_STAGE_BYTES,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> Transaction:
+        """Batch `number` of `sink`: ``async with client.transaction("s", 7) as tx: tx.append(topic, value)``.
+
+        It is committed whole when the block ends, over any topics and partitions, and once, however often it
+        is tried: a number that was committed is skipped (`Transaction.already`). This client begins the sink
+        at its first transaction, unless `epoch` is given; `Fenced` when somebody else began it since.
+        """
+        return Transaction(
+            self.sink(sink),
+            number,
+            epoch=epoch,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            timeout=timeout,
+        )
 
     async def cluster(self) -> dict[str, Any]:
         """``GET /v1/cluster``: nodes, shards and their URLs."""

@@ -15,6 +15,8 @@ from laminar.client.errors import Error, Undelivered
 from laminar.client.records import Receipt
 
 T = TypeVar("T")
+# The server remembers this many batches of a producer; more without a receipt could not be sent again.
+MOST_FLYING = 64
 
 
 def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | None]:
@@ -37,7 +39,8 @@ class Pending:
     """A batch on its way: its records, then its receipt or error.
 
     ``values`` and ``keys`` are parallel; the other columns are None until a record has one.
-    `settled` turns true once, before the callbacks run.
+    `settled` turns true once, before the callbacks run. `term` is that of the leader which accepted the batch
+    without a promise, -1 if none did; `first_number` and `last_number` are its user's, 0 if he gave none.
     """
 
     __slots__ = (
@@ -47,17 +50,21 @@ class Pending:
         "deadline_ms",
         "epoch",
         "error",
+        "first_number",
         "headers",
         "keyed",
         "keys",
+        "last_number",
         "maybe_applied",
         "partition",
         "replicas",
+        "sent_ms",
         "sequence",
         "settled",
         "size_bytes",
         "synced",
         "tags",
+        "term",
         "timestamps",
         "under_way",
         "values",
@@ -76,11 +83,15 @@ class Pending:
         self.sequence = -1
         self.epoch = 0
         self.attempts = 0
+        self.sent_ms = -1
         self.under_way = False
         self.maybe_applied = False
         self.settled = False
         self.error: Error | None = None
         self.base_offset = -1
+        self.term = -1
+        self.first_number = 0
+        self.last_number = 0
         self.replicas = 0
         self.synced = False
         self.callbacks: list[Callable[[], None]] = []
@@ -90,7 +101,8 @@ class Pending:
         if self.error is not None:
             raise self.error
         assert self.settled, "asked for a receipt before the batch was settled"
-        return Receipt(self.partition, self.base_offset + position, self.replicas, self.synced)
+        offset = self.base_offset + position if self.base_offset >= 0 else -1
+        return Receipt(self.partition, offset, self.replicas, self.synced)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call `callback` once settled; it may be called twice, and from either thread.
@@ -119,7 +131,11 @@ class Pending:
 
 
 class Lane:
-    """One partition's batches, from the open one to those in flight."""
+    """One partition's batches, from the open one to those in flight.
+
+    `flying` are those that were sent, oldest first: under way, or accepted and not known to be durable.
+    `term` is the newest of this partition's leaders that was heard of.
+    """
 
     __slots__ = (
         "closed",
@@ -133,6 +149,7 @@ class Lane:
         "recovering",
         "renumber",
         "resume_ms",
+        "term",
         "under_way",
     )
 
@@ -148,6 +165,7 @@ class Lane:
         self.recovering = False
         self.renumber = False
         self.resume_ms = 0
+        self.term = 0
         self.error: Error | None = None
 
     def idle(self) -> bool:
@@ -167,11 +185,11 @@ class Lane:
         """
         if self.recovering and not self._recovered(now_ms=now_ms):
             return None
-        if len(self.flying) >= window:
+        if self.under_way >= window or len(self.flying) >= MOST_FLYING:
             return None
         if self.closed:
             pending = self.closed.popleft()
-        elif self.open is not None and len(self.flying) < partial_window:
+        elif self.open is not None and self.under_way < partial_window:
             pending = self.open
             self.open = None
         else:
@@ -181,6 +199,8 @@ class Lane:
             pending.epoch = self.epoch
             self.next_sequence += 1
         pending.attempts += 1
+        pending.term = -1
+        pending.sent_ms = now_ms
         pending.under_way = True
         self.flying.append(pending)
         self.under_way += 1
@@ -217,10 +237,49 @@ class Lane:
         self.under_way -= 1
         return not pending.settled
 
+    def accepted(self, pending: Pending, *, term: int) -> None:
+        """A leader took `pending`, and promised nothing."""
+        pending.term = term
+        pending.maybe_applied = True
+        if term < self.term:
+            self.hold(until_ms=0)  # another leads since: it may be lost
+
+    def heard(self, term: int) -> None:
+        """An answer came in `term`: what an older leader accepted may be lost with it, and is sent again."""
+        if term > self.term:
+            self.term = term
+            if any(0 <= each.term < term for each in self.flying):
+                self.hold(until_ms=0)
+
+    def durable(self, term: int, committed: int) -> list[Pending]:
+        """Take out what is durable if, in `term`, all before offset `committed` is."""
+        found: list[Pending] = []
+        while self.flying:
+            first = self.flying[0]
+            if first.under_way or first.term != term or first.base_offset + len(first.values) > committed:
+                break
+            found.append(self.flying.popleft())
+        return found
+
+    def all_accepted(self) -> bool:
+        """Whether everything that was sent is in the log of some leader."""
+        return not (self.under_way or self.closed or self.open is not None or self.recovering)
+
+    def first_number(self) -> int:
+        """The lowest of the user's numbers that waits here, 0 if none does."""
+        for queue in (self.flying, self.closed):
+            if queue:
+                return queue[0].first_number
+        return self.open.first_number if self.open is not None else 0
+
     def hold(self, *, until_ms: int) -> None:
         """Stop sending; resend once everything under way has ended and `until_ms` is past."""
         self.recovering = True
         self.resume_ms = max(self.resume_ms, until_ms)
+
+    def waits_since_ms(self) -> int | None:
+        """When the oldest request that is under way was sent; None if none is."""
+        return min((each.sent_ms for each in self.flying if each.under_way), default=None)
 
     def is_first(self, pending: Pending) -> bool:
         """Whether nothing sent before `pending` still lacks a receipt."""

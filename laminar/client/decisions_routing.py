@@ -73,10 +73,19 @@ class TopicMap:
             self.places[partition].leader = url.rstrip("/")
 
     def forget_leader(self, partition: int, url: str) -> None:
-        """`url` does not lead `partition` (any more); a newer name is kept."""
-        if partition < len(self.places) and self.places[partition].leader == url:
+        """`url` does not lead `partition` (any more); a newer name is kept, and the map with it."""
+        if partition < len(self.places) and self.places[partition].leader not in (url, None):
+            return
+        if partition < len(self.places):
             self.places[partition].leader = None
         self.stale = True
+
+    def elsewhere(self, avoid: Iterable[str]) -> list[str]:
+        """URLs of replicas on nodes that have none at `avoid`: a node's shards often fail together."""
+        avoided = set(avoid)
+        replicas = {replica for place in self.places for replica in place.replicas}
+        nodes = {replica.node for replica in replicas if replica.url in avoided}
+        return sorted(replica.url for replica in replicas if replica.node not in nodes)
 
     def replicas(self, partition: int) -> tuple[Replica, ...]:
         return self.places[partition].replicas if partition < len(self.places) else ()
@@ -126,6 +135,15 @@ class Balancer:
             self._choices += 1
             self.loads[chosen].chosen_at = self._choices
         return chosen
+
+    def rests(self, url: str, *, now_ms: int) -> bool:
+        """Whether `url` failed a moment ago."""
+        load = self.loads.get(url)
+        return load is not None and load.rests_until_ms > now_ms
+
+    def resting(self, *, now_ms: int) -> list[str]:
+        """Those that failed lately."""
+        return [url for url, load in self.loads.items() if load.rests_until_ms > now_ms]
 
     def started(self, url: str) -> None:
         load = self.loads.setdefault(url, Load())

@@ -13,22 +13,25 @@ connections and the building of frames belong to `sender.py`.
    too (`stop_on_failure`: a producer, which promises the order of the whole stream), or goes
    on under the next epoch, which the server takes as a new numbering from 0 and which fences
    every straggler of the old one. A batch whose outcome is unknown is never renumbered: that
-   could double it.
+   could double it. Nor is any of a named producer, whose epoch says who has its name.
+4. A batch that was accepted keeps its records here until it is known to be durable: by an answer
+   of the leader that accepted it, in the same term, whose committed end lies behind it. When
+   another term or the loss of the leader comes first, rule 2 holds for it as for the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from laminar.client.decisions_lane import Lane, Pending, extended
+from laminar.client.decisions_lane import MOST_FLYING, Lane, Pending, extended
+from laminar.client.decisions_numbers import Numbers
 from laminar.client.errors import Error, OutcomeUnknown
 
 # What a record costs in a frame beyond its bytes: offsets of value and key, validity.
 RECORD_OVERHEAD_BYTES = 10
 # What a server takes unless it is told otherwise; refused here, a record costs nobody anything.
 MAX_RECORD_BYTES = 8 << 20
-# The server remembers this many batches of a producer; a window beyond it could not be resent.
-MAX_WINDOW = 64
+MAX_WINDOW = MOST_FLYING
 
 
 class Outbox:
@@ -51,6 +54,7 @@ class Outbox:
         "buffered_bytes",
         "failures",
         "lanes",
+        "numbers",
         "resent",
         "sticky",
         "taken",
@@ -68,6 +72,7 @@ class Outbox:
         partial_window: int = 1,
         stop_on_failure: bool = True,
         first_partition: int = 0,
+        numbers: Numbers | None = None,
     ) -> None:
         assert 1 <= partial_window <= window <= MAX_WINDOW, (partial_window, window)
         self.lanes = [Lane(partition) for partition in range(partitions)]
@@ -77,6 +82,7 @@ class Outbox:
         self.failures: list[Pending] = []
         self.taken = 0
         self.resent = 0
+        self.numbers = numbers  # of a producer with a name
         self._partition_of_key = partition_of_key
         self._lane_of_key: dict[bytes, Lane] = {}
         self._batch_bytes = batch_bytes
@@ -147,6 +153,14 @@ class Outbox:
             pending.timestamps = extended(pending.timestamps, before, timestamp_ms)
         return pending
 
+    def checkpoint(self) -> int:
+        """The highest of the user's numbers that everything up to it is durable; 0 without numbers."""
+        return self.numbers.checkpoint(self.active.values()) if self.numbers is not None else 0
+
+    def all_accepted(self) -> bool:
+        """Whether everything that was put is durable, or in the log of some leader."""
+        return all(lane.all_accepted() for lane in self.active.values())
+
     def _refuse(self, lane: Lane, pending: Pending, size_bytes: int) -> None:
         if not pending.values:
             lane.open = None
@@ -193,6 +207,24 @@ class Outbox:
         if lane.idle():
             self.active.pop(lane.partition, None)
 
+    def accepted(
+        self, lane: Lane, pending: Pending, *, base_offset: int, term: int, replicas: int, synced: bool
+    ) -> None:
+        """A leader took `pending` and promised nothing; `replicas` and `synced` hold once it is durable."""
+        if lane.answered(pending):
+            pending.base_offset = base_offset
+            pending.replicas = replicas
+            pending.synced = synced
+            lane.accepted(pending, term=term)
+
+    def learned(self, lane: Lane, *, term: int, committed: int) -> None:
+        """In `term`, everything before offset `committed` is durable."""
+        lane.heard(term)
+        for pending in lane.durable(term, committed):
+            self._settle(pending, None)
+        if lane.idle():
+            self.active.pop(lane.partition, None)
+
     def retry(self, lane: Lane, pending: Pending, *, until_ms: int, maybe_applied: bool) -> None:
         """The attempt failed, the batch did not: it is sent again from `until_ms` on."""
         if lane.answered(pending):
@@ -207,7 +239,7 @@ class Outbox:
         applied, everything before it has its receipt, so it may begin the next epoch.
         """
         out_of_turn = lane.renumber or not lane.is_first(pending)
-        forgotten = pending.sequence > 0 and not pending.maybe_applied
+        forgotten = pending.sequence > 0 and not pending.maybe_applied and self.numbers is None
         if pending.settled or not (out_of_turn or forgotten):
             return False
         lane.renumber |= not out_of_turn
@@ -245,7 +277,27 @@ class Outbox:
         self.buffered_bytes -= pending.size_bytes
         if error is not None:
             self.failures.append(pending)
+            if self.numbers is not None:
+                self.numbers.failed(pending.first_number)
         pending.settle(error)
+
+    def silent(self, *, now_ms: int, patience_ms: int) -> tuple[list[Lane], int | None]:
+        """The lanes whose oldest request is without an answer for `patience_ms`; and when the next will be.
+
+        None for that: nothing else is under way.
+        """
+        found: list[Lane] = []
+        next_ms: int | None = None
+        for lane in self.active.values():
+            since_ms = lane.waits_since_ms()
+            if since_ms is None:
+                continue
+            due_ms = since_ms + patience_ms
+            if now_ms >= due_ms:
+                found.append(lane)
+            elif next_ms is None or due_ms < next_ms:
+                next_ms = due_ms
+        return found, next_ms
 
     def next_resume_ms(self) -> int | None:
         """The earliest instant at which a held lane may go on, None if none is held by time."""

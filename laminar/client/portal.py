@@ -8,12 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from laminar.client.errors import ConfigError
 
 T = TypeVar("T")
+
+# A signal that comes a moment before its thread begins to wait for a lock is only noted by Python and wakes
+# nobody: Ctrl-C would do nothing until something else happens. So whoever waits looks up so often.
+LOOK_UP_S = 0.5
+
+
+def wait_until(wait: Callable[[float], object]) -> None:
+    """Call `wait(seconds)` until it is true; an interrupt is raised soon, whenever it came."""
+    while not wait(LOOK_UP_S):
+        pass
+
+
+def _ended(future: Future[Any], seconds: float) -> bool:
+    try:
+        future.exception(seconds)
+    except TimeoutError:
+        return future.done()
+    return True
+
+
+def _tell(done: asyncio.Task[T], future: Future[T]) -> None:
+    """Answer `future` as `done` ended, if somebody still waits for it."""
+    error = None if done.cancelled() else done.exception()
+    if not future.set_running_or_notify_cancel():
+        return
+    if done.cancelled():
+        future.set_exception(CancelledError())
+    elif error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 class Portal:
@@ -28,17 +60,38 @@ class Portal:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run on the portal's loop; an interrupt here cancels it there."""
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work()`, run on the portal's loop; an interrupt here cancels it there.
+
+        It is called there too: an interrupt that came between would leave a coroutine that nobody runs.
+        """
         if threading.get_ident() == self._thread.ident or self.loop.is_closed():
-            work.close()
             raise ConfigError("the client is closed, or called from its own thread", code="not_open")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future: Future[T] = Future()
         try:
+            self.loop.call_soon_threadsafe(self._begin, work, future)
+            wait_until(lambda seconds: _ended(future, seconds))
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
+        """On the loop: run `work` for whoever waits for `future`, unless he was interrupted already."""
+        if future.cancelled():
+            return
+        try:
+            task = self.loop.create_task(work())
+        except BaseException as error:  # noqa: BLE001  # whoever waits is told; else he would wait for ever
+            future.set_exception(error)
+            return
+        task.add_done_callback(lambda done: _tell(done, future))
+        future.add_done_callback(lambda told: self._interrupted(task) if told.cancelled() else None)
+
+    def _interrupted(self, task: asyncio.Task[Any]) -> None:
+        """In the thread that was interrupted, or on the loop: end what it waited for."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
         """Stop the loop and its thread. Idempotent."""

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from laminar.client.codecs import not_bytes
 from laminar.client.decisions_lane import Lane, Pending
+from laminar.client.decisions_numbers import BLOCK
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
 from laminar.client.records import Receipt
@@ -78,6 +79,49 @@ def lane_for(outbox: Outbox, key: bytes | None, partition: int | None) -> Lane:
             )
         return outbox.lanes[partition]
     return outbox.sticky if key is None else outbox.lane_of(key)
+
+
+def put_record(
+    outbox: Outbox,
+    value: bytes,
+    key: bytes | None,
+    *,
+    tag: str | None,
+    headers: Mapping[str, bytes] | None,
+    timestamp_ms: int | None,
+    partition: int | None,
+    number: int | None,
+) -> Pending:
+    """A record into its lane, with all that may come with it; what an earlier run did is not done again."""
+    numbers = outbox.numbers
+    if number is None:
+        if numbers is not None:
+            numbers.check_none()
+    elif numbers is None:
+        raise ConfigError(
+            "only a producer with a name remembers numbers", code="number", field="number", value=number
+        )
+    else:
+        numbers.check(number)
+    if number is None or key is not None or partition is not None:
+        lane = lane_for(outbox, key, partition)
+    else:
+        lane = outbox.lanes[number // BLOCK % len(outbox.lanes)]
+    if numbers is not None and number is not None and numbers.is_there(number, lane.partition):
+        numbers.sent(number)
+        pending = Pending(lane.partition)
+        pending.values.append(value)
+        pending.settle()
+        return pending
+    if tag is None and headers is None and timestamp_ms is None:
+        pending = outbox.put(value, key, lane)
+    else:
+        pending = outbox.put_with(value, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+    if numbers is not None and number is not None:
+        numbers.sent(number)
+        pending.first_number = pending.first_number or number
+        pending.last_number = number
+    return pending
 
 
 def produce_error(outbox: Outbox, topic: str) -> ProduceError | None:
@@ -164,25 +208,38 @@ class Producer(Generic[T_in]):
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        number: int | None = None,
     ) -> Delivery:
         """Put a record on its way; returns at once. Raises what stopped its partition, if anything did.
+
+        `number` is the user's, of a producer with a name: from 1, higher than that of the record before. A
+        record that an earlier run of the same name made durable is not sent: its receipt has the offset -1.
 
         `Overloaded` (``buffer_full``) when far more was sent than the buffer holds without awaiting
         `room` in between.
         """
-        if partition is None and tag is None and headers is None and timestamp_ms is None:
+        if partition is None and tag is None and headers is None and timestamp_ms is None and number is None:
             pending = self._put(value, key)
         else:
             outbox, sender, raw = self._ready(value)
-            key = key.encode() if isinstance(key, str) else key
-            lane = lane_for(outbox, key, partition)
-            pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+            pending = put_record(
+                outbox,
+                raw,
+                key.encode() if isinstance(key, str) else key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+                number=number,
+            )
             sender.wake()
         return Delivery(pending, len(pending.values) - 1)
 
     def _put(self, value: T_in, key: str | bytes | None) -> Pending:
         """`send` without the object that is awaited: what a stream of records costs is here."""
         outbox, sender, raw = self._ready(value)
+        if outbox.numbers is not None:
+            outbox.numbers.check_none()
         if key is None:
             pending = outbox.put(raw, None, outbox.sticky)
         else:
@@ -235,13 +292,42 @@ class Producer(Generic[T_in]):
 
     async def wait(self) -> None:
         """Wait for the receipts of all that was sent so far; `ProduceError` if some will not come."""
+        outbox, sender = self._outbox, self._sender
+        assert outbox is not None and sender is not None, "wait outside of the producer's block"
+        with sender.hurry():
+            while outbox.buffered_bytes > 0:
+                await self._progressed()
+        failure = produce_error(outbox, self._topic)
+        if failure is not None:
+            raise failure
+
+    async def durable(self) -> None:
+        """`wait`, by the name of what is waited for: nothing that was sent can be lost any more."""
+        await self.wait()
+
+    async def accepted(self) -> None:
+        """Wait until a leader has all that was sent so far; `ProduceError` if some will not get there.
+
+        This is no receipt: a leader that dies may lose it. Then this producer, which keeps it until it is
+        durable, sends it again. Without a name the two are one: see `wait`.
+        """
         outbox = self._outbox
-        assert outbox is not None, "wait outside of the producer's block"
-        while outbox.buffered_bytes > 0:
+        assert outbox is not None, "accepted outside of the producer's block"
+        while not outbox.all_accepted():
             await self._progressed()
         failure = produce_error(outbox, self._topic)
         if failure is not None:
             raise failure
+
+    @property
+    def checkpoint(self) -> int:
+        """The highest number that everything up to it is durable, in all partitions; 0: none."""
+        return 0 if self._outbox is None else self._outbox.checkpoint()
+
+    @property
+    def resumed_at(self) -> int:
+        """The checkpoint as this producer found it: its source may go on behind it. 0: from the start."""
+        return 0 if self._outbox is None or self._outbox.numbers is None else self._outbox.numbers.resumed_at
 
     def statistics(self) -> dict[str, int]:
         """Bytes waiting; batches taken and taken again since the producer began."""

@@ -1,8 +1,8 @@
-"""Reading a topic on an event loop: a fetcher per partition, reading ahead, joined by a queue.
+"""Reading a topic on an event loop, from a place or a cursor, to the end or for ever.
 
-Records of a partition come in order; partitions come as their answers do. A reader that does
-not follow ends where the topic ended when it began. Positions are those of the records handed
-out, so a commit covers exactly what the loop's body has seen.
+Records of a partition come in order; partitions come as their answers do (`laminar.client.fetching`). A
+reader that does not follow ends where the topic ended when it began. Positions are those of the records
+handed out, so a commit covers exactly what the loop's body has seen.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from laminar.batch import Batch, split
-from laminar.client.errors import ConfigError, Error, TimedOut, Unavailable
+from laminar.client.cursors import CursorState
+from laminar.client.errors import ConfigError
+from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnExpired
 from laminar.client.records import ReadBatch, Record
-from laminar.client.session import Session, topic_path
+from laminar.client.session import Session
 
 if TYPE_CHECKING:
     import pandas
@@ -29,10 +29,6 @@ T = TypeVar("T")
 
 Start = str | datetime.datetime | Mapping[int, int]
 
-FETCH_BYTES = 1 << 20
-READ_AHEAD_BYTES = 4 << 20
-FOLLOW_WAIT_MS = 10_000
-BEHIND_WAIT_MS = 100
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
@@ -61,62 +57,6 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
         ) from None
 
 
-class CursorState:
-    """A named consumer's positions: what was committed last, to compare with at the next commit."""
-
-    def __init__(self, session: Session, topic: str, name: str) -> None:
-        from urllib.parse import quote
-
-        self._session = session
-        self._target = f"{topic_path(topic)}/cursors/{quote(name, safe='')}"
-        self.name = name
-        self.committed: dict[int, int] = {}
-
-    async def load(self) -> dict[int, int]:
-        """The committed positions by partition; {} for a new cursor."""
-        answer = await self._session.call("GET", self._target, accept=(404,))
-        found = {} if answer.status == 404 else answer.json()
-        self.committed = {int(key): _position(value) for key, value in found.get("positions", {}).items()}
-        return dict(self.committed)
-
-    async def commit(self, positions: Mapping[int, int]) -> None:
-        """Set `positions` if nobody else moved the cursor since; PreconditionFailed if so."""
-        changed = {key: value for key, value in positions.items() if self.committed.get(key) != value}
-        if not changed:
-            return
-        import msgspec
-
-        # A partition that is not in `expected` is expected to have no position yet.
-        body = {
-            "positions": {str(key): value for key, value in changed.items()},
-            "expected": {str(key): self.committed[key] for key in changed if key in self.committed},
-        }
-        try:
-            await self._session.call(
-                "PUT",
-                self._target,
-                body=msgspec.json.encode(body),
-                headers={"Content-Type": "application/json"},
-            )
-        except Error as error:
-            # A repeated PUT whose first answer was lost finds its own positions: that is a success.
-            if error.status != 412:
-                raise
-            wanted = dict(self.committed) | changed
-            if await self.load() != wanted:
-                raise
-        self.committed |= changed
-
-    async def delete(self) -> None:
-        await self._session.call("DELETE", self._target, accept=(404,))
-        self.committed = {}
-
-
-def _position(value: Any) -> int:
-    # A server may describe a position (offset, lag) where a bare number would do.
-    return int(value["position"] if isinstance(value, dict) else value)
-
-
 class Reader(Generic[T]):
     """Records of a topic: ``async for record in reader``, or ``batches()``, or ``to_arrow()``.
 
@@ -135,6 +75,7 @@ class Reader(Generic[T]):
         from_leader: bool,
         decode: Callable[[bytes], T],
         timeout_s: float | None,
+        on_expired: OnExpired = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
@@ -144,19 +85,21 @@ class Reader(Generic[T]):
         self._follow = follow
         self._cursor = CursorState(session, topic, cursor) if cursor is not None else None
         self._wanted = None if partitions is None else sorted(set(partitions))
-        self._from_leader = from_leader
-        self._decode = decode
         self._timeout_s = timeout_s
-        self._fetch_bytes = fetch_bytes
-        self._read_ahead_bytes = read_ahead_bytes
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._ready: deque[tuple[ReadBatch[T], int]] = deque()
-        self._held_bytes: dict[int, int] = {}
-        self._changed: asyncio.Event = asyncio.Event()
-        self._room: dict[int, asyncio.Event] = {}
-        self._failure: BaseException | None = None
+        self._fetchers: Fetchers[T] = Fetchers(
+            session,
+            topic,
+            decode=decode,
+            follow=follow,
+            cursor=cursor,
+            on_expired=on_expired,
+            from_leader=from_leader,
+            timeout_s=timeout_s,
+            fetch_bytes=fetch_bytes,
+            read_ahead_bytes=read_ahead_bytes,
+            skipped=self._skipped,
+        )
         self._begun = False
-        self._records: AsyncIterator[Record[T]] | None = None
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
 
@@ -203,7 +146,7 @@ class Reader(Generic[T]):
         if first is None:
             return []
         taken = [first]
-        while self._ready:
+        while self._fetchers.ready:
             batch = await self._take()
             assert batch is not None, "a batch that was ready is gone"
             taken.append(batch)
@@ -241,10 +184,7 @@ class Reader(Generic[T]):
 
     async def close(self) -> None:
         """Stop fetching. Idempotent."""
-        tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fetchers.close()
 
     # -- the queue -----------------------------------------------------------------------------
 
@@ -253,26 +193,13 @@ class Reader(Generic[T]):
             while (batch := await self._take()) is not None:
                 yield batch
         finally:
-            if not self._tasks or self._failure is not None:
+            if self._fetchers.over:
                 await self.close()
 
     async def _take(self) -> ReadBatch[T] | None:
         if not self._begun:
             await self._begin()
-        while not self._ready:
-            if self._failure is not None:
-                await self.close()
-                raise self._failure
-            if not self._tasks:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        batch, size_bytes = self._ready.popleft()
-        partition = batch.partition
-        self._held_bytes[partition] -= size_bytes
-        if self._held_bytes[partition] < self._read_ahead_bytes:
-            self._room[partition].set()
-        return batch
+        return await self._fetchers.take()
 
     async def _begin(self) -> None:
         """Find where to start and where to end, then start a fetcher per partition."""
@@ -302,11 +229,7 @@ class Reader(Generic[T]):
                 self.ends[partition] = end
                 if start >= end:
                     continue
-            self._held_bytes[partition] = 0
-            self._room[partition] = asyncio.Event()
-            task = self._session.loop.create_task(self._fetch_all(partition, start, end))
-            self._tasks[partition] = task
-            task.add_done_callback(lambda done, partition=partition: self._ended(partition, done))  # type: ignore[misc]
+            self._fetchers.add(partition, start, end)
 
     async def _starts(self, partitions: list[int]) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -325,69 +248,7 @@ class Reader(Generic[T]):
     async def _offset_at(self, partition: int, at: str) -> int:
         return await self._session.offset_at(self._topic, partition, at, timeout_s=self._timeout_s)
 
-    def _ended(self, partition: int, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(partition) is task:
-            del self._tasks[partition]
-        if not task.cancelled() and task.exception() is not None and self._failure is None:
-            self._failure = task.exception()
-        self._changed.set()
-
-    # -- fetching ------------------------------------------------------------------------------
-
-    async def _fetch_all(self, partition: int, offset: int, end: int | None) -> None:
-        """Fetch `partition` from `offset` to `end` (None: for ever), as far ahead as there is room."""
-        room = self._room[partition]
-        wait_ms = 0
-        at_least = 0
-        while end is None or offset < end:
-            if self._held_bytes[partition] >= self._read_ahead_bytes:
-                room.clear()
-                await room.wait()
-            try:
-                answer = await self._session.fetch(
-                    self._topic,
-                    partition,
-                    offset=offset,
-                    max_bytes=self._fetch_bytes,
-                    wait_ms=wait_ms,
-                    at_least=at_least,
-                    from_leader=self._from_leader,
-                    timeout_s=self._timeout_s,
-                )
-            except (TimedOut, Unavailable):
-                if not self._follow:
-                    raise
-                # Who follows has no deadline: the calls below it have, and each was used up.
-                continue
-            node = answer.headers.get("laminar-node", "")
-            before = offset
-            for frame in split(answer.body):
-                batch = ReadBatch(
-                    Batch(frame),
-                    topic=self._topic,
-                    partition=partition,
-                    start_offset=offset,
-                    stop_offset=end if end is not None else (1 << 63),
-                    node=node,
-                    decode=self._decode,
-                )
-                if not len(batch):
-                    continue
-                if batch.start_offset != offset:
-                    raise Error(
-                        f"{self._topic}/{partition}: {node} answered {batch.start_offset} for {offset}",
-                        code="gap",
-                        value=batch.start_offset,
-                    )
-                offset = batch.next_offset
-                self._held_bytes[partition] += len(frame)
-                self._ready.append((batch, len(frame)))
-            self._session.seen.advance(self._topic, partition, offset)
-            if offset != before:
-                self._changed.set()
-            if end is None:
-                caught_up = offset >= int(answer.headers.get("laminar-end-offset", 0))
-                wait_ms = FOLLOW_WAIT_MS if caught_up or offset == before else 0
-            elif offset == before:
-                # That replica has not yet heard what we know to be committed; another may have.
-                at_least, wait_ms = end, BEHIND_WAIT_MS
+    def _skipped(self, partition: int, offset: int, earliest: int) -> None:
+        """Records from `offset` to `earliest` are gone: who has handed out all before them stands behind."""
+        if self.positions[partition] == offset:
+            self.positions[partition] = earliest

@@ -24,7 +24,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Receipt(NamedTuple):
-    """Where a record lies, durable on ``replicas`` replicas (``synced``: on disk, not in memory)."""
+    """Where a record lies, durable on ``replicas`` replicas (``synced``: on disk, not in memory).
+
+    The offset is -1 where a producer with a name found that an earlier run had made the record durable.
+    """
 
     partition: int
     offset: int
@@ -228,4 +231,116 @@ class PartitionInfo:
             end_offset=int(answer.get("end_offset") or 0),
             term=int(answer.get("term") or 0),
             raw=answer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorInfo:
+    """A cursor, by partition: where it stands, how many records it is behind, whose it is.
+
+    `overtaken_by` has the partitions where retention gave up records that the cursor never passed, and how
+    many; `lag` counts those too. `owners` are members of groups; `changed` is when it was moved last.
+    """
+
+    cursor: str
+    positions: Mapping[int, int]
+    lag: Mapping[int, int]
+    owners: Mapping[int, str]
+    overtaken_by: Mapping[int, int]
+    changed: str
+    raw: Mapping[str, Any]
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether records that it never passed are gone."""
+        return bool(self.overtaken_by)
+
+    @property
+    def total_lag(self) -> int:
+        """Records behind the ends of all its partitions."""
+        return sum(self.lag.values())
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> CursorInfo:
+        def by_partition(name: str) -> dict[int, Any]:
+            return {int(number): value for number, value in (answer.get(name) or {}).items()}
+
+        return cls(
+            cursor=str(answer["cursor"]),
+            positions=by_partition("positions"),
+            lag=by_partition("lag"),
+            owners=by_partition("owners"),
+            overtaken_by=by_partition("overtaken_by"),
+            changed=str(answer.get("changed", "")),
+            raw=answer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimmed:
+    """What `Topic.delete_before` gave up in a partition: `deleted` records from `from_offset` on.
+
+    `start_offset` is the first that is kept, at the border of a batch: at or before the offset asked for.
+    `held_back_by` are nodes whose replicas still have to read what was to go.
+    """
+
+    partition: int
+    deleted: int
+    from_offset: int
+    start_offset: int
+    dry_run: bool
+    held_back_by: tuple[str, ...]
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> Trimmed:
+        return cls(
+            partition=int(answer["partition"]),
+            deleted=int(answer["deleted"]),
+            from_offset=int(answer["from_offset"]),
+            start_offset=int(answer["start_offset"]),
+            dry_run=bool(answer["dry_run"]),
+            held_back_by=tuple(str(node) for node in answer.get("held_back_by") or ()),
+        )
+
+
+class StagedPart(NamedTuple):
+    """What was staged in one partition: the numbers of the stages, rising."""
+
+    topic: str
+    partition: int
+    stages: tuple[int, ...]
+
+
+class Staged(NamedTuple):
+    """What one writer staged for batch `number` of a sink, under an epoch of it: small, and picklable.
+
+    Nobody sees its `records` before `Sink.commit`; what nobody commits goes away.
+    """
+
+    sink: str
+    number: int
+    epoch: int
+    parts: tuple[StagedPart, ...]
+    records: int
+
+
+class SinkInfo(NamedTuple):
+    """``GET /v1/sinks/{sink}``. `committed` is the last batch that was decided, None before the first.
+
+    `publishing`: not all of its partitions show it yet.
+    """
+
+    sink: str
+    epoch: int
+    committed: int | None
+    publishing: bool
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> SinkInfo:
+        committed = answer["committed"]
+        return cls(
+            str(answer["sink"]),
+            int(answer["epoch"]),
+            None if committed is None else int(committed),
+            bool(answer["publishing"]),
         )

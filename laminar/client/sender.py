@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from laminar.batch import BatchError, build
-from laminar.client.decisions import OUT_OF_SEQUENCE, Backoff, Step, judge_loss
-from laminar.client.decisions_lane import Lane, Pending, padded
+from laminar.client.decisions import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
+from laminar.client.decisions_lane import MOST_FLYING, Lane, Pending, padded
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.session import (
@@ -30,6 +30,7 @@ from laminar.client.session import (
     origin_of,
     topic_path,
 )
+from laminar.client.silence import Silence
 from laminar.http.endings import Answer, ConnectionFailed
 
 
@@ -49,11 +50,33 @@ class _AppendAnswer(msgspec.Struct):
     durable: _Durable = msgspec.field(default_factory=_Durable)
 
 
+class _Accepted(msgspec.Struct):
+    """A batch that a leader has, and that may be lost with it."""
+
+    partition: int
+    offset: int
+    count: int
+    term: int
+    committed: int
+    when_durable: _Durable
+
+
 _APPEND_ANSWER = msgspec.json.Decoder(_AppendAnswer)
+_ACCEPTED_ANSWER = msgspec.json.Decoder(_Accepted)
+# When nothing is written and something is not known to be durable, its leader is asked after so long.
+PROBE_MS = 1_000
+# It answers when the batch is durable, or after so long.
+PROBE_WAIT_MS = 1_000
+PROBE_TIMEOUT_S = 5.0
+PROBE_PAUSE_S = 0.1
 
 
 class Sender:
-    """Sends what `outbox` holds. `guard` is the lock of an outbox that other threads fill."""
+    """Sends what `outbox` holds. `guard` is the lock of an outbox that other threads fill.
+
+    With `accepts` batches are answered when their leader has them; what is durable is learned from later
+    answers, or asked for when none comes.
+    """
 
     def __init__(
         self,
@@ -64,6 +87,7 @@ class Sender:
         producer_id: bytes,
         timeout_s: float,
         guard: contextlib.AbstractContextManager[Any] | None = None,
+        accepts: bool = False,
     ) -> None:
         assert len(producer_id) == 16, f"a producer id has 16 bytes, not {len(producer_id)}"
         self.session = session
@@ -85,6 +109,11 @@ class Sender:
         self._backoffs: dict[int, Backoff] = {}
         self._redirects: dict[int, int] = {}
         self._last: dict[int, str] = {}
+        self._accepts = accepts
+        self._hurries = 0
+        self._probes: dict[int, asyncio.Task[None]] = {}
+        self._quiet_ms: dict[int, int] = {}  # since when a lane has nothing but what was accepted
+        self._silence = Silence(session, topic, outbox, guard=self._guard, on_moved=self._urls.__setitem__)
 
     # -- waking --------------------------------------------------------------------------------
 
@@ -100,6 +129,16 @@ class Sender:
             self._woken = True
             self._loop.call_soon_threadsafe(self._pump)
 
+    @contextlib.contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Somebody waits until everything is durable: it is asked for at once. From any thread."""
+        self._hurries += 1
+        self.wake_from_thread()
+        try:
+            yield
+        finally:
+            self._hurries -= 1
+
     def _pump(self) -> None:
         """Send whatever may be sent; the only place that takes from the outbox."""
         # Cleared first: what is put while we are at it wakes us again.
@@ -110,6 +149,8 @@ class Sender:
         with self._guard:
             for lane in list(self.outbox.active.values()):
                 self._pump_lane(lane, now)
+                if self._accepts:
+                    self._look_after(lane, now)
             self._set_timer(now)
 
     def _pump_lane(self, lane: Lane, now: int) -> None:
@@ -135,7 +176,7 @@ class Sender:
             try:
                 frame = self._frame(pending)
             except (BatchError, TypeError, ValueError) as fault:
-                self.outbox.failed(lane, pending, _unbuildable(fault), maybe_applied=False)
+                self.outbox.failed(lane, pending, unbuildable(fault), maybe_applied=False)
                 self.on_progress()
                 return
             connection.request(
@@ -144,6 +185,7 @@ class Sender:
                 self._on_answer(lane, pending, url),
                 timeout_s=min(ATTEMPT_TIMEOUT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
             )
+            self._silence.sent(lane.partition, connection)
 
     def _frame(self, pending: Pending) -> bytearray:
         count = len(pending.values)
@@ -156,6 +198,8 @@ class Sender:
             producer_id=self._producer_id,
             producer_epoch=pending.epoch,
             sequence=pending.sequence,
+            checkpoint=pending.last_number,
+            floor=self.outbox.checkpoint() if pending.last_number else 0,
         )
 
     def _head(self, lane: Lane, url: str, length: int) -> bytes:
@@ -163,6 +207,7 @@ class Sender:
         known = self._heads.get((lane.partition, url))
         if known is None:
             target = f"{topic_path(self.topic)}/partitions/{lane.partition}/records"
+            target += "?ack=accepted" if self._accepts else ""
             known = self.session.head(url, "POST", target, {"Content-Type": BATCH_TYPE})[:-2]
             self._heads[(lane.partition, url)] = known
         return b"%bContent-Length: %d\r\n\r\n" % (known, length)
@@ -218,8 +263,10 @@ class Sender:
                 if answer is None:
                     assert failure is not None
                     self._lost(lane, pending, url, failure)
-                elif 200 <= answer.status < 300:
+                elif answer.status == 202:
                     self._accepted(lane, pending, answer)
+                elif 200 <= answer.status < 300:
+                    self._acknowledged(lane, pending, answer)
                 else:
                     self._refused(lane, pending, url, answer)
             self.on_progress()
@@ -229,6 +276,78 @@ class Sender:
         return on_answer
 
     def _accepted(self, lane: Lane, pending: Pending, answer: Answer) -> None:
+        """The leader has the batch: no receipt, and the records stay here."""
+        partition = lane.partition
+        try:
+            taken = _ACCEPTED_ANSWER.decode(answer.body)
+            if taken.partition != partition or taken.count != len(pending.values):
+                raise ValueError(f"{taken} is not the batch that was sent")
+        except (msgspec.MsgspecError, ValueError) as fault:
+            error = OutcomeUnknown(
+                f"{self.topic}/{partition}: an answer that cannot be read: {fault}",
+                code="bad_receipt",
+                outcome="unknown",
+            )
+            self.outbox.failed(lane, pending, error, maybe_applied=True)
+            return
+        if partition in self._backoffs:
+            self._backoffs[partition].reset()
+            self._redirects.pop(partition, None)
+        self.outbox.accepted(
+            lane,
+            pending,
+            base_offset=taken.offset,
+            term=taken.term,
+            replicas=taken.when_durable.replicas,
+            synced=taken.when_durable.synced,
+        )
+        self._learned(lane, taken.term, taken.committed)
+
+    def _learned(self, lane: Lane, term: int, committed: int) -> None:
+        self.outbox.learned(lane, term=term, committed=committed)
+        # What is committed is there for this client's reads.
+        self.session.seen.advance(self.topic, lane.partition, committed)
+
+    def _look_after(self, lane: Lane, now: int) -> None:
+        """Ask whether what was accepted is durable, when no answer to a batch will tell."""
+        partition = lane.partition
+        if lane.under_way or lane.recovering or not lane.flying or partition in self._probes:
+            if lane.under_way or not lane.flying:
+                self._quiet_ms.pop(partition, None)
+            return
+        since = self._quiet_ms.setdefault(partition, now)
+        if self._hurries or len(lane.flying) >= MOST_FLYING or now - since >= PROBE_MS:
+            pending = lane.flying[-1 if self._hurries else 0]
+            self._probes[partition] = self._loop.create_task(self._probe(lane, pending))
+
+    async def _probe(self, lane: Lane, pending: Pending) -> None:
+        partition = lane.partition
+        target = (
+            f"{topic_path(self.topic)}/partitions/{partition}/producers/{self._producer_id.hex()}"
+            f"?epoch={pending.epoch}&sequence={pending.sequence}&wait_ms={PROBE_WAIT_MS}"
+        )
+        try:
+            answer = await self.session.call(
+                "GET", target, first=self._urls.get(partition), timeout_s=PROBE_TIMEOUT_S
+            )
+            with self._guard:
+                self._learned(
+                    lane,
+                    int(answer.headers["laminar-term"]),
+                    int(answer.headers["laminar-committed"]),
+                )
+            if not pending.settled:
+                await asyncio.sleep(PROBE_PAUSE_S)  # it said so at once, or waited: never in a ring
+        except Error as error:
+            # Its leader is gone, or knows nothing of it: it is sent again.
+            self._hold(lane, str(error), wait_ms=0)
+        finally:
+            self._probes.pop(partition, None)
+            self._quiet_ms.pop(partition, None)
+        self.on_progress()
+        self.wake()
+
+    def _acknowledged(self, lane: Lane, pending: Pending, answer: Answer) -> None:
         partition = lane.partition
         try:
             receipt = _APPEND_ANSWER.decode(answer.body)
@@ -260,7 +379,10 @@ class Sender:
         redirects = self._redirects.get(partition, 0)
         verdict, problem = judged(answer, repeatable=True, redirects=redirects)
         self._last[partition] = str(problem.get("detail") or f"{url} answered {answer.status}")
-        if verdict.location is not None:
+        if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
+            # Who sends us there has not noticed yet; soon it has, and names another.
+            verdict = Verdict(step=Step.RETRY)
+        elif verdict.location is not None:
             self._redirects[partition] = redirects + 1
             self.session.redirects += 1
             leader = origin_of(verdict.location)
@@ -326,6 +448,11 @@ class Sender:
 
     def _set_timer(self, now: int) -> None:
         resume_ms = self.outbox.next_resume_ms()
+        if self._quiet_ms:
+            asked = [at for partition, at in self._quiet_ms.items() if partition not in self._probes]
+            if asked:
+                probe_ms = min(asked) + PROBE_MS
+                resume_ms = probe_ms if resume_ms is None else min(resume_ms, probe_ms)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -340,7 +467,8 @@ class Sender:
         self.session.sender_closed(self)
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._connecting.values()):
+        self._silence.close()
+        for task in [*self._connecting.values(), *self._probes.values()]:
             task.cancel()
         with self._guard:
             for lane in list(self.outbox.active.values()):
@@ -355,7 +483,8 @@ def _nothing() -> None:
     return None
 
 
-def _unbuildable(fault: Exception) -> Error:
+def unbuildable(fault: Exception) -> Error:
+    """What to say of records that no batch can be made of."""
     return Error(
         f"the records cannot be made a batch: {fault}",
         code="invalid",

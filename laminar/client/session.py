@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -20,13 +20,19 @@ from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.pool import Pool
 from laminar.http.client import head_bytes
-from laminar.http.endings import Answer, ConnectionFailed, Target
+from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
 
 if TYPE_CHECKING:
     from laminar.client.sender import Sender
 
 ATTEMPT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
+# For so long the node that is asked for a map waits for replicas that do not answer it; and how much longer
+# we wait for the node itself before another is asked.
+MAP_WAIT_MS = 500
+MAP_PATIENCE_S = 1.0
+# One that was given up for its silence is not tried again for so long, whoever names it as leader.
+SILENT_MS = 1_000
 BATCH_TYPE = "application/vnd.laminar.batch"
 
 
@@ -88,6 +94,7 @@ class Session:
         self.closed = False
         self.retries = 0
         self.redirects = 0
+        self._silent_until_ms: dict[str, int] = {}
         self.reads_by_node: dict[str, int] = {}
         self.senders: set[Sender] = set()
         self._resent_before = 0
@@ -119,16 +126,19 @@ class Session:
         method: str,
         target: str,
         *,
-        body: bytes = b"",
+        body: Buffer = b"",
         headers: Mapping[str, str] | None = None,
         repeatable: bool = True,
         timeout_s: float | None = None,
         accept: Sequence[int] = (),
         first: str | None = None,
+        among: Sequence[str] = (),
+        attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
     ) -> Answer:
         """A request any node can answer, repeated until one did; statuses in `accept` are returned too.
 
-        `first` is the node to begin with, if it matters.
+        `first` is the node to begin with, if it matters; then those in `among` are asked, and all others only
+        after them. One that does not answer for `attempt_timeout_s` is left for the next.
 
         Raises the `Error` the answer stands for, `TimedOut` or `OutcomeUnknown` at the deadline.
         """
@@ -144,8 +154,10 @@ class Session:
         url = first
         last = "nothing was tried"
         while True:
+            if self.closed:
+                raise Unavailable("the client was closed", code="client_closed")
             if url is None:
-                url = self.balancer.choose(self._nodes, now_ms=now_ms())
+                url = self._any_node(among)
             assert url is not None, "a session without nodes"
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -157,7 +169,7 @@ class Session:
                     url,
                     self.head(url, method, target, sent_headers),
                     (body,) if body else (),
-                    timeout_s=min(left_s, ATTEMPT_TIMEOUT_S),
+                    timeout_s=min(left_s, attempt_timeout_s),
                     bodyless=method == "HEAD",
                 )
             except ConnectionFailed as failure:
@@ -186,6 +198,12 @@ class Session:
                 raise OutcomeUnknown(f"{method} {target}: {last}", code="outcome_unknown", outcome="unknown")
             url = await self._pause(verdict, backoff, deadline)
             redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+
+    def _any_node(self, among: Sequence[str]) -> str | None:
+        """The node to ask next: one in `among` that has not failed lately, else whichever is known."""
+        resting = set(self.balancer.resting(now_ms=now_ms()))
+        awake = [url for url in among if url not in resting]
+        return self.balancer.choose(awake or self._nodes, now_ms=now_ms())
 
     async def _pause(self, verdict: Verdict, backoff: Backoff, deadline: float) -> str | None:
         """Wait as the verdict says; returns the URL it leads to, if any."""
@@ -236,8 +254,22 @@ class Session:
         return self._maps.get(topic)
 
     async def _refresh(self, topic: str, timeout_s: float | None) -> TopicMap:
-        answer = await self.get_json(f"{topic_path(topic)}/partitions", timeout_s=timeout_s)
-        fresh = TopicMap.from_answer(answer, now_ms=now_ms())
+        resting = self.balancer.resting(now_ms=now_ms())
+        return await self.map_by_others(topic, avoid=resting, wait_ms=MAP_WAIT_MS, timeout_s=timeout_s)
+
+    async def map_by_others(
+        self, topic: str, *, avoid: Iterable[str], wait_ms: int, timeout_s: float | None = None
+    ) -> TopicMap:
+        """A new map of `topic`, told by another node than those at `avoid`, if one can; see MAP_WAIT_MS."""
+        known = self._maps.get(topic)
+        answer = await self.call(
+            "GET",
+            f"{topic_path(topic)}/partitions?wait_ms={wait_ms}",
+            timeout_s=timeout_s,
+            among=known.elsewhere(avoid) if known is not None else (),
+            attempt_timeout_s=wait_ms / 1000 + MAP_PATIENCE_S,
+        )
+        fresh = TopicMap.from_answer(answer.json(), now_ms=now_ms())
         self._maps[topic] = fresh
         for place in fresh.places:
             self.learn_nodes([replica.url for replica in place.replicas])
@@ -349,6 +381,16 @@ class Session:
         )
         return int(answer.json()["offset"])
 
+    # -- those who do not answer -----------------------------------------------------------------
+
+    def left_silent(self, url: str) -> None:
+        """`url` was given up because it did not answer, and others lead."""
+        self._silent_until_ms[url] = now_ms() + SILENT_MS
+
+    def is_silent(self, url: str) -> bool:
+        """Whether `url` was given up a moment ago."""
+        return now_ms() < self._silent_until_ms.get(url, 0)
+
     # -- appends -------------------------------------------------------------------------------
 
     async def leader_connection(self, topic: str, partition: int) -> str:
@@ -361,9 +403,10 @@ class Session:
             raise Unavailable(f"{topic}/{partition} is not known", code="no_leader", retriable=True)
         url = places.leader(partition)
         if url is None:
-            # Any node knows the leader as soon as there is one, and redirects us.
+            # Any node knows the leader as soon as there is one, and redirects us; a replica knows it first.
             places.stale = True
-            url = self.balancer.choose(self._nodes, now_ms=now_ms())
+            replicas = readers(places.replicas(partition), None, from_leader=False)
+            url = self.balancer.choose(replicas or self._nodes, now_ms=now_ms())
         assert url is not None, "a session without nodes"
         try:
             await self.pool.shared(url)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from laminar.client.codecs import Codec, not_bytes
+from laminar.client.cursors import CursorState, cursor_path
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import OutcomeUnknown
+from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnExpired
+from laminar.client.names import Named, begin_named
 from laminar.client.producer import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
@@ -17,21 +21,16 @@ from laminar.client.producer import (
     Producer,
     lane_for,
 )
-from laminar.client.reader import (
-    FETCH_BYTES,
-    READ_AHEAD_BYTES,
-    CursorState,
-    Reader,
-    Start,
-    start_parameter,
-)
-from laminar.client.records import PartitionInfo, Receipt, TopicInfo, identity
+from laminar.client.reader import Reader, Start, start_parameter
+from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo, Trimmed, identity
 from laminar.client.sender import Sender
 from laminar.client.session import Session, topic_path
+from laminar.client.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.route import Route
 
 if TYPE_CHECKING:
     import contextlib
+    import datetime
 
 T = TypeVar("T")
 
@@ -113,9 +112,15 @@ class Topic(Generic[T]):
         window: int = 4,
         timeout: float | None = None,
         guard: contextlib.AbstractContextManager[Any] | None = None,
+        name: str | None = None,
     ) -> Sender:
-        """An engine with an outbox for this topic's partitions, under a new producer id."""
+        """An engine with an outbox for this topic's partitions, under a new producer id or that of `name`."""
         places = await self._session.topic_map(self.name, timeout_s=timeout)
+        named: Named | None = None
+        if name is not None:
+            named = await begin_named(
+                self._session, self.name, name, partitions=len(places.places), timeout_s=timeout
+            )
         route = Route.even(len(places.places))
         outbox = Outbox(
             partitions=len(places.places),
@@ -124,12 +129,17 @@ class Topic(Generic[T]):
             window=window,
             stop_on_failure=stop_on_failure,
             first_partition=self._session.rng.randrange(len(places.places)),
+            numbers=named.numbers if named is not None else None,
         )
+        if named is not None:
+            for lane in outbox.lanes:
+                lane.epoch = named.epoch
         sender = Sender(
             self._session,
             self.name,
             outbox,
-            producer_id=os.urandom(16),
+            producer_id=os.urandom(16) if named is None else named.producer_id,
+            accepts=named is not None,
             timeout_s=self._session.timeout_s if timeout is None else timeout,
             guard=guard,
         )
@@ -139,6 +149,7 @@ class Topic(Generic[T]):
     def producer(
         self,
         *,
+        name: str | None = None,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         window: int = 4,
@@ -148,11 +159,19 @@ class Topic(Generic[T]):
 
         A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout`
         in seconds is how long a record may go without its receipt, over all retries.
+
+        With a `name`, who has it is the only one: the one before is refused from now on (`Fenced`), and the
+        numbers that are given to `send` let this one go on where that one ended, without doubling a record.
+        Its batches are accepted before they are durable, and kept here until they are.
         """
 
         async def begin() -> Sender:
             return await self.open_sender(
-                stop_on_failure=True, batch_bytes=batch_bytes, window=window, timeout=timeout
+                stop_on_failure=True,
+                batch_bytes=batch_bytes,
+                window=window,
+                timeout=timeout,
+                name=name,
             )
 
         return Producer(
@@ -173,6 +192,7 @@ class Topic(Generic[T]):
         partitions: Iterable[int] | None = None,
         from_leader: bool = False,
         timeout: float | None = None,
+        on_expired: OnExpired = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Reader[T]:
@@ -181,6 +201,8 @@ class Topic(Generic[T]):
         `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With
         `follow` it goes on for ever. `from_leader` reads only what is newest; without it any replica
         answers that is not behind what this client has seen. `read_ahead_bytes` is per partition.
+        Where retention gave up what was to be read, `OffsetExpired` names the cursor, or with
+        ``on_expired="earliest"`` it goes on with what is left.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Reader(
@@ -193,24 +215,80 @@ class Topic(Generic[T]):
             from_leader=from_leader,
             decode=decode,
             timeout_s=timeout,
+            on_expired=on_expired,
+            fetch_bytes=fetch_bytes,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+
+    def subscribe(
+        self,
+        group: str,
+        mode: Mode = "clustering",
+        member: str | None = None,
+        *,
+        start: str | datetime.datetime = "earliest",
+        session: float = SESSION_S,
+        handover: float = HANDOVER_S,
+        on_expired: OnExpired = "error",
+        fetch_bytes: int = FETCH_BYTES,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+    ) -> Subscription[T]:
+        """Records as a member of a group, for ever: each partition is read by one member at a time.
+
+        ``mode="broadcast"``: by every member, each under its own name (`member`). A new group begins at
+        `start`: ``"earliest"``, ``"latest"`` or a time. Who is silent for `session` seconds (2 to 60, for all
+        members the same) is taken for dead, and others read on from what it committed. Who is to hand a
+        partition over may take `handover` seconds to commit what it was given of it.
+        """
+        decode: Any = identity if self.codec is None else self.codec.decode
+        return Subscription(
+            self._session,
+            self.name,
+            group=group,
+            mode=mode,
+            member=member,
+            start=start_parameter(start, now_ms=time.time_ns() // 1_000_000),
+            decode=decode,
+            session_s=session,
+            handover_s=handover,
+            on_expired=on_expired,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
         )
 
     async def cursors(self) -> list[str]:
         """The names of all cursors."""
-        answer = await self._session.get_json(f"{topic_path(self.name)}/cursors")
-        return [str(each["cursor"] if isinstance(each, dict) else each) for each in answer["cursors"]]
+        return [each.cursor for each in await self.describe_cursors()]
+
+    async def describe_cursors(self) -> list[CursorInfo]:
+        """All cursors, by name: positions, lag, owners."""
+        from urllib.parse import quote
+
+        found: list[CursorInfo] = []
+        after: str | None = ""
+        while after is not None:
+            page = f"?limit=1000&after={quote(after, safe='')}" if after else "?limit=1000"
+            answer = await self._session.get_json(f"{topic_path(self.name)}/cursors{page}")
+            found += [CursorInfo.from_answer(each) for each in answer["cursors"]]
+            after = answer.get("next")
+        return found
+
+    async def describe_cursor(self, name: str) -> CursorInfo:
+        """A cursor's positions, lag and owners; NotFound if there is none."""
+        return CursorInfo.from_answer(await self._session.get_json(cursor_path(self.name, name)))
 
     async def cursor(self, name: str) -> dict[int, int]:
         """A cursor's committed positions by partition; {} if there is none."""
         return await CursorState(self._session, self.name, name).load()
 
-    async def set_cursor(self, name: str, positions: Mapping[int, int]) -> None:
-        """Move a cursor; `PreconditionFailed` if it was moved meanwhile."""
+    async def set_cursor(self, name: str, positions: Mapping[int, int], *, force: bool = False) -> None:
+        """Move a cursor; `PreconditionFailed` if it was moved meanwhile, `Fenced` if a member owns it.
+
+        With `force` it is taken from its owners, who are told at their next commit.
+        """
         state = CursorState(self._session, self.name, name)
         await state.load()
-        await state.commit(positions)
+        await state.commit(positions, force=force)
 
     async def delete_cursor(self, name: str) -> None:
         await CursorState(self._session, self.name, name).delete()
@@ -227,8 +305,6 @@ class Topic(Generic[T]):
 
     async def offsets(self, at: str = "latest") -> dict[int, int]:
         """The offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
-        import time
-
         place = start_parameter(at, now_ms=time.time_ns() // 1_000_000)
         places = await self._session.topic_map(self.name)
         partitions = range(len(places.places))
@@ -236,6 +312,23 @@ class Topic(Generic[T]):
             *(self._session.offset_at(self.name, partition, place) for partition in partitions)
         )
         return dict(zip(partitions, found, strict=True))
+
+    async def delete_before(
+        self, offset: int, *, partition: int = 0, dry_run: bool = False, timeout: float | None = None
+    ) -> Trimmed:
+        """Give up a partition's records before `offset`, for ever; whole batches only, so perhaps a few less.
+
+        With `dry_run` nothing happens but the answer. Doing it twice does no harm.
+        """
+        places = await self._session.topic_map(self.name, timeout_s=timeout)
+        answer = await self._session.call(
+            "DELETE",
+            f"{topic_path(self.name)}/partitions/{partition}/records"
+            f"?before={offset}&dry_run={'true' if dry_run else 'false'}",
+            timeout_s=timeout,
+            first=places.leader(partition) if 0 <= partition < len(places.places) else None,
+        )
+        return Trimmed.from_answer(answer.json())
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the topic and all its records, as it is now; NotFound if it is gone."""

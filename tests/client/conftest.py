@@ -31,6 +31,9 @@ class FakePartition:
     start: int = 0
     producers: dict[bytes, tuple[int, int, dict[int, tuple[int, int]]]] = field(default_factory=dict)
     lag: dict[int, int] = field(default_factory=dict)  # node -> records it is behind
+    term: int = 1
+    committed: int = 0  # batches
+    checkpoints: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     def append(self, frame: bytes) -> tuple[int, str | dict[str, Any]]:
         """(200, (offset, count)) or (409, code), by the rules of laminar/node/producers.py."""
@@ -48,6 +51,11 @@ class FakePartition:
                 return 409, "sequence_gap"
             known[header.sequence] = (self.end, header.count)
             self.producers[header.producer_id] = (epoch, expected + 1, known)
+            checkpoint, floor = self.checkpoints.get(header.producer_id, (0, 0))
+            self.checkpoints[header.producer_id] = (
+                max(checkpoint, header.checkpoint),
+                max(floor, header.floor),
+            )
         stamped = bytearray(frame)
         index = len(self.frames) + 1
         stamp(
@@ -64,6 +72,29 @@ class FakePartition:
         self.end += header.count
         return 200, placed
 
+    @property
+    def committed_end(self) -> int:
+        """The offset behind what is committed."""
+        return Header.unpack(self.frames[self.committed - 1]).next_offset if self.committed else 0
+
+    def depose(self) -> None:
+        """Another leader, in a new term, without what was not committed."""
+        frames, self.frames = self.frames[: self.committed], []
+        epochs = {producer: epoch for producer, (epoch, _, _) in self.producers.items()}
+        self.end, self.producers, self.checkpoints = 0, {}, {}
+        for frame in frames:
+            self.append(frame)
+        for producer, epoch in epochs.items():
+            self.begin(producer, epoch)
+        self.term += 1
+
+    def begin(self, producer: bytes, epoch: int) -> bool:
+        """An epoch, as a fence; False if it is over already."""
+        known = self.producers.get(producer, (0, 0, {}))[0]
+        if epoch > known or producer not in self.producers:
+            self.producers[producer] = epoch, 0, {}
+        return epoch >= known
+
 
 class FakeCluster:
     """`nodes` listening nodes and their topics, on a loop and a thread of its own."""
@@ -76,6 +107,9 @@ class FakeCluster:
         self.append_faults: deque[str | None] = deque()
         self.requests: list[tuple[int, str, str]] = []  # node, method, target
         self.leaderless = False
+        self.named: dict[str, int] = {}
+        self.probes = 0
+        self.silent: set[int] = set()  # nodes that read requests and answer none
         self._count = nodes
         self._servers: list[asyncio.Server] = []
         self._writers: dict[int, set[asyncio.StreamWriter]] = {node: set() for node in range(nodes)}
@@ -174,10 +208,16 @@ class FakeCluster:
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         path = [unquote(each) for each in parts.path.split("/")[1:]]
+        while node in self.silent:  # noqa: ASYNC110  # the test is on another loop, and another thread
+            await asyncio.sleep(0.005)
         if path == ["v1", "cluster"]:
             return _json(200, {"nodes": [{"node": f"n{i}", "url": url} for i, url in enumerate(self.urls)]})
         if path == ["v1", "topics"]:
             return _json(200, {"topics": [{"topic": name} for name in sorted(self.topics)], "next": None})
+        if path == ["v1", "producers"]:
+            name = json.loads(body)["name"]
+            self.named[name] = self.named.get(name, 0) + 1
+            return _json(201, {"producer": name.encode().hex().ljust(32, "0"), "epoch": self.named[name]})
         if path[:2] != ["v1", "topics"]:
             return _problem(404, "not_found")
         topic, rest = path[2], path[3:]
@@ -194,8 +234,10 @@ class FakeCluster:
             at = query["at"]
             place = partition.start if at == "earliest" else partition.end
             return _json(200, {"offset": place})
+        if rest[2] == "producers":
+            return self._producer(method, partition, bytes.fromhex(rest[3]), int(query["epoch"]))
         if method == "POST":
-            return self._append(node, topic, int(rest[1]), partition, body)
+            return self._append(node, topic, int(rest[1]), partition, body, accepts="ack" in query)
         return await self._fetch(node, partition, query)
 
     def _topic(
@@ -234,8 +276,23 @@ class FakeCluster:
             "end_offset": partition.end,
         }
 
+    def _producer(
+        self, method: str, partition: FakePartition, producer: bytes, epoch: int
+    ) -> tuple[int, dict[str, str], bytes]:
+        """A fence, or a probe that waits: then all is committed."""
+        if method == "PUT":
+            if not partition.begin(producer, epoch):
+                return _problem(409, "fenced")
+        else:
+            self.probes += 1
+        partition.committed = len(partition.frames)
+        checkpoint, floor = partition.checkpoints.get(producer, (0, 0))
+        status, headers, content = _json(200, {"checkpoint": checkpoint, "floor": floor})
+        window = {"Laminar-Term": str(partition.term), "Laminar-Committed": str(partition.committed_end)}
+        return status, headers | window, content
+
     def _append(
-        self, node: int, topic: str, number: int, partition: FakePartition, body: bytes
+        self, node: int, topic: str, number: int, partition: FakePartition, body: bytes, *, accepts: bool
     ) -> tuple[int, dict[str, str], bytes] | None:
         if self.leaderless:
             return _problem(503, "no_leader")
@@ -252,6 +309,8 @@ class FakeCluster:
         if fault == "move":
             partition.leader = (partition.leader + 1) % self._count
             return _problem(503, "not_leader")
+        if fault == "depose":
+            partition.depose()
         frames = split(body)
         assert len(frames) == 1, "the client sends one batch a request"
         status, result = partition.append(bytes(frames[0]))
@@ -262,6 +321,20 @@ class FakeCluster:
         if status != 200:
             return _problem(status, str(result))
         assert isinstance(result, dict)
+        if accepts:
+            # All but the two newest batches are on other nodes too by now.
+            partition.committed = max(partition.committed, len(partition.frames) - 2)
+            return _json(
+                202,
+                {
+                    "durable": False,
+                    "partition": number,
+                    **result,
+                    "term": partition.term,
+                    "committed": partition.committed_end,
+                    "when_durable": {"replicas": 3, "synced": True},
+                },
+            )
         return _json(
             200,
             {

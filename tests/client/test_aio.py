@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -108,8 +109,10 @@ async def test_a_producer_reports_everything_undelivered(cluster: Any) -> None:
 
 async def test_a_time_out_says_what_it_waited_for(cluster: Any) -> None:
     """Without a leader the deadline ends an append, and the message names the partition."""
-    cluster.leaderless = True
     async with aio.connect(cluster.urls, timeout=0.3) as client:
+        assert client._session is not None
+        await client._session.topic_map("t", timeout_s=30)
+        cluster.leaderless = True
         with pytest.raises(TimeoutError, match=r"t/2: no receipt within 0\.3 s") as caught:
             await client.topic("t").append(b"x", partition=2)
 
@@ -134,6 +137,75 @@ async def test_a_leader_that_dies_is_left_behind(cluster: Any) -> None:
                     cluster.kill(1)
 
     assert [b"%d" % n for n in range(900)] == cluster.values("t", 1)
+
+
+async def test_a_leader_that_falls_silent_is_left_once_another_leads(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its connections and answers nobody: the stream goes on elsewhere, once and in order."""
+    monkeypatch.setattr("laminar.client.silence.PATIENCE_MS", 50)
+    async with aio.connect(cluster.urls) as client, client.topic("t").producer(batch_bytes=400) as producer:
+        for number in range(300):
+            producer.send(b"%d" % number, partition=1)
+        await producer.wait()
+        cluster.silent.add(1)
+        for number in range(300, 900):
+            producer.send(b"%d" % number, partition=1)
+        cluster.topics["t"][1].leader = 2
+        async with asyncio.timeout(5):
+            await producer.wait()
+        # What it was sent before it fell silent it deals with now; by then all of it is known.
+        cluster.silent.clear()
+
+    assert [b"%d" % n for n in range(900)] == cluster.values("t", 1)
+
+
+async def test_a_leader_that_takes_its_time_is_waited_for(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nobody else leads nothing is sent twice, however often the others are asked."""
+    monkeypatch.setattr("laminar.client.silence.PATIENCE_MS", 20)
+    async with aio.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        await topic.append(b"0", partition=1)
+        cluster.silent.add(1)
+        appending = asyncio.create_task(topic.append(b"1", partition=1))
+        asked = [(0, "/v1/topics/t/partitions?wait_ms=150"), (2, "/v1/topics/t/partitions?wait_ms=150")]
+        await _until(lambda: all(_requests(cluster).count(each) > 1 for each in asked))
+        cluster.silent.clear()
+        receipt = await appending
+        statistics = client.statistics()
+
+    assert (1, 0) == (receipt.offset, statistics["resent_batches"])
+
+
+async def _until(told: Callable[[], bool]) -> None:
+    """The fake nodes are on another loop, and another thread."""
+    async with asyncio.timeout(10):
+        while not told():  # noqa: ASYNC110  # for that reason
+            await asyncio.sleep(0.005)
+
+
+def _requests(cluster: Any) -> list[tuple[int, str]]:
+    return [(node, target) for node, _, target in cluster.requests]
+
+
+async def test_nobody_is_sent_to_a_leader_that_was_left_for_its_silence(cluster: Any) -> None:
+    """A node that has not noticed yet still names it; soon it names another."""
+    async with aio.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        assert client._session is not None
+        places = await client._session.topic_map("t")
+        places.learn_leader(0, cluster.urls[2])
+        client._session.left_silent(cluster.urls[0])
+        appending = asyncio.create_task(topic.append(b"x", partition=0))
+        records = "/v1/topics/t/partitions/0/records"
+        await _until(lambda: _requests(cluster).count((2, records)) >= 3)
+        cluster.topics["t"][0].leader = 1
+        receipt = await appending
+
+    assert 0 == receipt.offset
+    assert (0, records) not in _requests(cluster)
 
 
 async def test_reads_are_spread_and_never_go_back(cluster: Any) -> None:
@@ -219,7 +291,24 @@ async def test_expired_offsets_are_an_error(cluster: Any) -> None:
             async for _ in topic.read({0: 0}, partitions=[0]):
                 pass
 
-    assert {"earliest": 2} == caught.value.fields
+        await topic.set_cursor("slow", {0: 1})
+        with pytest.raises(laminar.OffsetExpired) as named:
+            _ = [record async for record in topic.read(cursor="slow", partitions=[0])]
+        reader = topic.read(cursor="slow", partitions=[0], on_expired="earliest")
+        async with reader as records:
+            left = [record.raw async for record in records]
+        cluster.topics["t"][0].start = 3
+        await topic.set_cursor("slow", {0: 1})
+        async with topic.read(cursor="slow", partitions=[0], on_expired="earliest") as records:
+            nothing = [record.raw async for record in records]
+        committed = await topic.cursor("slow")
+
+    assert {"partition": 0, "position": 0, "earliest": 2} == caught.value.fields
+    assert ("cursor", "slow", 2) == (named.value.field, named.value.value, named.value.limit)
+    assert "cursor 'slow'" in str(named.value) and {"partition": 0, "position": 1, "earliest": 2}.items() <= (
+        named.value.fields.items()
+    )
+    assert ([b"2"], [], {0: 3}) == (left, nothing, committed)
 
 
 class Flight(msgspec.Struct):

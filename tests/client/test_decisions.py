@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from laminar.client import errors
 from laminar.client.decisions import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
-from laminar.client.decisions_routing import REST_MS, Balancer, Replica, Seen, TopicMap, readers
+from laminar.client.decisions_routing import REST_MS, Balancer, Place, Replica, Seen, TopicMap, readers
 from laminar.http.errors import CODES
 
 
@@ -135,6 +135,26 @@ def test_the_map_knows_the_leaders_own_shard() -> None:
     places.forget_leader(0, "http://b:12")
     assert (None, True) == (places.leader(0), places.stale)
     assert None is places.leader(7)
+
+
+def test_elsewhere_leaves_out_all_shards_of_a_node() -> None:
+    """Who does not answer at one port will hardly answer at another."""
+    places = [
+        Place((Replica("a", "http://a:1"), Replica("b", "http://b:1"))),
+        Place((Replica("a", "http://a:2"), Replica("b", "http://b:2"))),
+    ]
+
+    assert ["http://b:1", "http://b:2"] == TopicMap(places).elsewhere(["http://a:1"])
+    assert 4 == len(TopicMap(places).elsewhere([]))
+
+
+def test_a_map_is_stale_only_if_it_named_who_was_left() -> None:
+    """One that names another by now needs no question."""
+    known = TopicMap([Place((), "http://a:1"), Place((), "http://b:1"), Place()])
+    known.forget_leader(1, "http://a:1")
+    assert (False, "http://b:1") == (known.stale, known.leader(1))
+    known.forget_leader(0, "http://a:1")
+    assert (True, None) == (known.stale, known.leader(0))
 
 
 def test_all_replicas_read_when_none_was_reachable() -> None:

@@ -9,7 +9,7 @@ import pytest
 from laminar.client.pool import Pool
 from laminar.http.client import head_bytes
 from laminar.http.endings import ConnectionFailed
-from tests.http.serving import Mirror, scripted, serving, until
+from tests.http.serving import PATIENCE_S, Mirror, scripted, serving, until
 
 
 def get(target: str) -> bytes:
@@ -19,12 +19,12 @@ def get(target: str) -> bytes:
 async def test_one_connection_serves_many_requests_and_a_closed_one_is_replaced() -> None:
     """What the server closed behind an answer is not lent again."""
     async with serving(Mirror()) as (server, url):
-        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=1, idle_s=60)
+        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=PATIENCE_S, idle_s=60)
         for _ in range(5):
-            await pool.ask(url, get("/a"), timeout_s=5)
+            await pool.ask(url, get("/a"), timeout_s=PATIENCE_S)
         assert 1 == pool.opened
-        await pool.ask(url, get("/close"), timeout_s=5)
-        assert 200 == (await pool.ask(url, get("/a"), timeout_s=5)).status
+        await pool.ask(url, get("/close"), timeout_s=PATIENCE_S)
+        assert 200 == (await pool.ask(url, get("/a"), timeout_s=PATIENCE_S)).status
         await pool.close()
 
         assert (2, 2) == (pool.opened, server.statistics()["connections"])
@@ -33,9 +33,9 @@ async def test_one_connection_serves_many_requests_and_a_closed_one_is_replaced(
 async def test_what_idled_too_long_is_not_used_again() -> None:
     """Rather a new connection than one that the server may be closing just now."""
     async with serving(Mirror()) as (_, url):
-        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=1, idle_s=-1)
+        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=PATIENCE_S, idle_s=-1)
         for _ in range(3):
-            assert 200 == (await pool.ask(url, get("/a"), timeout_s=5)).status
+            assert 200 == (await pool.ask(url, get("/a"), timeout_s=PATIENCE_S)).status
         await pool.close()
 
         assert 3 == pool.opened
@@ -45,10 +45,10 @@ async def test_requests_at_a_time_have_a_connection_each() -> None:
     """A long poll holds up nobody; the shared connection is opened once for all who ask for it."""
     app = Mirror()
     async with serving(app) as (_, url):
-        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=1, idle_s=60)
-        polling = asyncio.ensure_future(pool.ask(url, get("/gate"), timeout_s=5))
+        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=PATIENCE_S, idle_s=60)
+        polling = asyncio.ensure_future(pool.ask(url, get("/gate"), timeout_s=PATIENCE_S))
         await until(lambda: app.handled == ["/gate"])
-        assert 200 == (await pool.ask(url, get("/a"), timeout_s=5)).status
+        assert 200 == (await pool.ask(url, get("/a"), timeout_s=PATIENCE_S)).status
         app.gate.set()
         await polling
         first, second = await asyncio.gather(pool.shared(url), pool.shared(url))
@@ -63,8 +63,8 @@ async def test_a_cancelled_request_is_given_up_at_the_server_too() -> None:
     """Its connection is not lent again: the answer would be taken for the next request's."""
     app = Mirror()
     async with serving(app) as (server, url):
-        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=1, idle_s=60)
-        asking = asyncio.ensure_future(pool.ask(url, get("/gate"), timeout_s=5))
+        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=PATIENCE_S, idle_s=60)
+        asking = asyncio.ensure_future(pool.ask(url, get("/gate"), timeout_s=PATIENCE_S))
         await until(lambda: app.handled == ["/gate"])
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -83,8 +83,8 @@ async def test_closing_the_pool_fails_what_is_under_way() -> None:
 
     asked = asyncio.Event()
     async with scripted(silent) as url:
-        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=1, idle_s=60)
-        asking = asyncio.ensure_future(pool.ask(url, get("/"), timeout_s=5))
+        pool = Pool(asyncio.get_running_loop(), connect_timeout_s=PATIENCE_S, idle_s=60)
+        asking = asyncio.ensure_future(pool.ask(url, get("/"), timeout_s=PATIENCE_S))
         await asked.wait()
         await pool.close()
 

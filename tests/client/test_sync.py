@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import signal
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ import laminar
 from laminar.client import client as aio_client
 from laminar.client import producer as aio_producer
 from laminar.client import reader as aio_reader
-from laminar.client import sync
+from laminar.client import sinks as aio_sinks
+from laminar.client import subscription as aio_subscription
+from laminar.client import sync, sync_sinks, sync_subscription
 from laminar.client import topic as aio_topic
 
 TWINS = [
@@ -20,9 +26,22 @@ TWINS = [
     (aio_topic.Topic, sync.Topic),
     (aio_producer.Producer, sync.Producer),
     (aio_reader.Reader, sync.Reader),
+    (aio_subscription.Subscription, sync_subscription.Subscription),
+    (aio_sinks.Sink, sync_sinks.Sink),
+    (aio_sinks.Stager, sync_sinks.Stager),
+    (aio_sinks.Transaction, sync_sinks.Transaction),
 ]
 # What only one face needs: the other's machinery.
-ONLY_ASYNC = {"session", "open_sender", "take_ready"}
+ONLY_ASYNC = {
+    "session",
+    "open_sender",
+    "take_ready",
+    "take",
+    "may_hand_out",
+    "still_owned",
+    "ready",
+    "expect",
+}
 
 
 def public(kind: type) -> dict[str, Any]:
@@ -44,6 +63,55 @@ def test_both_faces_have_the_same_shape(async_kind: type, sync_kind: type) -> No
         expected = [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
         found = [(p.name, p.kind, p.default) for p in inspect.signature(ours[name]).parameters.values()]
         assert expected == found, name
+
+
+@pytest.mark.parametrize("waits", ["for its work", "for a receipt"])
+def test_an_interrupt_that_comes_just_before_the_wait_ends_it(cluster: Any, waits: str) -> None:
+    """Python only notes it then, as it does one that another thread takes; a wait for a lock goes on."""
+
+    async def interrupt() -> None:
+        await asyncio.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    cluster.leaderless = waits != "for its work"
+    with laminar.connect(cluster.urls) as client:
+        portal = client._open()
+        if waits == "for its work":
+            with pytest.raises(KeyboardInterrupt):
+                portal.run(interrupt)
+            return
+        with pytest.raises(KeyboardInterrupt), client.topic("t").producer() as producer:
+            delivery = producer.send(b"x", partition=0)
+            interrupting = asyncio.run_coroutine_threadsafe(interrupt(), portal.loop)
+            try:
+                delivery.result()
+            finally:
+                interrupting.cancel()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_work_is_begun_on_the_loop_or_not_at_all(cluster: Any) -> None:
+    """An interrupt on the way there leaves no coroutine that was made and never run."""
+    made = []
+
+    async def work() -> int:
+        return threading.get_ident()
+
+    def make() -> Coroutine[Any, Any, int]:
+        made.append(threading.get_ident())
+        return work()
+
+    with laminar.connect(cluster.urls) as client:
+        portal = client._open()
+        there = portal.run(make)
+        given_up: Future[int] = Future()
+        given_up.cancel()
+        portal.loop.call_soon_threadsafe(portal._begin, make, given_up)
+        assert there == portal.run(work)
+
+    assert [there] == made
+    assert there != threading.get_ident()
 
 
 def test_the_first_lines_of_the_manual(cluster: Any) -> None:

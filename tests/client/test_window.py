@@ -180,6 +180,24 @@ def test_after_a_failure_nothing_is_sent_until_all_have_ended() -> None:
     assert [0, 1, 2] == [each.sequence for each in (first, second, third)]
 
 
+def test_a_lane_is_silent_by_its_oldest_request_under_way() -> None:
+    """At the instant its patience ends, not before; an answer counts for its own request only."""
+    box = outbox()
+    lane = box.lanes[0]
+    for value in VALUES[:12]:
+        box.put(value, None, lane)
+    first = box.take(lane, now_ms=100)
+    second = box.take(lane, now_ms=130)
+    assert first is not None and second is not None
+
+    assert ([], 150) == box.silent(now_ms=149, patience_ms=50)
+    assert ([lane], None) == box.silent(now_ms=150, patience_ms=50)
+    box.acknowledged(lane, first, base_offset=0, replicas=3, synced=True)
+    assert ([], 180) == box.silent(now_ms=150, patience_ms=50)
+    box.retry(lane, second, until_ms=500, maybe_applied=True)
+    assert ([], None) == box.silent(now_ms=1_000, patience_ms=50)
+
+
 def test_a_forgotten_producer_begins_the_next_epoch() -> None:
     """A server that dropped an idle producer refuses its next sequence; nothing is lost or failed."""
     box = outbox()

@@ -1,0 +1,172 @@
+"""Members of a group as processes of their own: what each read and committed is what it printed.
+
+A member prints a record before it does anything else with it, and that it committed after it did. So what is
+behind its last commit may be read again by another; nothing else may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import laminar
+
+PATIENCE_S = 60.0
+_PROGRAM = """
+import sys
+import time
+import laminar
+
+def say(*words):
+    print(time.monotonic(), *words, flush=True)
+
+urls, topic, group, session, every = sys.argv[1:6]
+with laminar.connect(urls.split(",")) as client:
+    with client.topic(topic).subscribe(group, session=float(session)) as records:
+        say("joined")
+        for number, record in enumerate(records, 1):
+            say("read", record.partition, record.offset, record.text)
+            if number % int(every) == 0:
+                try:
+                    records.commit()
+                    say("committed")
+                except laminar.Fenced as fenced:
+                    say("fenced", fenced.value)
+                except laminar.Unavailable:
+                    pass  # the next commit covers this, too
+                except laminar.OutcomeUnknown:
+                    pass
+"""
+Place = tuple[int, int]
+
+
+class MemberProcess:
+    """One member that commits after every so many records."""
+
+    def __init__(
+        self, urls: Sequence[str], topic: str, group: str, *, session_s: float = 2.0, every: int = 1
+    ) -> None:
+        arguments = [",".join(urls), topic, group, str(session_s), str(every)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        # (the member's monotonic clock, which is everybody's on this machine; words) of each line.
+        self.lines: list[tuple[float, list[str]]] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            at_s, *words = line.split()
+            self.lines.append((float(at_s), words))
+
+    @property
+    def joined(self) -> bool:
+        return bool(self.lines)
+
+    @property
+    def read(self) -> list[Place]:
+        """(partition, offset) of every record it was given, in order."""
+        return self.read_since(0.0)
+
+    def read_since(self, since_s: float) -> list[Place]:
+        """The same, of what came since then by the monotonic clock."""
+        return [
+            (int(words[1]), int(words[2]))
+            for at_s, words in list(self.lines)
+            if words[0] == "read" and at_s >= since_s
+        ]
+
+    @property
+    def uncommitted(self) -> set[Place]:
+        """What it was given behind its last commit, and where its commit was refused."""
+        found: set[Place] = set()
+        fenced: set[Place] = set()
+        for _, words in list(self.lines):
+            if words[0] == "read":
+                found.add((int(words[1]), int(words[2])))
+            elif words[0] == "committed":
+                found.clear()
+            elif words[0] == "fenced":
+                lost = {int(number) for number in " ".join(words[1:]).split(", ")}
+                fenced |= {place for place in found if place[0] in lost}
+                found.clear()
+        return found | fenced
+
+    def kill(self) -> None:
+        """SIGKILL; what it printed before is still read."""
+        self.process.kill()
+        self.process.wait()
+        self._thread.join()
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def ended(members: list[MemberProcess]) -> Iterator[list[MemberProcess]]:
+    """No member outlives the block."""
+    try:
+        yield members
+    finally:
+        for member in members:
+            member.close()
+
+
+class Writing:
+    """A thread that appends a record to every partition in every pause, until it is told to end."""
+
+    def __init__(self, urls: Sequence[str], topic: str, partitions: int, *, pause_s: float = 0.05) -> None:
+        self._ending = threading.Event()
+        self._urls, self._topic = list(urls), topic
+        self._partitions, self._pause_s = partitions, pause_s
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        with laminar.connect(self._urls, timeout=60) as client:
+            with client.topic(self._topic).producer() as producer:
+                number = 0
+                while not self._ending.wait(self._pause_s):
+                    for partition in range(self._partitions):
+                        producer.send(b"%d" % number, partition=partition)
+                    number += 1
+
+    def end(self) -> dict[int, int]:
+        """Where the partitions end, when all is there."""
+        self._ending.set()
+        self._thread.join()
+        with laminar.connect(self._urls, timeout=60) as client:
+            return client.topic(self._topic).offsets("latest")
+
+
+def until(condition: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
+    """Wait for something that processes of others do."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+def check(members: Sequence[MemberProcess], ends: dict[int, int]) -> int:
+    """Everything up to `ends` was read, in order by each, and twice only what was not committed: how many."""
+    counts = Counter(place for member in members for place in member.read)
+    wanted = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
+    assert set() == wanted - counts.keys(), f"never read: {sorted(wanted - counts.keys())[:10]}"
+    twice = {place for place, count in counts.items() if count > 1}
+    may = set[Place]().union(*(member.uncommitted for member in members))
+    assert set() == twice - may, f"committed and read twice: {sorted(twice - may)[:10]}"
+    for member in members:
+        last: dict[int, int] = {}
+        for partition, offset in member.read:
+            assert offset > last.get(partition, -1) or (partition, offset) in may, "out of order"
+            last[partition] = offset
+    return sum(count - 1 for count in counts.values())

@@ -1,0 +1,153 @@
+"""What a writer stages, decided without a socket: which records in which stage, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laminar.client.decisions_lane import Pending
+from laminar.client.decisions_stages import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
+from laminar.client.errors import ConfigError, Error
+from laminar.client.records import Staged, StagedPart
+
+
+def by_length(key: bytes) -> int:
+    return len(key)
+
+
+def stages(*, batch_bytes: int = 100, buffer_bytes: int = 1_000, first_stage: int = 0) -> Stages:
+    """With topic `t` of four partitions, by the length of the key."""
+    made = Stages(first_stage=first_stage, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes)
+    made.know("t", partitions=4, partition_of_key=by_length)
+    return made
+
+
+def taken(made: Stages) -> list[tuple[str, Pending]]:
+    found = []
+    while (each := made.take()) is not None:
+        found.append(each)
+    return found
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=200),
+    known_after=st.integers(0, 200),
+    first_stage=st.integers(0, MAX_FIRST_STAGE),
+)
+def test_every_record_is_in_one_stage_and_numbers_rise_with_the_order_of_records(
+    rows: list[tuple[int, int]], known_after: int, first_stage: int
+) -> None:
+    """Also of those that came before the partitions were known; what is full goes out at once."""
+    made = Stages(first_stage=first_stage, batch_bytes=100, buffer_bytes=500)
+    found: list[tuple[str, Pending]] = []
+    for number, (partition, size) in enumerate(rows):
+        if number == known_after:
+            made.know("t", partitions=4, partition_of_key=by_length)
+        made.put("t", Row(b"%d " % number + b"x" * size, None, partition))
+        found += taken(made)
+    if known_after >= len(rows):
+        made.know("t", partitions=4, partition_of_key=by_length)
+    made.close_all()
+    found += taken(made)
+
+    for partition in range(4):
+        mine = [pending for _, pending in found if pending.partition == partition]
+        assert sorted({pending.sequence for pending in mine}) == [pending.sequence for pending in mine]
+        numbers = [int(value.split()[0]) for pending in mine for value in pending.values]
+        assert [number for number, (where, _) in enumerate(rows) if where == partition] == numbers
+    for topic, pending in found:
+        made.staged(topic, pending)
+    assert 0 == made.buffered_bytes
+    result = made.result("s", 1, 2)
+    assert len(rows) == result.records
+    assert len(found) == sum(len(part.stages) for part in result.parts)
+    assert all(0 <= stage < 2**53 for part in result.parts for stage in part.stages)
+
+
+def test_a_full_buffer_sends_the_largest_open_stage_first() -> None:
+    """Else many partitions, none of them full, would wait for each other for ever."""
+    made = stages(batch_bytes=1_000, buffer_bytes=300)
+    for partition, size in ((0, 50), (1, 120), (2, 90)):
+        assert not made.put("t", Row(b"x" * size, None, partition))
+    assert made.take() is None
+
+    assert made.put("t", Row(b"x" * 40, None, 3))
+    assert [1, 2, 0, 3] == [pending.partition for _, pending in taken(made)]
+
+
+def test_records_without_a_key_go_on_in_the_next_partition_once_a_stage_is_full() -> None:
+    """So a few are one stage, and many are spread."""
+    made = stages(first_stage=2)
+    for _ in range(8):
+        made.put("t", Row(b"x" * 40, None, None))
+    made.close_all()
+
+    assert [2, 3, 0, 1] == [pending.partition for _, pending in taken(made)]
+
+
+def test_what_is_put_after_a_drop_is_all_there_is() -> None:
+    """Nothing of before, staged or not, is in the result."""
+    made = stages()
+    made.put("t", Row(b"x" * 200, None, 0))
+    for topic, pending in taken(made):
+        made.staged(topic, pending)
+    made.put("t", Row(b"y", None, 1))
+    made.drop()
+
+    assert Staged("s", 1, 1, (), 0) == made.result("s", 1, 1)
+    assert 0 == made.buffered_bytes
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [(Row(b"x", None, 4), "no_partition"), (Row(bytes(8 << 20) + b"x", None, 0), "too_large")],
+)
+def test_a_record_that_fits_nowhere_is_refused_by_name(row: Row, code: str) -> None:
+    made = stages()
+    with pytest.raises(Error) as caught:
+        made.put("t", row)
+    assert (code, True) == (caught.value.code, caught.value.limit is not None)
+    assert 0 == made.buffered_bytes
+
+
+def test_one_commit_joins_what_writers_staged_by_partition() -> None:
+    """Each partition once, its stages in rising order."""
+    first = Staged("s", 1, 2, (StagedPart("a", 0, (5, 7)), StagedPart("a", 1, (6,))), 3)
+    second = Staged("s", 1, 2, (StagedPart("a", 0, (1,)), StagedPart("b", 0, (5,))), 2)
+
+    assert [
+        StagedPart("a", 0, (1, 5, 7)),
+        StagedPart("a", 1, (6,)),
+        StagedPart("b", 0, (5,)),
+    ] == joined([first, second], sink="s", number=1, epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (Staged("r", 1, 2, (), 0), "sink"),
+        (Staged("s", 2, 2, (), 0), "number"),
+        (Staged("s", 1, 1, (), 0), "epoch"),
+        (Staged("s", 1, 2, (StagedPart("a", 0, (5,)),), 1), "stages"),
+    ],
+)
+def test_what_belongs_elsewhere_or_is_given_twice_is_not_committed(other: Staged, field: str) -> None:
+    one = Staged("s", 1, 2, (StagedPart("a", 0, (5,)),), 1)
+    with pytest.raises(ConfigError) as caught:
+        joined([one, other], sink="s", number=1, epoch=2)
+    assert field == caught.value.field
+
+
+def test_an_epoch_that_heard_of_a_newer_one_is_over_until_its_user_begins() -> None:
+    own = Epoch()
+    own.hear(7)
+    assert not own.begun and not own.newer
+    own.began(8, committed=3)
+    own.over(4)
+    own.hear(8)
+    assert [8, 4, 0] == [own.number, own.committed, own.newer]
+    own.hear(9)
+    assert [8, 4, 9] == [own.number, own.committed, own.newer]
+    own.began(10, committed=5)
+    assert (10, 5, 0, False) == (own.number, own.committed, own.newer, own.doubtful)
