@@ -1,0 +1,109 @@
+"""`python -m tests.sim`: one seed with its trace, or many seeds for so many seconds.
+
+python -m tests.sim --seed 17            one world; --trace FILE writes what happened
+python -m tests.sim --seconds 600        many, on all cores; a failure prints how to see it again
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+from tests.sim.simulation import Outcome, options_of, simulate
+
+
+def _one(seed: int) -> tuple[int, Outcome | str]:
+    try:
+        return seed, simulate(options_of(seed))
+    except Exception:  # noqa: BLE001  # reported with its seed
+        return seed, traceback.format_exc()
+
+
+def many(first: int, seconds: float) -> int:
+    """Seeds from `first` on, until the time is over; the number that failed."""
+    workers = os.cpu_count() or 1
+    began_s = time.monotonic()
+    seeds = simulated_s = cpu_s = 0.0
+    totals: Counter[str] = Counter()
+    exercised: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    failed: list[int] = []
+    following = first
+    with ProcessPoolExecutor(workers) as pool:
+        running: set[Future[tuple[int, Outcome | str]]] = set()
+        while running or time.monotonic() - began_s < seconds:
+            while len(running) < workers and time.monotonic() - began_s < seconds:
+                running.add(pool.submit(_one, following))
+                following += 1
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                seed, outcome = each.result()
+                seeds += 1
+                if isinstance(outcome, str):
+                    failed.append(seed)
+                    print(f"\nseed {seed}: {options_of(seed)}\n{outcome}make sim SEED={seed}\n", flush=True)
+                    continue
+                simulated_s += outcome.simulated_s
+                cpu_s += outcome.cpu_s
+                totals["operations"] += outcome.operations
+                totals["acknowledged"] += outcome.acknowledged
+                totals["accepted"] += outcome.accepted
+                totals["reads"] += outcome.reads
+                totals["elections"] += outcome.elections
+                exercised.update(outcome.exercised)
+                faults.update(outcome.faults)
+    hours = max(simulated_s / 3600, 1e-9)
+    per_cpu = simulated_s / cpu_s if cpu_s else 0.0
+    print(f"{int(seeds)} seeds, {hours:.1f} simulated hours, {cpu_s:.0f} s of CPU: {per_cpu:.0f} to 1")
+    for name in ("operations", "acknowledged", "accepted", "reads", "elections"):
+        print(f"  {name}: {totals[name]:,} ({totals[name] / hours:,.0f} an hour)")
+    for name, count in exercised.items():
+        print(f"  {name}: {count:,}")
+    print(f"  faults: {faults.total():,} ({faults.total() / hours:,.0f} an hour)")
+    for name, count in faults.most_common():
+        print(f"    {name}: {count:,}")
+    print(f"bugs: {len(failed)}" + (f", seeds {failed}" if failed else ""))
+    return len(failed)
+
+
+def _as_always() -> None:
+    """Begin anew with fixed hashes: what a set of names hands out first must not differ from run to run."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], environment)
+
+
+def main() -> int:
+    """The exit code: 0 when every rule held."""
+    _as_always()
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="run this seed alone")
+    parser.add_argument("--seconds", type=float, default=60.0, help="run many seeds for so long")
+    parser.add_argument("--first", type=int, default=1, help="the first of many seeds")
+    parser.add_argument("--trace", type=Path, default=None, help="write what happened, line by line")
+    given = parser.parse_args()
+    if given.seed is None:
+        return 1 if many(given.first, given.seconds) else 0
+    options = options_of(given.seed)
+    print(options)
+    trace: list[str] = []
+    try:
+        outcome = simulate(options, trace=trace)
+    finally:
+        if given.trace is not None:
+            given.trace.write_text("".join(trace))
+            print(f"{len(trace)} lines of trace in {given.trace}")
+        else:
+            sys.stdout.writelines(trace[-30:])
+    print(outcome)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

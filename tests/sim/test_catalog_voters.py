@@ -1,0 +1,230 @@
+"""Group 0 loses its voters one after another: topics and placement survive what partitions survive."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from laminar.node.handshake import Channel
+from laminar.node.outbox import BULK_FRAME_BYTES
+from laminar.node.replica import Replica
+from membership.records import Result
+from raft.values import Role
+from tests.sim.clients import Client
+from tests.sim.simulation import TOPIC
+from tests.sim.test_catch_up import Scene
+from tests.sim.test_replacement import SOON, replaced
+from tests.sim.world import Machine
+
+JSON = {"content-type": "application/json"}
+
+
+def replica_of(machine: Machine) -> Replica | None:
+    """A running node's replica of group 0."""
+    controller = machine.controller
+    return controller.group.replica if controller is not None and controller.group is not None else None
+
+
+def leader(scene: Scene) -> Machine | None:
+    """The node that leads the catalog, and knows that it does."""
+    leading = [m for m in scene.world.up if (r := replica_of(m)) is not None and r.core.is_leader]
+    return max(leading, key=lambda m: replica_of(m).core.term) if leading else None  # type: ignore[union-attr]
+
+
+def voters(scene: Scene) -> str:
+    """Names of the nodes that vote, as the leader has them by now; empty when nobody leads."""
+    machine = leader(scene)
+    replica = replica_of(machine) if machine is not None else None
+    if replica is None or replica.core.committed_index < replica.log.last_index:
+        return ""
+    return "".join(sorted(node for _, node in replica.configuration_record.voters))
+
+
+def until_voters(scene: Scene, wanted: str) -> None:
+    assert scene.world.loop.run_until(lambda: voters(scene) == wanted, at_most_s=60.0), (
+        f"{wanted} were to vote, there are {voters(scene)!r} of {scene.world.up}"
+    )
+
+
+def until_moved(scene: Scene, *gone: Machine) -> None:
+    """Until the topic has three voters again, none of them on these nodes, and the catalog knows."""
+    away = {machine.node for machine in gone}
+
+    def moved() -> bool:
+        machine = leader(scene)
+        if machine is None or machine.controller is None or not all(replaced(scene, each) for each in gone):
+            return False
+        record = machine.controller.state().partitions[f"{TOPIC}/0"]
+        places = [*record.replicas, *(each.replica for each in record.leaving)]
+        return not away & {each.node for each in places}
+
+    assert scene.world.loop.run_until(moved, at_most_s=120.0), f"{gone} still hold replicas"
+    scene.world.loop.run_for(1.0)  # until then the last change of voters may be the leader's alone
+
+
+def make_topic(scene: Scene, name: str, *, node: str) -> int:
+    """Ask a node for a topic: the catalog has a quorum and everybody's ear. The HTTP status."""
+    maker = Client(scene.world, scene.watch, 90 + len(name), topic=name, partitions=1)
+    body = msgspec.json.encode({"partitions": 1, "replicas": 2})
+
+    async def make() -> int:
+        maker.connect()
+        for _ in range(20):
+            answer = await maker.request(node, 0, "PUT", f"/v1/topics/{name}", JSON, body)
+            if answer.status in (200, 201):
+                break
+        return answer.status
+
+    made = scene.world.loop.start(maker.life, make())
+    assert scene.world.loop.run_until(made.done, at_most_s=300.0), "no answer"
+    return made.result()
+
+
+def join(scene: Scene, node: str, *, through: str) -> Machine:
+    """One more machine."""
+    machine = Machine(scene.world, node, shards=1, join=(through,))
+    scene.world.machines[node] = machine
+    machine.start()
+    assert scene.world.loop.run_until(scene.world.all_known, at_most_s=60.0), f"{node} never joins"
+    return machine
+
+
+def test_five_nodes_that_die_one_after_another_keep_their_catalog_down_to_two() -> None:
+    """Each is given up before the next one dies; then the founder comes back to a catalog without it."""
+    scene = Scene(11, nodes=5, node_settings=SOON)
+    a, b, c, *_ = scene.world.machines.values()
+    until_voters(scene, "abcde")
+    scene.load()
+    for gone, left in ((a, "bcde"), (b, "cde")):
+        gone.kill()
+        until_voters(scene, left)
+        until_moved(scene, a, gone)
+    scene.calm()
+    c.kill()
+    scene.world.loop.run_for(30.0)
+    assert voters(scene) == "cde", "the third keeps its seat: nobody can take it"
+    assert make_topic(scene, "late", node="e") == 201
+
+    a.start()
+    until_voters(scene, "ade")
+    b.start()
+    c.start()
+    until_voters(scene, "abcde")
+    assert make_topic(scene, "later", node="a") == 201
+    scene.check()
+
+
+def test_a_founder_that_comes_back_among_strangers_follows_them() -> None:
+    """All whom it knew are gone, and it votes no more. It hears by gossip where they are; its own log says
+    that it is one of three who might elect it.
+    """
+    scene = Scene(12, node_settings=SOON)
+    a, b, c = scene.world.machines.values()
+    until_voters(scene, "abc")
+    a.kill()
+    d = join(scene, "d", through="b")
+    join(scene, "e", through="c")
+    join(scene, "f", through="d")
+    until_voters(scene, "bcdef")
+    until_moved(scene, a)
+    b.kill()
+    until_voters(scene, "cdef")
+    until_moved(scene, a, b)
+    c.kill()
+    until_voters(scene, "def")
+    until_moved(scene, a, b, c)
+
+    before = {term for group in scene.watch.groups.values() for term in group.leaders}
+    a.start()
+    assert scene.world.loop.run_until(lambda: replica_of(a) is not None, at_most_s=1.0)
+    own = replica_of(a)
+    assert own is not None and {n for _, n in own.configuration_record.voters} == {"a", "b", "c"}
+    assert scene.world.loop.run_until(lambda: "a" in {n for _, n in _learners(scene)}, at_most_s=60.0)
+    assert scene.world.loop.run_until(
+        lambda: {node for _, node in own.configuration_record.voters} == set("def"), at_most_s=60.0
+    ), "nobody tells it"
+    assert own.core.role is Role.FOLLOWER
+    assert {term for group in scene.watch.groups.values() for term in group.leaders} == before
+    d.kill()
+    until_voters(scene, "aef")
+    assert make_topic(scene, "late", node="e") == 201
+    scene.world.close()
+
+
+def _learners(scene: Scene) -> tuple[tuple[int, str], ...]:
+    machine = leader(scene)
+    replica = replica_of(machine) if machine is not None else None
+    return replica.configuration_record.learners if replica is not None else ()
+
+
+def test_a_new_node_gets_a_long_catalog_in_bounded_pieces_and_then_votes() -> None:
+    """Group 0's log is never trimmed. While it is replayed it speaks of the first nodes only."""
+    scene = Scene(13, nodes=4, node_settings=SOON)
+    a, b, *_ = scene.world.machines.values()
+    until_voters(scene, "abc")
+    a.kill()
+    until_voters(scene, "bcd")
+    until_moved(scene, a)
+    machine = leader(scene)
+    assert machine is not None and machine.controller is not None and machine.controller.group is not None
+    catalog = machine.controller.group.catalog
+
+    async def change(times: int) -> list[Result]:
+        results = []
+        for number in range(times):
+            record = catalog.state().topics[TOPIC]
+            results.append(
+                await catalog.update_topic_settings(
+                    TOPIC, {"retention_ms": 10**9 + number}, version=record.version
+                )
+            )
+        return results
+
+    changed = scene.world.loop.start(next(iter(machine.running.values())).life, change(200))
+    assert scene.world.loop.run_until(changed.done, at_most_s=60.0)
+    assert all(result.ok for result in changed.result())
+    sizes: list[int] = []
+
+    def tap(sender: object, address: object, channel: Channel, payload: bytes) -> None:
+        if channel is Channel.BULK:
+            sizes.append(len(payload))
+
+    scene.world.wires.tap = tap
+    size_bytes = machine.controller.group.replica.log.size_bytes
+    f = join(scene, "f", through="d")
+    b.kill()
+    until_voters(scene, "cdf")
+    assert sum(sizes) > size_bytes and max(sizes) < min(BULK_FRAME_BYTES, size_bytes / 4)
+    assert f.controller is not None and f.controller.state() == machine.controller.state()
+    scene.world.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_voters_that_die_and_come_back_at_any_moment_leave_one_catalog(seed: int) -> None:
+    """Kills and power cuts while voters are swapped; watched: one leader a term, the same entries."""
+    scene = Scene(300 + seed, nodes=5, node_settings=SOON | {"replace_after_ms": 2000}, disk_s=0.01)
+    rng = scene.world.rng
+    scene.load(pause_s=0.5)
+    for _ in range(12):
+        victim = rng.choice(list(scene.world.machines.values()))
+        if victim.up:
+            victim.cut_power(keep=rng.choice((0.0, 0.5, 1.0))) if rng.random() < 0.5 else victim.kill()
+        else:
+            victim.start()
+        down = [m for m in scene.world.machines.values() if not m.up]
+        if len(down) > 2:
+            rng.choice(down).start()
+        scene.world.loop.run_for(rng.random() * 12)
+    for machine in scene.world.machines.values():
+        if not machine.up:
+            machine.start()
+    until_voters(scene, "abcde")
+    assert scene.world.loop.run_until(lambda: make_whole(scene), at_most_s=120.0)
+    scene.calm()
+    scene.check()
+
+
+def make_whole(scene: Scene) -> bool:
+    """Whether every node runs, and every copy of the catalog is the same."""
+    states = [m.controller.state() for m in scene.world.machines.values() if m.controller is not None]
+    return len(states) == len(scene.world.machines) and all(each == states[0] for each in states)

@@ -1,0 +1,138 @@
+"""The simulator itself: it repeats exactly, it notices, and some seeds of everything at once.
+
+`make sim-many` runs it for as long as one likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from dataclasses import replace
+
+import pytest
+
+from laminar.log.storage import Storage
+from tests.sim.loop import Life, SimLoop
+from tests.sim.simulation import _begin, options_of, simulate
+from tests.sim.watch import Watch
+from tests.sim.world import Options, World
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    """Byte for byte: a failure can be looked at again."""
+    options = replace(options_of(13), trouble_s=30.0)
+
+    assert simulate(options).digest == simulate(options).digest
+
+
+def test_another_seed_gives_another_history() -> None:
+    """Else the digest would say nothing."""
+    options = replace(options_of(13), trouble_s=10.0)
+
+    assert simulate(options).digest != simulate(replace(options, seed=14)).digest
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_nothing_acknowledged_is_lost_or_reordered(seed: int) -> None:
+    """Kills, power cuts, pauses, cuts, bad wires, failing disks, clocks; then everything converges."""
+    outcome = simulate(replace(options_of(seed), trouble_s=60.0, fault_pause_s=6.0))
+
+    assert outcome.acknowledged > 0
+    assert outcome.faults.total() > 0
+
+
+def _all_follow(world: World) -> bool:
+    """Whether every node has met every other, and has its own replica of the catalog."""
+    controllers = [machine.controller for machine in world.machines.values()]
+    return world.all_known() and all(each is not None and each.group is not None for each in controllers)
+
+
+def test_a_node_that_joins_at_the_first_moment_never_takes_the_founders_place() -> None:
+    """A founder that has not registered yet has its replica id still to give away: joining waits for it."""
+    for seed in range(20):
+        world = World(Options(seed=seed))
+        watch = Watch(world)
+        for machine in world.machines.values():
+            machine.start()
+
+        met = world.loop.run_until(lambda world=world: _all_follow(world), at_most_s=30.0)  # type: ignore[misc]
+        assert met, f"seed {seed}: they never met"
+        leaders = {(group.name, term) for group in watch.groups.values() for term in group.leaders}
+        assert len(watch.groups) == 1 and leaders, f"seed {seed}: {leaders}"
+        ids = {
+            machine.controller.group.replica.replica_id
+            for machine in world.machines.values()
+            if machine.controller is not None and machine.controller.group is not None
+        }
+        assert ids == {1, 2, 3}
+        world.close()
+
+
+def test_a_world_that_is_over_says_no_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was killed while it waited for a lock waits once more when it ends: before the next test."""
+    told: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda broken: told.append(repr(broken.object)))
+    loop = SimLoop()  # type: ignore[abstract]  # sockets and signals: nobody has any here
+    life = Life("somebody")
+
+    async def wait_for_ever(changed: asyncio.Condition) -> None:
+        async with changed:
+            await changed.wait()
+
+    async def work() -> None:
+        changed = asyncio.Condition()
+        waiting = asyncio.ensure_future(wait_for_ever(changed))
+        await asyncio.sleep(1.0)
+        async with changed:
+            life.alive = False
+            await asyncio.sleep(1.0)
+        await waiting
+
+    loop.start(life, work())
+    loop.run_for(10.0)
+    loop.close()
+    del loop
+    gc.collect()
+
+    assert told == []
+
+
+def test_an_acknowledgement_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkers can fail: with this bug switched on, some seed must find it."""
+    synced = Storage.sync
+
+    def hasty(storage: Storage) -> asyncio.Future[None]:
+        synced(storage).add_done_callback(lambda done: done.cancelled() or done.exception())
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(Storage, "sync", hasty)
+    busy = Options(seed=0, clients=3, client_pause_s=0.05, disk_s=0.3, fault_pause_s=3.0, trouble_s=60.0)
+    for seed in range(1, 30):
+        try:
+            simulate(replace(busy, seed=seed))
+        except AssertionError:
+            return
+    raise AssertionError("acknowledged before it was durable, and nobody noticed")
+
+
+def test_who_looks_on_does_not_wait_for_the_pace_of_cold_reads() -> None:
+    """Beside commits a read from the disk is made to wait; one who looks on takes no time."""
+    world = World(Options(seed=1))
+    watch = Watch(world)
+    _begin(world, watch)
+    (machine, partition), *_ = watch.partitions("t", 0)
+    log, readers = partition.log, partition.log._readers
+    log._recent.clear()
+    machine.disk.cold = True
+    readers.beside_commits = lambda: True
+    readers._paced_until_s = world.loop.time() + 3600.0
+    group = watch.groups[partition.replica.group]
+    group.give_up(0)
+
+    watch.committed(group, partition.replica, "an onlooker", 1, partition.committed_index)
+
+    assert len(group.entries) == partition.committed_index > 0
+    world.close()
