@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +32,7 @@ MARK = "LAMINAR_TEST_CLUSTER"
 PORT = 7070
 # A node takes port to port + 101 + shards; on one address the next begins behind that.
 PORT_STEP = 200
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 _NETS = range(1, 255)
 _PAUSE_S = 0.02
@@ -76,10 +77,13 @@ class Node:
     process: subprocess.Popen[bytes] | None = None
     exit_codes: list[int | None] = field(default_factory=list)
     """How each run ended that `stop` ended; None: it had to be killed."""
+    joins: tuple[int, ...] = ()
+    """Numbers of the nodes it asks for a place in the cluster; none: it founds one."""
+    name: str = ""
+    """By default of its number. One that lost its data folder needs another."""
 
-    @property
-    def name(self) -> str:
-        return f"node-{self.number + 1}"
+    def __post_init__(self) -> None:
+        self.name = self.name or f"node-{self.number + 1}"
 
     @property
     def url(self) -> str:
@@ -127,11 +131,18 @@ class LocalCluster:
         ports = list(self.ports) if self.ports is not None else [PORT] * self.nodes
         assert len(hosts) == len(ports) == self.nodes, f"{hosts} and {ports} for {self.nodes} nodes"
         self.members = [
-            Node(number, host, port, Path(self.directory) / f"node-{number + 1}")
+            Node(
+                number,
+                host,
+                port,
+                Path(self.directory) / f"node-{number + 1}",
+                joins=(0,) if number > 0 else (),
+            )
             for number, (host, port) in enumerate(zip(hosts, ports, strict=True))
         ]
         # The write end of each process's own pipe, held by nobody else: see `tether`.
         self._lifelines: list[int] = []
+        self._names = self.nodes
         self._stopped = False
 
     # -- life of the whole ---------------------------------------------------------------------
@@ -209,9 +220,9 @@ class LocalCluster:
             "shards": self.shards,
             **self.settings,
         }
-        if number > 0:
-            founder = self.members[0]
-            given["join"] = f"{founder.host}:{founder.port}"
+        if node.joins:
+            asked = [self.members[number] for number in node.joins]
+            given["join"] = ",".join(f"{other.host}:{other.port}" for other in asked)
         flags = [
             part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))
         ]
@@ -251,6 +262,19 @@ class LocalCluster:
             return
         kill_group(node.process)
         node.process = None
+
+    def wipe(self, number: int) -> None:
+        """Remove the whole data folder of a node that does not run. From now on it asks all others."""
+        node = self.members[number]
+        assert not node.running, f"{node.name} runs on the folder"
+        shutil.rmtree(node.data)
+        # Also the founder: without --join its empty folder would make a cluster of its own.
+        node.joins = tuple(other for other in range(self.nodes) if other != number)
+
+    def rename(self, number: int) -> None:
+        """The node that is started next is another one, at the same address."""
+        self._names += 1
+        self.members[number].name = f"node-{self._names}"
 
     def restart(self, number: int, *, timeout: float = START_TIMEOUT_S) -> None:
         """Start a node that was killed, on its data and address; returns when it serves."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The command line's own entry, with this interpreter, whether or not `laminar` is on the path.
 SERVER = (sys.executable, "-c", "from laminar.cli import main; main()", "serve")
-START_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from laminar.testing.cluster import LocalCluster
@@ -21,4 +23,18 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCl
 def cluster(real_disk: Path) -> Iterator[LocalCluster]:
     """Three nodes of two shards, for a test to do with them what it likes."""
     with LocalCluster(real_disk / "cluster", nodes=3, shards=2) as own:
+        until_all_vote(own)
         yield own
+
+
+def until_all_vote(cluster: LocalCluster) -> None:
+    """On the catalog: right after its founding one or two do, and the loss of one of two stops it."""
+    deadline = time.monotonic() + 30
+    while (told := _catalog_voters(cluster.urls[0])) < cluster.nodes:
+        assert time.monotonic() < deadline, f"{told:g} of {cluster.nodes} nodes vote"
+        time.sleep(0.02)
+
+
+def _catalog_voters(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("laminar_catalog_voters{"))

@@ -93,9 +93,18 @@ async def violations(urls: list[str], topic: str, load: Load) -> list[Violation]
 
 
 async def converged(
-    cluster: LocalCluster, topic: str, partitions: int, *, timeout_s: float = 30.0
+    cluster: LocalCluster,
+    topic: str,
+    partitions: int,
+    *,
+    replicas: int | None = None,
+    timeout_s: float = 30.0,
 ) -> list[Violation]:
-    """Wait until all replicas of each partition are as far, then compare their committed bytes."""
+    """Wait until all replicas of each partition are as far, then compare their committed bytes.
+
+    `replicas`: how many there are of each; as many as nodes by default.
+    """
+    wanted = replicas or cluster.nodes
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
@@ -111,7 +120,7 @@ async def converged(
                     digests.setdefault(number, {})[replica["node"]] = told["digest"]
                     indexes.setdefault(number, set()).add(told["committed_index"])
         level = all(len(found) == 1 for found in indexes.values())
-        whole = len(digests) == partitions and all(len(found) == cluster.nodes for found in digests.values())
+        whole = len(digests) == partitions and all(len(found) == wanted for found in digests.values())
         if level and whole:
             return check_replicas(digests)
         if loop.time() > deadline:

@@ -1,0 +1,37 @@
+"""Checks of what clients saw: pure functions over a history, which name every anomaly and guess nothing.
+
+`records` compares receipts with everything read back, and replicas with each other; `anomalies` goes over a
+history of operations (`operations`) after Jepsen's kafka workload: lost, duplicate, reordered, inconsistent
+offsets, polls that go back or skip; `linear` decides in O(n log n) whether the offsets of a history can be
+those of one log in real time.
+"""
+
+from __future__ import annotations
+
+from laminar.testing.checkers.anomalies import check_operations
+from laminar.testing.checkers.linear import check_linear
+from laminar.testing.checkers.operations import Fault, History, Operation
+from laminar.testing.checkers.records import (
+    Key,
+    Kind,
+    Read,
+    Sent,
+    Violation,
+    check_history,
+    check_replicas,
+)
+
+__all__ = [
+    "Fault",
+    "History",
+    "Key",
+    "Kind",
+    "Operation",
+    "Read",
+    "Sent",
+    "Violation",
+    "check_history",
+    "check_linear",
+    "check_operations",
+    "check_replicas",
+]

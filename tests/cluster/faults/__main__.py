@@ -1,0 +1,88 @@
+"""`make cluster-faults`: a real cluster under real faults, or rounds of one kind of them.
+
+python -m tests.cluster.faults --minutes 30 --profile mixed --nodes 3 --seed 7
+python -m tests.cluster.faults --rounds power --count 100
+
+It ends with 0 if nothing acknowledged was lost, doubled or reordered and no read was stale. A failure leaves
+histories, data folders, logs and a timeline (HTML) in the folder it names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.cluster.faults.groups import run_groups
+from tests.cluster.faults.profiles import PROFILES, run_profile
+from tests.cluster.faults.rounds import ROUNDS, run_rounds
+
+
+def main(arguments: list[str]) -> int:
+    """0: all is well; 1: an anomaly; 2: the run itself failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.faults")
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long faults go on")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="mixed")
+    parser.add_argument("--only", default="", help="of profile mixed: these faults, with commas between")
+    parser.add_argument("--nodes", type=int, choices=(3, 5), default=3)
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=150.0, help="appends a second, of all writers together")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument(
+        "--workload", choices=("records", "groups"), default="records", help="groups: consumers, too"
+    )
+    parser.add_argument("--rounds", choices=sorted(ROUNDS), default=None, help="rounds of one kind instead")
+    parser.add_argument("--count", type=int, default=20, help="how many rounds")
+    parser.add_argument("--folder", type=Path, default=None, help="where data and histories go; kept")
+    given = parser.parse_args(arguments)
+    seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="laminar-faults-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    what = f"--rounds {given.rounds} --count {given.count}" if given.rounds else f"--profile {given.profile}"
+    print(
+        f"python -m tests.cluster.faults {what} --nodes {given.nodes} --seed {seed}  ({folder})", flush=True
+    )
+    began = time.monotonic()
+    if given.rounds:
+        sound = asyncio.run(run_rounds(given.rounds, folder, count=given.count, seed=seed))
+    elif given.workload == "groups":
+        sound = asyncio.run(
+            run_groups(
+                given.profile,
+                folder,
+                minutes=given.minutes,
+                nodes=given.nodes,
+                shards=given.shards,
+                seed=seed,
+                appends_per_s=given.rate,
+            )
+        )
+    else:
+        sound = asyncio.run(
+            run_profile(
+                given.profile,
+                folder,
+                minutes=given.minutes,
+                nodes=given.nodes,
+                shards=given.shards,
+                seed=seed,
+                appends_per_s=given.rate,
+                only=[name.strip() for name in given.only.split(",") if name.strip()],
+            )
+        )
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
+    if not sound:
+        print(f"FAILED: see {folder}", flush=True)
+        return 1
+    if given.folder is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

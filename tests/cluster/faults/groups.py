@@ -1,0 +1,210 @@
+"""A group of consumers under faults: members are killed, stopped and sent away while nodes fail.
+
+Members are processes that print what they were given and what they committed (`tests.client.members`);
+writers are those of every run. Checked at the end: every record was given to somebody; twice only what lay
+behind the last commit of one that was killed, stopped or sent away; each key's records in order, by the time
+at which each was given for the first time. Told besides: how many came twice, and for how long nobody read
+the partitions of a dead member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import laminar
+from laminar.testing.checkers import History
+from tests.client.members import MemberProcess, ended
+from tests.cluster.faults.cluster import faulty_cluster
+from tests.cluster.faults.nemesis import Nemesis
+from tests.cluster.faults.profiles import CONVERGE_S, PARTITIONS, PROFILES, SETTINGS, TOPICS, settle
+from tests.cluster.faults.report import percentile, tell, violations_of
+from tests.cluster.faults.workload import Workload
+
+TOPIC = "synced"
+GROUP = "billing"
+MEMBERS = 3
+SESSION_S = 4.0
+COMMIT_EVERY = 5
+
+
+class Crowd:
+    """The members, and who is among the living; a dead one is followed by another."""
+
+    def __init__(self, urls: Sequence[str], rng: random.Random) -> None:
+        self.all: list[MemberProcess] = []
+        self.happened: Counter[str] = Counter()
+        # When each was killed, and which partitions it was reading then.
+        self.killed: list[tuple[float, MemberProcess]] = []
+        self._urls = list(urls)
+        self._rng = rng
+        self._living: list[MemberProcess] = []
+
+    def join(self) -> None:
+        """One more."""
+        member = MemberProcess(self._urls, TOPIC, GROUP, session_s=SESSION_S, every=COMMIT_EVERY)
+        self.all.append(member)
+        self._living.append(member)
+
+    async def trouble(self) -> None:
+        """For ever: something happens to one of them, then a calm."""
+        while True:
+            await asyncio.sleep(self._rng.uniform(4.0, 10.0))
+            what = self._rng.choice(("kill member", "stop member", "member leaves"))
+            member = self._rng.choice(self._living)
+            self.happened[what] += 1
+            if what == "stop member":
+                member.process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(SESSION_S * self._rng.uniform(0.5, 2.5))
+                member.process.send_signal(signal.SIGCONT)
+                continue
+            self._living.remove(member)
+            if what == "kill member":
+                self.killed.append((time.monotonic(), member))
+                await asyncio.to_thread(member.kill)
+            else:
+                member.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(SESSION_S * self._rng.uniform(0.0, 2.0))
+            self.join()
+
+    def ended_by_themselves(self) -> list[str]:
+        """What those that should be there ended with."""
+        codes = [member.process.poll() for member in self._living]
+        return [f"a member ended by itself with {code}" for code in codes if code is not None]
+
+    # -- what they were given ------------------------------------------------------------------
+
+    def given(self) -> Counter[tuple[int, int]]:
+        """How often each (partition, offset)."""
+        return Counter(place for member in self.all for place in member.read)
+
+    def wrong(self, ends: dict[int, int]) -> list[str]:
+        """A sentence for each thing that must not be."""
+        counts = self.given()
+        wanted = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
+        found = [f"lost: {place} was given to nobody" for place in sorted(wanted - counts.keys())]
+        may = set[tuple[int, int]]().union(*(member.uncommitted for member in self.all))
+        twice = {place for place, count in counts.items() if count > 1}
+        found += [f"doubled: {place} was committed and given again" for place in sorted(twice - may)]
+        return found + self._out_of_order() + self.ended_by_themselves()
+
+    def _out_of_order(self) -> list[str]:
+        first: dict[tuple[str, int], float] = {}
+        for member in self.all:
+            for at_s, words in member.lines:
+                if words[0] == "read":
+                    value = (words[3], int(words[4]))
+                    first[value] = min(at_s, first.get(value, at_s))
+        keys: dict[str, list[tuple[float, int]]] = {}
+        for (key, number), at_s in first.items():
+            keys.setdefault(key, []).append((at_s, number))
+        found = []
+        for key, given in keys.items():
+            numbers = [number for _, number in sorted(given)]
+            if numbers != sorted(numbers):
+                found.append(f"reordered: key {key} was given as {numbers[:20]}")
+        return found
+
+    def handed_over_s(self) -> list[float]:
+        """Of each partition that a killed member was reading: until another was given a record of it."""
+        reads: dict[int, list[tuple[float, MemberProcess]]] = {}
+        for member in self.all:
+            for at_s, words in member.lines:
+                if words[0] == "read":
+                    reads.setdefault(int(words[1]), []).append((at_s, member))
+        took = []
+        for given in reads.values():
+            given.sort(key=lambda each: each[0])
+            for killed_s, member in self.killed:
+                before = [each for each in given if each[0] < killed_s]
+                after = [each for each in given if each[0] >= killed_s and each[1] is not member]
+                if before and before[-1][1] is member and after:
+                    took.append(after[0][0] - killed_s)
+        return sorted(took)
+
+
+async def run_groups(
+    profile: str, folder: Path, *, minutes: float, nodes: int, shards: int, seed: int, appends_per_s: float
+) -> bool:
+    """One run from an empty cluster to its report; whether nothing was wrong."""
+    rng = random.Random(seed)
+    with faulty_cluster(folder / "cluster", nodes=nodes, shards=shards, settings=SETTINGS) as cluster:
+        async with laminar.aio.connect(cluster.urls) as client:
+            for topic, flush in TOPICS.items():
+                await client.create_topic(topic, partitions=PARTITIONS, replicas=3, settings={"flush": flush})
+        history = History(folder / "history.jsonl")
+        workload = Workload(
+            history,
+            cluster.urls,
+            list(TOPICS),
+            partitions=PARTITIONS,
+            appends_per_s=appends_per_s,
+            seed=seed,
+        )
+        nemesis = Nemesis(cluster, workload, history, list(TOPICS), rng=rng)
+        crowd = Crowd(cluster.urls, rng)
+        wrong, sentences, failure = [], [], ""
+        with ended(crowd.all):
+            try:
+                await workload.start()
+                for _ in range(MEMBERS):
+                    crowd.join()
+                await workload.more(200)
+                trouble = asyncio.create_task(crowd.trouble())
+                await PROFILES[profile](nemesis, minutes * 60)
+                trouble.cancel()
+                await asyncio.gather(trouble, return_exceptions=True)
+                for member in crowd.all:
+                    if member.process.poll() is None:
+                        member.process.send_signal(signal.SIGCONT)
+                crowd.join()
+                workload.check_alive()
+                wrong += await settle(cluster, workload)
+                ends = await _read_to_the_end(cluster.urls, crowd)
+                sentences = crowd.wrong(ends)
+            except Exception:  # noqa: BLE001 - whatever it is: the history up to here is told and kept
+                failure = traceback.format_exc()
+            finally:
+                await workload.close()
+                history.close()
+        wrong += violations_of(history, followers=workload.followers if not failure else ())
+    sound = tell(folder, history, wrong, nemesis.happened + crowd.happened, failure)
+    for line in [*_told(crowd, sentences), *(f"  {sentence}" for sentence in sentences[:20])]:
+        print(line, flush=True)
+    return sound and not sentences
+
+
+async def _read_to_the_end(urls: Sequence[str], crowd: Crowd) -> dict[int, int]:
+    """Where the partitions end, when the members were given all of it, or had time to."""
+    async with laminar.aio.connect(urls) as client:
+        ends = await client.topic(TOPIC).offsets("latest")
+    deadline = time.monotonic() + CONVERGE_S
+    while time.monotonic() < deadline:
+        if len(crowd.given()) >= sum(ends.values()):
+            break
+        await asyncio.sleep(0.2)
+    return ends
+
+
+def _told(crowd: Crowd, sentences: Sequence[str]) -> list[str]:
+    counts = crowd.given()
+    found = Counter(sentence.partition(":")[0] for sentence in sentences)
+    lines = [
+        f"group: {len(crowd.all)} members were given {counts.total():,} records: lost {found['lost']}, "
+        f"committed and doubled {found['doubled']}, reordered {found['reordered']}; "
+        f"{counts.total() - len(counts)} came again that were not committed",
+    ]
+    took = crowd.handed_over_s()
+    if took:
+        lines.append(
+            f"from kill -9 of a member to the next record of its partitions (session {SESSION_S:g} s): "
+            f"{len(took)} partitions over {len(crowd.killed)} kills, p50 {percentile(took, 50):.1f} s, "
+            f"p99 {percentile(took, 99):.1f} s, most {took[-1]:.1f} s"
+        )
+    return lines

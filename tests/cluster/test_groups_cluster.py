@@ -1,0 +1,45 @@
+"""Groups of consumers over three nodes: who keeps the roster may die, too."""
+
+from __future__ import annotations
+
+import time
+
+import mmh3
+
+import laminar
+from laminar.testing.cluster import LocalCluster, get_json
+from tests.client.members import MemberProcess, Writing, check, ended, until
+
+PARTITIONS = 4
+ALL = set(range(PARTITIONS))
+
+
+def leader_of_roster(cluster: LocalCluster, topic: str, group: str) -> int:
+    """Which member of the cluster leads the partition that keeps the group's roster."""
+    number = mmh3.hash(group.encode(), 0, signed=False) % PARTITIONS
+    rows = get_json(f"{cluster.urls[0]}/v1/topics/{topic}/partitions")["partitions"]
+    name = next(row["leader"]["node"] for row in rows if row["partition"] == number)
+    return next(at for at, node in enumerate(cluster.members) if node.name == name)
+
+
+def test_a_group_goes_on_when_the_node_that_keeps_its_roster_dies(cluster: LocalCluster) -> None:
+    """kill -9 of the roster's leader, then of a member: nothing skipped, nothing committed read twice."""
+    with laminar.connect(cluster.urls, timeout=30) as client:
+        client.create_topic("orders", partitions=PARTITIONS, replicas=3)
+    members = [MemberProcess(cluster.urls, "orders", "billing", session_s=4, every=3) for _ in range(3)]
+    with ended(members):
+        writing = Writing(cluster.urls, "orders", PARTITIONS)
+        until(lambda: all(member.joined for member in members), "all join")
+        until(lambda: sum(len(member.read) for member in members) > 30, "records are read")
+        cluster.kill(leader_of_roster(cluster, "orders", "billing"))
+        killed_s = time.monotonic()
+        until(lambda: {place[0] for m in members for place in m.read_since(killed_s + 0.5)} == ALL, "reading")
+        members[0].kill()
+        killed_s = time.monotonic()
+        until(
+            lambda: {place[0] for m in members for place in m.read_since(killed_s)} == ALL, "all partitions"
+        )
+        ends = writing.end()
+        total = sum(ends.values())
+        until(lambda: len({place for m in members for place in m.read}) == total, "all is read")
+        check(members, ends)

@@ -1,0 +1,45 @@
+"""Power loss at all nodes at once: real processes over the fault disk, whose unsynced bytes die with them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import laminar
+from laminar.testing.cluster import get_json
+from tests.cluster.load import Load, converged, violations
+from tests.cluster.test_faults import placement
+from tests.disks.serve import FaultCluster
+
+TOPIC = "power"
+PARTITIONS = 6
+ROUNDS = 4
+
+
+async def test_power_loss_of_all_nodes_under_load_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """Some rounds: all are killed with every unsynced byte (or some of them kept), and come back.
+
+    What was acknowledged is there, in order and once; topics and placement are what they were.
+    """
+    with FaultCluster(tmp_path / "cluster", nodes=3, shards=2) as cluster:
+        async with laminar.aio.connect(cluster.urls) as client:
+            await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3)
+        before = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        load = Load(cluster.urls, TOPIC)
+        load.start()
+        for number in range(ROUNDS):
+            await load.more(1_000)
+            await asyncio.gather(*(asyncio.to_thread(cluster.kill, node) for node in range(3)))
+            cluster.writeback_chance = 0.3 * (number % 2)
+            for node in range(3):
+                cluster.spawn(node)
+            await asyncio.to_thread(cluster.wait_ready)
+        await load.more(1_000)
+        await load.finish()
+
+        assert [] == await violations(cluster.urls, TOPIC, load)
+        assert [] == await converged(cluster, TOPIC, PARTITIONS)
+        after = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        assert placement(before) == placement(after)
+        unsynced = list((tmp_path / "cluster").glob("node-*/data.unsynced"))
+        assert 3 == len(unsynced), f"the nodes ran on another disk: {unsynced}"
