@@ -8,20 +8,18 @@ with tiny sizes: it shows that everything runs and measures nothing.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benches import bench_batch, floors, loads, outages, usage
+from benches import bench_batch, floors, loads, on_disk, outages, usage
 from benches.targets import TARGETS, last_line
 from laminar.aio import Topic, connect
 from laminar.testing.cluster import LocalCluster
@@ -81,21 +79,10 @@ class Report:
 
 def main() -> int:
     """Run everything, print, and end 0; a missed target is said, not punished."""
-    parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
-    parser.add_argument(
-        "--directory", type=Path, default=Path("bench-out"), help="on the disk to be measured"
-    )
-    given = parser.parse_args()
-    given.directory.mkdir(parents=True, exist_ok=True)
-    kind = usage.filesystem(given.directory)
-    if kind == "tmpfs":
-        sys.exit(f"{given.directory} is on tmpfs, where nothing is synced: give --directory on a disk")
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=given.directory))
-    try:
+    given = on_disk.parser("python -m benches", __doc__).parse_args()
+    kind = on_disk.filesystem(given.directory)
+    with on_disk.folder(given.directory, "run-") as folder:
         run(folder, kind, QUICK if given.quick else Sizes(), quick=given.quick)
-    finally:
-        shutil.rmtree(folder)
     return 0
 
 

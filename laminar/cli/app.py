@@ -35,6 +35,8 @@ FAMILIES = (
     Family("cursor", "Positions of named consumers."),
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
+    Family("group", "The replicas of one partition together."),
+    Family("log", "The files of logs, on this machine; no server is asked."),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
 )
@@ -84,6 +86,12 @@ COMMANDS = (
         "laminar topic describe flights",
     ),
     Command(
+        "topic trim",
+        "laminar.cli.topic:trim",
+        "Give up the oldest records of a topic.",
+        "laminar topic trim flights --before=-7d --dry-run",
+    ),
+    Command(
         "topic delete",
         "laminar.cli.topic:delete",
         "Delete a topic and all its records.",
@@ -114,10 +122,34 @@ COMMANDS = (
         "laminar cluster status --url http://127.0.0.1:7070",
     ),
     Command(
+        "group recover",
+        "laminar.cli.group:recover",
+        "Let partitions go on that wait for replicas that never come back.",
+        "laminar group recover flights/3 --accept-loss",
+    ),
+    Command(
         "node list",
         "laminar.cli.cluster:list_nodes",
         "List the nodes of the cluster.",
         "laminar node list --json",
+    ),
+    Command(
+        "log inspect",
+        "laminar.cli.log:inspect",
+        "Show what a folder of logs holds: segments, ranges, journal.",
+        "laminar log inspect /var/lib/laminar --json",
+    ),
+    Command(
+        "log verify",
+        "laminar.cli.log:verify",
+        "Read every byte of a folder of logs, and name what is damaged.",
+        "laminar log verify /var/lib/laminar",
+    ),
+    Command(
+        "log reindex",
+        "laminar.cli.log:reindex",
+        "Make the index files of a stopped node anew.",
+        "laminar log reindex /var/lib/laminar",
     ),
     Command(
         "context add",

@@ -65,17 +65,44 @@ def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[di
     return list(rows.values())
 
 
+def waits_for(partition: Mapping[str, Any]) -> str:
+    """Behind "has no leader": for whom it waits, if replicas of it may have forgotten something."""
+    replicas = partition.get("replicas") or ()
+    marked = [each["node"] for each in replicas if each.get("marked")]
+    absent = [each["node"] for each in replicas if not each.get("reachable")]
+    if not marked:
+        return ""
+    text = f": {', '.join(marked)} may have forgotten appends"
+    return f"{text}, it waits for {', '.join(absent)}" if absent else text
+
+
 def troubles_of(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[str]:
     """What is not well, a sentence each."""
     found = [f"node {node['node']} does not answer" for node in nodes if not node.get("alive", True)]
+    found += [
+        f"the data folder of node {node['node']} is an older copy: it takes part in nothing"
+        for node in nodes
+        if node.get("rolled_back")
+    ]
     for topic, partitions in sorted(topics.items()):
         for partition in partitions:
             place = f"{topic}/{partition['partition']}"
             behind = [each["node"] for each in partition.get("replicas") or () if not each.get("in_sync")]
             if partition.get("leader") is None:
-                found.append(f"{place} has no leader")
+                found.append(f"{place} has no leader{waits_for(partition)}")
             elif behind:
                 found.append(f"{place} is not in sync on {', '.join(behind)}")
-            if partition.get("damaged"):
-                found.append(f"{place} is damaged: {partition['damaged']}")
+            found += [
+                f"{place} on {each['node']} holds records that were given up, and stays behind"
+                for each in partition.get("replicas") or ()
+                if each.get("given_up")
+            ]
+            for node in sorted({each["node"] for each in partition.get("damaged") or ()}):
+                ranges = [
+                    f"{each['first_offset']} to {each['next_offset'] - 1}"
+                    for each in partition["damaged"]
+                    if each["node"] == node and each["next_offset"] > each["first_offset"]
+                ]
+                what = f"offsets {', '.join(ranges)}" if ranges else "entries without records"
+                found.append(f"{place} is damaged on {node}: {what}")
     return found

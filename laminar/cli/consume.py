@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -40,6 +40,9 @@ def consume(
     cursor: Annotated[
         str | None, Parameter(help="Go on where this cursor is, and move it at the end.")
     ] = None,
+    on_expired: Annotated[
+        Literal["error", "earliest"], Parameter(help="What to do where records to be read were given up.")
+    ] = "error",
     leader: Annotated[bool, Parameter(negative="", help="Read from leaders only.")] = False,
     format: Annotated[str, Parameter(help=PLACES + r"; \n, \t as in C.", group=OUTPUT)] = DEFAULT_FORMAT,
     json: Annotated[bool, Parameter(negative="", help="A JSON object a line.", group=OUTPUT)] = False,
@@ -68,7 +71,14 @@ def consume(
         left = None if limit is None else limit - printed
         if left is not None and left <= 0:
             return
-        reader = handle.read(start, follow=follow, cursor=cursor, partitions=partitions, from_leader=leader)
+        reader = handle.read(
+            start,
+            follow=follow,
+            cursor=cursor,
+            partitions=partitions,
+            from_leader=leader,
+            on_expired=on_expired,
+        )
         copy(reader, show, key=wanted, limit=left, commits=cursor is not None)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from laminar.cli.faults import UsageError
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+if TYPE_CHECKING:
+    from laminar.client.records import CursorInfo
 
 Topic = Annotated[str, Parameter(help="The topic's name.")]
 Name = Annotated[str, Parameter(help="The cursor's name.")]
@@ -17,26 +21,25 @@ def list_cursors(topic: Topic, *, listing: Listing = AS_TABLE, cluster: Cluster 
     from laminar.cli.output import show
 
     with cluster.connect() as client:
-        ends = {each.partition: each.end_offset for each in client.topic(topic).partitions()}
-        rows = [
-            cursor_row(topic, name, client.topic(topic).cursor(name), ends)
-            for name in client.topic(topic).cursors()
-        ]
-    show(rows, listing, columns=("cursor", "partitions", "position", "lag"), name="cursor")
+        rows = [cursor_row(topic, each) for each in client.topic(topic).describe_cursors()]
+    columns = ("cursor", "partitions", "position", "lag", "overtaken_by", "owners", "changed")
+    show(rows, listing, columns=columns, name="cursor")
 
 
-def cursor_row(topic: str, name: str, positions: dict[int, int], ends: dict[int, int]) -> dict[str, Any]:
-    """A cursor as a row: records passed and records left, summed over the partitions it has been in."""
-    behind = {
-        partition: max(0, ends.get(partition, 0) - position) for partition, position in positions.items()
-    }
+def cursor_row(topic: str, cursor: CursorInfo) -> dict[str, Any]:
+    """A cursor as a row: records passed, left, and given up unread, summed over its partitions."""
     return {
         "topic": topic,
-        "cursor": name,
-        "partitions": len(positions),
-        "position": sum(positions.values()),
-        "lag": sum(behind.values()),
-        "positions": {str(partition): position for partition, position in sorted(positions.items())},
+        "cursor": cursor.cursor,
+        "partitions": len(cursor.positions),
+        "position": sum(cursor.positions.values()),
+        "lag": cursor.total_lag,
+        "overtaken": cursor.overtaken,
+        "overtaken_by": sum(cursor.overtaken_by.values()),
+        "owners": len(set(cursor.owners.values())),
+        "changed": cursor.changed,
+        "positions": {str(partition): position for partition, position in sorted(cursor.positions.items())},
+        "owned_by": {str(partition): owner for partition, owner in sorted(cursor.owners.items())},
     }
 
 
@@ -45,14 +48,33 @@ def set_cursor(
     name: Name,
     *,
     at: Annotated[
-        str, Parameter(help="earliest, latest, -1h, or a time (RFC 3339).", allow_leading_hyphen=True)
-    ],
+        str | None, Parameter(help="earliest, latest, -1h, or a time (RFC 3339).", allow_leading_hyphen=True)
+    ] = None,
+    offset: Annotated[int | None, Parameter(help="The next offset to read, in one partition.")] = None,
+    partition: Annotated[
+        int | None, Parameter(name=["--partition", "-p"], help="Only in this one. (default: all)")
+    ] = None,
+    force: Annotated[
+        bool, Parameter(negative="", help="Also where members of a group own it: it is taken from them.")
+    ] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Move a cursor in every partition; makes it if it is not there."""
+    """Move a cursor; makes it if it is not there."""
+    if (at is None) == (offset is None):
+        raise UsageError("one of --at and --offset says where the cursor goes")
     with cluster.connect() as client:
         handle = client.topic(topic)
-        handle.set_cursor(name, handle.offsets(at))
+        positions = (
+            handle.offsets(at)
+            if at is not None
+            else dict.fromkeys(range(handle.describe().partitions), offset)
+        )
+        if partition is not None and partition not in positions:
+            raise UsageError(f"--partition is 0 to {len(positions) - 1}, not {partition}")
+        if offset is not None and partition is None and len(positions) > 1:
+            raise UsageError(f"{topic} has {len(positions)} partitions: --partition says which gets --offset")
+        wanted = {each: int(to) for each, to in positions.items() if to is not None}
+        handle.set_cursor(name, wanted if partition is None else {partition: wanted[partition]}, force=force)
 
 
 def delete(

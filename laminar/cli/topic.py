@@ -1,4 +1,4 @@
-"""`laminar topic`: make, list, describe, delete."""
+"""`laminar topic`: make, list, describe, trim, delete."""
 
 from __future__ import annotations
 
@@ -112,6 +112,48 @@ def partition_row(partition: dict[str, Any]) -> dict[str, Any]:
         "replicas": [each["node"] for each in replicas],
         "in_sync": f"{in_sync}/{len(replicas)}",
     }
+
+
+def trim(
+    topic: Name,
+    *,
+    before: Annotated[str, Parameter(help="An offset, `latest`, a time, or a distance such as -10m.")],
+    partition: Annotated[
+        int | None, Parameter(help="Only this one; an offset belongs to one partition.")
+    ] = None,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only say what would go.")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
+    listing: Listing = AS_TABLE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Give up a topic's oldest records, after asking. Whole batches go, so a few before it may stay."""
+    from dataclasses import asdict
+
+    from laminar.cli.output import show
+
+    with cluster.connect() as client:
+        handle = client.topic(topic)
+        if before.isascii() and before.isdigit():
+            if partition is None and handle.describe().partitions > 1:
+                raise UsageError(f"{topic} has several partitions: say --partition")
+            offsets = {partition or 0: int(before)}
+        else:
+            found = handle.offsets(before)
+            if partition is not None and partition not in found:
+                raise UsageError(f"{topic} has no partition {partition}")
+            offsets = found if partition is None else {partition: found[partition]}
+        if not dry_run and not yes:
+            planned = [
+                handle.delete_before(offset, partition=number, dry_run=True)
+                for number, offset in offsets.items()
+            ]
+            confirm(f"give up {sum(each.deleted for each in planned):,} records of topic {topic}?")
+        rows = [
+            asdict(handle.delete_before(offset, partition=number, dry_run=dry_run))
+            for number, offset in offsets.items()
+        ]
+    columns = ("partition", "deleted", "from_offset", "start_offset", "held_back_by")
+    show(rows, listing, columns=columns, name="partition")
 
 
 def delete(

@@ -73,7 +73,7 @@ class Cluster:
         self.timeout_s = timeout_s
         self._portal = Portal()
         self._client = Client(endpoints, timeout=timeout_s)
-        self._portal.run(self._client.__aenter__())
+        self._portal.run(lambda: self._client.__aenter__())
         # Bytes of a record in each partition, as last seen: a small range asks for no more than it needs.
         self._record_bytes: dict[Partition, float] = {}
 
@@ -82,7 +82,7 @@ class Cluster:
         return self._client.session
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._portal.run(work)
+        return self._portal.run(lambda: work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin `work` on the client's thread."""
@@ -90,7 +90,7 @@ class Cluster:
 
     def close(self) -> None:
         """End connections and thread: for tests; a Spark worker keeps them as long as it lives."""
-        self._portal.run(self._client.close())
+        self._portal.run(lambda: self._client.close())
         self._portal.close()
 
     # -- partitions and their offsets ----------------------------------------------------------

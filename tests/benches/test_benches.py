@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benches import bench_batch, bench_http, floors, usage
+from benches import bench_batch, bench_http, bench_raft, floors, log_targets, usage
+from benches.laminarmq_format import read_all, write_all
+from benches.log_rig import Rig, batch_values, fill
+from benches.log_sizes import HollowDisk
+from benches.log_targets import LOG_TARGETS, Found, LogTarget
+from benches.raft_groups import Loaded, together
 from benches.targets import TARGETS, Target, last_line
+from laminar.batch import Batch
+from laminar.log import RealDisk, Storage
 
+# Real nodes on whatever cores there are: a busy machine takes its time.
+pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parents[2]
 LAST_LINE = re.compile(
     r"bench: produce=[\d.]+ inflight=[\d.]+ post64=[\d.]+ single=[\d.]+ fetch=[\d.]+"
@@ -23,7 +32,7 @@ def test_the_whole_run_prints_every_target_and_ends_in_the_line_for_programs(rea
     """`python -m benches` against real nodes: a line for each target, then the summary; nothing stays."""
     command = [sys.executable, "-m", "benches", "--quick", "--directory", str(real_disk)]
 
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
 
     assert (0, "") == (ran.returncode, ran.stderr)
     lines = ran.stdout.splitlines()
@@ -114,3 +123,108 @@ def test_a_process_that_is_not_watched_is_a_bystander() -> None:
 
     assert usage.machine_cpu_s() > before
     assert shares[0] > shares[1]
+
+
+def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
+    """`python -m benches.bench_log`: a line for each row, then every name with a number; nothing stays."""
+    command = [sys.executable, "-m", "benches.bench_log", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    lines = ran.stdout.splitlines()
+    for target in LOG_TARGETS.values():
+        assert sum(line.startswith(f"{target.title} ") for line in lines) == 1, target.title
+    assert lines[-1].startswith("bench-log: ")
+    figures = dict(figure.split("=") for figure in lines[-1].split()[1:])
+    assert list(LOG_TARGETS) == list(figures)
+    assert all(float(figure) > 0 for figure in figures.values())
+    assert [] == list(real_disk.iterdir())
+
+
+def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
+    """`python -m benches.bench_raft`, both sides: a line for each row, then every name with a number."""
+    command = [sys.executable, "-m", "benches.bench_raft", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    lines = ran.stdout.splitlines()
+    for row in bench_raft.ROWS.values():
+        assert sum(line.startswith(f"{row.title} ") for line in lines) == 1, row.title
+    assert lines[-1].startswith("bench-raft: ")
+    figures = dict(figure.split("=") for figure in lines[-1].split()[1:])
+    assert list(bench_raft.ROWS) == [name for name in figures if name in bench_raft.ROWS]
+    for name in ("one_1", "one_64", "many_64", "many_1024"):
+        assert {f"{name}_pysyncobj", f"{name}_ratio", f"{name}_p99_ms_ratio"} <= figures.keys(), name
+    assert all(float(figure) >= 0 for figure in figures.values())
+    assert [] == list(real_disk.iterdir())
+
+
+def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_disk: Path) -> None:
+    """`python -m benches.bench_state`: both sides of every ratio, then every name with a number above 0."""
+    command = [sys.executable, "-m", "benches.bench_state", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-state: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert {"small_ratio", "large_ratio", "large_tx_written", "cursor_ratio"} <= figures.keys()
+    assert all(figure > 0 for figure in figures.values()), figures
+    assert [] == list(real_disk.iterdir())
+
+
+def test_what_three_processes_did_at_once_is_one_figure() -> None:
+    """Rates add up, each over its own seconds; latencies are looked at together."""
+    rate, p50, p99 = together([Loaded(2.0, (1.0, 9.0)), Loaded(1.0, (3.0,)), Loaded(1.0, ())])
+
+    assert (2.0, 3.0, 9.0) == (rate, p50, p99)
+
+
+def test_a_row_of_the_log_is_judged_by_its_ratio_where_it_has_a_floor() -> None:
+    """The ratio is the median over the pairs that were measured right after each other."""
+    ratio = LogTarget("r", "MB/s", 0.8, of_ratio=True)
+    time = LogTarget("t", "s", 0.5, more_is_better=False)
+    found = Found([8, 30, 10], [10, 10, 20])
+
+    assert (0.8, 10, 10) == (found.ratio, found.value, found.beside)
+    assert ["MISSED", "met"] == [ratio.verdict(figure) for figure in (0.79, 0.8)]
+    assert ["met", "MISSED"] == [time.verdict(figure) for figure in (0.5, 0.51)]
+    assert "" == LogTarget("u", "s").verdict(1e9)
+    assert 0.8 == log_targets.figure(LOG_TARGETS["append"], found)
+
+
+def test_laminarmqs_format_is_written_as_it_is_on_disk(tmp_path: Path) -> None:
+    """Store: length of the metadata, the metadata, the value; index: a marker, then 16 bytes a record."""
+    segment = write_all(tmp_path, [b"one", b"", b"three"])
+
+    assert 8 == read_all(segment, 3)
+    assert b"three" == segment.read(2)
+    store, index = (tmp_path / "0.store").read_bytes(), (tmp_path / "0.index").read_bytes()
+    assert (3 * 13 + 8, 16 + 3 * 16) == (len(store), len(index))
+    assert bytes([5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]) + b"one" == store[:16]
+    (tmp_path / "0.store").write_bytes(store[:-1] + b"!")
+    with pytest.raises(ValueError, match="record 2 is damaged"):
+        segment.read(2)
+    segment.close()
+
+
+def test_the_large_log_of_zeros_is_made_of_valid_batches(real_disk: Path) -> None:
+    """What the hollow disk leaves out reads back as the zeros that were written, checksums and all."""
+    rig = Rig(real_disk)
+    with rig.directory() as path:
+        with rig.storage(path, HollowDisk()) as storage:
+            log = storage.create_log("zeros")
+            zeros = [bytes(len(value)) for value in batch_values(1024)]
+            written = rig.run(fill(storage, log, total_bytes=1 << 20, values=zeros))
+        storage = Storage.open(RealDisk(), f"{path}/home", f"{path}/logs")
+        (log,) = storage.logs.values()
+        found = rig.run(log.read(log.first_index, log.last_index, max_bytes=1 << 21))
+        assert written == sum(map(len, found))
+        assert all(Batch(frame).values == zeros for frame in found)
+        (file,) = path.glob("logs/*/*.log")
+        assert file.stat().st_blocks * 512 < written / 4
+        rig.run(storage.close())
+    rig.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,16 @@ class Ran:
 
 
 Command = Callable[..., Ran]
+
+
+@contextmanager
+def started(command: Sequence[str], *, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process of its own, with its output to read; it does not outlive the block."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, started
 
 pytestmark = pytest.mark.usefixtures("on_node")
 
@@ -59,6 +60,23 @@ def test_delete_asks_and_where_nobody_can_be_asked_it_refuses(topic: str, lamina
     assert 2 == ran.code
     assert "--yes" in ran.err
     assert 0 == laminar("topic", "describe", topic).code
+
+
+def test_trim_says_what_goes_and_gives_it_up(topic: str, laminar: Command) -> None:
+    """A dry run does nothing; without --yes and without a terminal nothing is given up; then it is."""
+    for line in (b"a\n", b"b\n", b"c\n"):
+        assert 0 == laminar("produce", topic, "--partition", "0", stdin=line).code
+
+    words = ("topic", "trim", topic, "--partition", "0", "--before", "2", "--json")
+    dry = json.loads(laminar(*words, "--dry-run").out)
+    asked = laminar(*words)
+    assert (2, 0, 2) == (dry[0]["deleted"], dry[0]["from_offset"], dry[0]["start_offset"])
+    assert 2 == asked.code
+    assert "--yes" in asked.err
+    assert 3 == len(laminar("consume", topic).out.splitlines())
+
+    assert 0 == laminar(*words, "--yes").code
+    assert b"c\n" == laminar("consume", topic).out
 
 
 def test_lines_come_back_as_they_went_in(topic: str, laminar: Command) -> None:
@@ -140,6 +158,28 @@ def test_a_cursor_goes_on_where_it_was(topic: str, laminar: Command) -> None:
     assert b"" == laminar("cursor", "list", topic, "-o", "names").out
 
 
+def test_a_cursor_is_set_by_offset_or_time_in_one_partition_or_all(topic: str, laminar: Command) -> None:
+    """And shows when it was moved, how far it is behind, and how many records it lost to retention."""
+    laminar("produce", topic, stdin=FLIGHTS)
+
+    def cursor() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(laminar("cursor", "list", topic, "--json").out)[0]
+        return found
+
+    partitions = int(json.loads(laminar("topic", "describe", topic, "--json").out)["partitions"])
+    assert 0 == laminar("cursor", "set", topic, "billing", "--at", "2001-01-01T00:00:00Z").code
+    first = cursor()
+    assert (0, 20, 0, False) == tuple(first[name] for name in ("position", "lag", "owners", "overtaken"))
+    assert first["changed"].endswith("Z")
+    assert 0 == laminar("cursor", "set", topic, "billing", "--at", "latest").code
+    assert (20, 0) == (cursor()["position"], cursor()["lag"])
+    last = str(partitions - 1)
+    assert 0 == laminar("cursor", "set", topic, "billing", "--offset", "0", "-p", last).code
+    assert 0 == cursor()["positions"][last]
+    for wrong in (["--at", "latest", "--offset", "1"], [], ["--at", "latest", "-p", str(partitions)]):
+        assert 2 == laminar("cursor", "set", topic, "billing", *wrong).code, wrong
+
+
 def test_a_line_without_json_ends_it_in_part(topic: str, laminar: Command) -> None:
     """What stands before the bad line is durable; code 3 says that it is not all, and the line is named."""
     ran = laminar("produce", topic, "--key-from", "/origin", stdin=b'{"origin":"SFO"}\n{oops\n')
@@ -152,7 +192,7 @@ def test_a_line_without_json_ends_it_in_part(topic: str, laminar: Command) -> No
 def test_following_waits_for_what_comes(topic: str, on_node: str, laminar: Command) -> None:
     """`-f` prints a record as soon as it is there, and --limit ends it."""
     command = [sys.executable, "-m", "laminar.cli", "consume", topic, "-f", "--limit", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+    with started(command) as follower:
         assert follower.stdout is not None
         laminar("produce", topic, stdin=b"one\n")
         first = follower.stdout.readline()
@@ -252,7 +292,7 @@ def test_a_follower_commits_when_it_is_interrupted(topic: str, laminar: Command)
     """Ctrl-C is how following ends: code 0, and the cursor is at what was printed."""
     laminar("produce", topic, stdin=b"one\ntwo\n")
     command = [sys.executable, "-m", "laminar.cli", "consume", topic, "-f", "--cursor", "billing"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+    with started(command) as follower:
         assert follower.stdout is not None
         printed = sorted([follower.stdout.readline(), follower.stdout.readline()])
         follower.send_signal(signal.SIGINT)

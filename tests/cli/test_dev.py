@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from laminar.cli.contexts import Contexts
 from laminar.cli.dev import Rates, Revival, current_context, table_rows, welcome
 from laminar.cli.faults import Failed
 from laminar.testing.cluster import processes_of_group
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, started
+from tests.nets import port_block
 
 NODES = [
     {"node": "node-1", "alive": True, "shards": [1, 2]},
@@ -133,14 +133,14 @@ def test_how_many_nodes_has_its_limits(count: str, laminar: Command) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_cluster_in_the_foreground(number: signal.Signals, laminar: Command, tmp_path: Path) -> None:
     """Ready says what to do next; the first use makes a topic; Ctrl-C ends all, code 0, nothing left."""
-    port = 20_000 + os.getpid() % 20_000
     command = [sys.executable, "-m", "laminar.cli", "dev", "--nodes", "2", "--shards", "1"]
-    command += ["--port", str(port), "--data", str(tmp_path / "data")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as dev:
+    command += ["--data", str(tmp_path / "data")]
+    with port_block() as port, started([*command, "--port", str(port)], stderr=subprocess.STDOUT) as dev:
         assert dev.stdout is not None
-        for line in dev.stdout:
-            if b"Ctrl-C" in line:
-                break
+        said = [dev.stdout.readline()]
+        while said[-1] and b"Ctrl-C" not in said[-1]:
+            said.append(dev.stdout.readline())
+        assert said[-1], f"it has ended: {said}"
 
         produced = laminar("produce", "hello", stdin=b"hi\n")
         consumed = laminar("consume", "hello")
