@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from laminar import aio, testing
+    from laminar import aio, log, testing
     from laminar.client import errors
     from laminar.client.codecs import Codec, json
     from laminar.client.errors import (
@@ -31,12 +31,26 @@ if TYPE_CHECKING:
         Unavailable,
         Undelivered,
     )
-    from laminar.client.records import PartitionInfo, ReadBatch, Receipt, Record, TopicInfo
+    from laminar.client.records import (
+        CursorInfo,
+        PartitionInfo,
+        ReadBatch,
+        Receipt,
+        Record,
+        SinkInfo,
+        Staged,
+        TopicInfo,
+        Trimmed,
+    )
     from laminar.client.sync import Client, Delivery, Producer, Reader, Topic, connect
+    from laminar.client.sync_sinks import Sink, Stager, Transaction
+    from laminar.embedded import embed
 
 # name -> (module, attribute); None as attribute: the module itself.
 _HOMES: dict[str, tuple[str, str | None]] = {
     "aio": ("laminar.aio", None),
+    "log": ("laminar.log", None),
+    "embed": ("laminar.embedded", "embed"),
     "testing": ("laminar.testing", None),
     "errors": ("laminar.client.errors", None),
     **{name: ("laminar.client.codecs", name) for name in ("Codec", "json")},
@@ -61,12 +75,24 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     },
     **{
         name: ("laminar.client.records", name)
-        for name in ("PartitionInfo", "ReadBatch", "Receipt", "Record", "TopicInfo")
+        for name in (
+            "CursorInfo",
+            "PartitionInfo",
+            "ReadBatch",
+            "Receipt",
+            "Record",
+            "SinkInfo",
+            "Staged",
+            "TopicInfo",
+            "Trimmed",
+        )
     },
     **{
         name: ("laminar.client.sync", name)
         for name in ("Client", "Delivery", "Producer", "Reader", "Topic", "connect")
     },
+    **{name: ("laminar.client.sync_sinks", name) for name in ("Sink", "Stager", "Transaction")},
+    "Subscription": ("laminar.client.sync_subscription", "Subscription"),
 }
 
 __all__ = [
@@ -75,6 +101,7 @@ __all__ = [
     "Client",
     "Codec",
     "ConfigError",
+    "CursorInfo",
     "Delivery",
     "Error",
     "Fenced",
@@ -90,16 +117,25 @@ __all__ = [
     "Reader",
     "Receipt",
     "Record",
+    "Sink",
+    "SinkInfo",
+    "Staged",
+    "Stager",
+    "Subscription",
     "TimedOut",
     "Topic",
     "TopicInfo",
+    "Transaction",
+    "Trimmed",
     "Unavailable",
     "Undelivered",
     "__version__",
     "aio",
     "connect",
+    "embed",
     "errors",
     "json",
+    "log",
     "testing",
 ]
 

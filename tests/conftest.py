@@ -26,9 +26,9 @@ from tests.nets import ClusterNet, claim_net
 
 TESTS = Path(__file__).parent
 
-# Folder: marker and limit in seconds, four times what its slowest test normally takes.
-STAGES = {"cluster": 180, "docs": 180, "spark": 240}
-UNIT_LIMIT_S = 60
+# Folder: marker and limit in seconds, some ten times what its slowest test takes on a machine of its own.
+STAGES = {"cluster": 360, "docs": 360, "spark": 480}
+UNIT_LIMIT_S = 180
 TEARDOWN_LIMIT_S = 20
 
 # Folders and files whose tests are computation alone.
@@ -51,6 +51,10 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2_000, print_blob=True)
+# For runs of which only is asked whether they fail.
+hypothesis.settings.register_profile(
+    "mutants", parent=hypothesis.settings.get_profile("ci"), phases=[hypothesis.Phase.generate]
+)
 hypothesis.settings.load_profile("ci")
 
 run_key = pytest.StashKey[str]()
@@ -65,6 +69,11 @@ skipped_key = pytest.StashKey[str]()
 def place(item: pytest.Item) -> str:
     """The test's file below tests/, as "raft/test_core.py"."""
     return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else item.path.name
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--rewrite` for files of expected output."""
+    parser.addoption("--rewrite", action="store_true", help="write the output of scenario files anew")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -115,6 +124,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Name this run. With xdist each worker is a run of its own, as its environment shows only its start."""
     config.stash[run_key] = str(uuid.uuid4())
     config.stash[data_key] = None
+    # A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[guards.RUN_VARIABLE] = config.stash[run_key]
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 NETS = range(1, 255)
+# For who has to be on 127.0.0.1. Below 32768 the kernel gives no port of its own choice.
+PORT_BLOCKS = range(20_000, 32_000, 400)
 
 
 @dataclass(frozen=True)
@@ -38,22 +41,40 @@ def claim_net() -> ClusterNet:
     The claim is an abstract Unix socket: taking its name is atomic between all processes, and it is given
     back when we die. Each process begins its search elsewhere, so that a net just given back rests a while.
     """
-    for number in _from(os.getpid() * 31):
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0test-net-127.77.{number}")
-        except OSError:
-            claim.close()
-            continue
-        return ClusterNet(number, claim)
+    for number in _from(NETS):
+        claim = _claim(f"test-net-127.77.{number}")
+        if claim is not None:
+            return ClusterNet(number, claim)
     raise RuntimeError(f"all {len(NETS)} loopback nets are taken")
+
+
+@contextmanager
+def port_block() -> Iterator[int]:
+    """The first of 400 ports of 127.0.0.1 that are within the block no other test's on this machine."""
+    for port in _from(PORT_BLOCKS):
+        claim = _claim(f"test-ports-{port}")
+        if claim is not None:
+            with claim:
+                yield port
+            return
+    raise RuntimeError(f"all {len(PORT_BLOCKS)} blocks of ports are taken")
+
+
+def _claim(name: str) -> socket.socket | None:
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0{name}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 _given = 0
 
 
-def _from(seed: int) -> Iterator[int]:
+def _from(choices: Sequence[int]) -> Iterator[int]:
     global _given
     _given += 1
-    for step in range(len(NETS)):
-        yield NETS[(seed + _given + step) % len(NETS)]
+    for step in range(len(choices)):
+        yield choices[(os.getpid() * 31 + _given + step) % len(choices)]

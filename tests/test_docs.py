@@ -13,7 +13,7 @@ from laminar.node.settings import SETTINGS, Setting
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
-FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches")
+FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches", "examples")
 MODULES = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
@@ -26,6 +26,8 @@ def row(setting: Setting) -> str:
 def test_operating_lists_every_setting_as_the_table_has_it() -> None:
     """Name, default and meaning of each, in the table's order and no others."""
     page = (ROOT / "docs" / "operating.md").read_text()
+    _, _, page = page.partition("\n## Settings\n")
+    page, _, _ = page.partition("\n## ")
     listed = [line for line in page.splitlines() if re.match(r"\| `[a-z_]+` \|", line)]
 
     assert [row(setting) for setting in SETTINGS] == listed
@@ -45,6 +47,30 @@ def test_modules_that_a_page_names_are_there(page: Path) -> None:
     named = set(re.findall(r"[\w/]+\.py\b", page.read_text()))
 
     assert [] == [name for name in named if not any(path.endswith(f"/{name}") for path in MODULES)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    """Each `tests/...py::test_name` is a function of that file."""
+    missing = [
+        f"{file}::{name}"
+        for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())
+        if not (ROOT / file).exists()
+        or not re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+
+    assert [] == missing
+
+
+def test_every_promise_and_defect_of_laminarmq_has_its_line() -> None:
+    """P1 to P16, B1 to B14, each with a test."""
+    lines = (ROOT / "docs" / "laminarmq.md").read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if re.match(r"\| [PB]\d+ \|", line)]
+
+    assert [*(f"| P{each}" for each in range(1, 17)), *(f"| B{each}" for each in range(1, 15))] == [
+        row[0] for row in rows
+    ]
+    assert all("::test_" in row[-1] for row in rows)
 
 
 def test_every_decision_is_listed_and_whole() -> None:

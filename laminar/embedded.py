@@ -1,0 +1,231 @@
+"""A whole node in the caller's loop: one shard, its controller, its HTTP port; no other process, no signals.
+
+`laminar.embed` is for programs that want a node's API, topics, cursors and data folder without running one
+beside them: the same controller and shard that a supervisor forks, as objects of one loop. It reaches no
+further than starting and ending them. The folder is a node's: `laminar serve` may take it over when this has
+let go of it, and the other way round, as recovery deals the logs out to any number of shards.
+
+Apart from `laminar.node`, because it joins the server with the client; a layer above both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from laminar.client.client import Client, connect
+from laminar.log import controller_home
+from laminar.node.boot import CONTROLLER, Boot, ChildState, Role, StatusBoard, node_roles, role_name
+from laminar.node.controller import Controller
+from laminar.node.entry_points import default_entry_points
+from laminar.node.environment import Environment
+from laminar.node.host import misplaced_packages
+from laminar.node.identity import DataFolder, open_data_folder
+from laminar.node.process import Process, open_home
+from laminar.node.settings import SETTINGS, Settings, SettingsError, check_together, convert
+from laminar.node.shard import Shard, home_of
+from laminar.node.sockets import NodeSockets
+from laminar.node.supervisor import open_sockets_of
+
+_log = logging.getLogger("laminar.embedded")
+
+START_TIMEOUT_S = 15.0
+_SHARDS = 1
+_ROLES = node_roles(_SHARDS)
+# Settings of processes and their logs: here both are the caller's.
+_NOT_OURS = frozenset({"data", "shards", "pin", "log_level", "log_format"})
+
+
+class NodeFailed(Exception):
+    """The embedded node could not start, or ended by itself; the text says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Boot(Boot):
+    """A start without a supervisor: being ready is told by a call, not through a pipe."""
+
+    on_ready: Callable[[], None]
+
+    def ready(self) -> None:
+        self.on_ready()
+
+
+class EmbeddedNode:
+    """A running node. `client` is connected to it, for this loop; `url` is for everybody else."""
+
+    def __init__(self, settings: Settings, folder: DataFolder, sockets: NodeSockets) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._sockets = sockets
+        self._addresses = sockets.addresses(settings.public_host)
+        self._board = StatusBoard(_SHARDS)
+        self._ready = {role: asyncio.Event() for role in _ROLES}
+        self._processes: dict[Role, Process] = {}
+        self._running: dict[Role, asyncio.Task[None]] = {}
+        self.node = folder.identity.node
+        host = f"[{self._addresses.host}]" if ":" in self._addresses.host else self._addresses.host
+        self.url = f"http://{host}:{self._addresses.http_port}"
+        self.client: Client = connect(self.url)
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedNode {self.node} {self.url}>"
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended a part of the node by itself; None while all is well."""
+        for process in self._processes.values():
+            if process.failure is not None:
+                return process.failure
+        for task in self._running.values():
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                return task.exception()
+        return None
+
+    async def start(self, *, timeout_s: float) -> None:
+        """Open both homes and serve. Raises `NodeFailed`."""
+        loop = asyncio.get_running_loop()
+        for role in _ROLES:
+            boot = self._boot(role)
+            home = controller_home(boot.data_directory) if role == CONTROLLER else home_of(boot)
+            storage = await loop.run_in_executor(None, open_home, boot, home)
+            kind = Controller if role == CONTROLLER else Shard
+            process = self._processes[role] = kind(boot, storage=storage)
+            self._running[role] = loop.create_task(self._run(process), name=f"laminar {role_name(role)}")
+        ready = loop.create_task(self._all_ready())
+        try:
+            await asyncio.wait(
+                {ready, *self._running.values()}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ready.done():
+                why = f"{self.failure}" if self.failure else f"not ready within {timeout_s:g} s"
+                raise NodeFailed(f"the node in {self._folder.directory}: {why}") from self.failure
+        finally:
+            ready.cancel()
+        await loop.run_in_executor(None, self._folder.write_node_file, self._node_file())
+
+    def _boot(self, role: Role) -> _Boot:
+        sockets = self._sockets.for_child(role)
+        identity = self._folder.identity
+
+        def ready() -> None:
+            self._board.write(role, state=ChildState.READY, pid=os.getpid(), restarts=0)
+            self._ready[role].set()
+
+        return _Boot(
+            settings=self._settings,
+            data_directory=self._folder.directory,
+            cluster_id=identity.cluster_id or None,
+            store_id=identity.store_id,
+            node=identity.node,
+            role=role,
+            shards=_SHARDS,
+            nonce=os.urandom(16),
+            http_shared=sockets.http_shared,
+            http_own=sockets.http_own,
+            peer=sockets.peer,
+            gossip=sockets.gossip,
+            addresses=self._addresses,
+            board=self._board,
+            lifeline=-1,
+            ready_fd=-1,
+            founding=identity.founding,
+            record_cluster=self._folder.record_cluster,
+            lives=identity.lives,
+            record_lives=self._folder.record_lives,
+            company=identity.company,
+            record_company=self._folder.record_company,
+            on_ready=ready,
+        )
+
+    async def _run(self, process: Process) -> None:
+        try:
+            await process.run()
+        except BaseException as error:
+            process.fatal(error)
+            await process.close()
+            raise
+
+    async def _all_ready(self) -> None:
+        for event in self._ready.values():
+            await event.wait()
+
+    def _node_file(self) -> dict[str, object]:
+        identity = self._folder.read_identity()
+        addresses: dict[str, object] = msgspec.to_builtins(self._addresses)
+        return addresses | {
+            "node": self.node,
+            "url": self.url,
+            "shards": _SHARDS,
+            "cluster_id": identity.cluster_id.hex(),
+            "store_id": identity.store_id.hex(),
+            "pid": os.getpid(),
+            "pids": {role_name(role): os.getpid() for role in _ROLES},
+        }
+
+    async def stop(self) -> None:
+        """End in order: the shard hands over and drains while the controller can still answer it."""
+        self._folder.remove_node_file()
+        for role in reversed(_ROLES):
+            if role in self._processes:
+                self._processes[role].stop()
+                await asyncio.gather(self._running[role], return_exceptions=True)
+
+
+@asynccontextmanager
+async def embed(
+    path: str | os.PathLike[str],
+    *,
+    port: int = 0,
+    start_timeout_s: float = START_TIMEOUT_S,
+    **settings: str | float | tuple[str, ...],
+) -> AsyncIterator[EmbeddedNode]:
+    """A node with its data in `path`, in this loop, for the length of a block.
+
+    Any free loopback `port` is taken unless one is given. `settings` are a node's, by name, without those of
+    processes (`data`, `shards`, `pin`, `log_level`, `log_format`). What is acknowledged is durable, also if
+    the block never ends. Raises `NodeFailed`, also at the block's end if the node failed in it;
+    `SettingsError`, `IdentityError` or `StorageError` for a folder that can't be used; `OSError` for a port
+    that is taken.
+    """
+    chosen = _settings(settings | {"data": os.fspath(path), "port": port})
+    if not __debug__:
+        raise NodeFailed("python -O removes the checks that keep data safe: start without -O")
+    for line in misplaced_packages():
+        raise NodeFailed(line)
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        directory = os.path.join(os.getcwd(), chosen.data)
+        folder = await loop.run_in_executor(None, _open_folder, directory, chosen)
+        stack.callback(folder.close)
+        sockets = open_sockets_of(chosen, _SHARDS, folder)
+        stack.callback(sockets.close)
+        recover = default_entry_points(chosen, Environment()).recover
+        await loop.run_in_executor(None, recover, directory, _SHARDS)
+        node = EmbeddedNode(chosen, folder, sockets)
+        stack.push_async_callback(node.stop)
+        await node.start(timeout_s=start_timeout_s)
+        await stack.enter_async_context(node.client)
+        yield node
+        if node.failure is not None:
+            raise NodeFailed(f"{node!r} failed: {node.failure!r}") from node.failure
+
+
+def _settings(given: dict[str, str | float | tuple[str, ...]]) -> Settings:
+    known = {setting.name for setting in SETTINGS}
+    for name in given:
+        if name not in known or name in _NOT_OURS - {"data"}:
+            raise SettingsError(f"{name} is no setting of an embedded node", name=name, origin="embed")
+    values = {name: convert(name, value, origin="embed") for name, value in given.items()}
+    settings = Settings(shards=_SHARDS, **values)
+    check_together(settings)
+    return settings
+
+
+def _open_folder(directory: str, settings: Settings) -> DataFolder:
+    return open_data_folder(Environment.disk, directory, node=settings.node, joining=bool(settings.join))
