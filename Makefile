@@ -1,7 +1,10 @@
 # make demo   three nodes, 20,000 real flights, a kill, a Spark query: ends 0 only if every check held
 # make test   everything that proves something, under 15 minutes on 2 cores
 # make check  format, lint, types, architecture, wheel, licences: about a minute
-# make bench  figures beside their floors, from one run
+# make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
+#             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends)
+# make log-mutants  each rule of durability switched off: which test notices
+# make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 # make clean  remove what the others leave behind (not .venv)
 #
 # Each target sets up what it needs in .venv. REQUIRE=spark turns "no Java, Spark skipped" into a failure.
@@ -11,7 +14,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := laminar raft membership router ebpf tests benches
 
-.PHONY: help demo test test-long check bench clean pins java
+.PHONY: help demo test test-long log-long log-mutants sim sim-many sim-mutants check bench bench-log bench-raft \
+  bench-state cluster-faults clean pins java
 .DELETE_ON_ERROR:
 
 help:
@@ -21,18 +25,49 @@ demo: .venv/.spark java
 	$(BIN)/laminar demo
 
 # The first stage is pure or small and shares the cores. The second runs real nodes, then Spark, alone.
-# What `make check` runs is left out here.
+# What `make check` runs is left out here. What fails is run once more, alone: docs/decisions/0011.
+SMALL := -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs --ignore=tests/spark \
+  --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py --ignore=tests/test_licences.py
+WHOLE := -p no:xdist tests/cluster tests/docs tests/spark
+AGAIN := --last-failed --last-failed-no-failures none --maxfail 1
 test: .venv/.spark java
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
-	  --ignore=tests/spark --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py \
-	  --ignore=tests/test_licences.py
-	$(BIN)/python -m pytest -q -p no:xdist tests/cluster tests/docs tests/spark
+	$(BIN)/python -m pytest -q $(SMALL) || { test $$? = 1 && $(BIN)/python -m pytest $(SMALL) -n 0 $(AGAIN); }
+	$(BIN)/python -m pytest -q $(WHOLE) || { test $$? = 1 && $(BIN)/python -m pytest $(WHOLE) $(AGAIN); }
 
 # The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
 test-long: .venv/.spark java
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "make test-long SEED=$$seed"; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
 	  --ignore=tests/spark --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800
+
+# The storage's state machine alone, for as long as a coffee: 2,000 runs of up to 50 steps.
+log-long: .venv/.core
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "make log-long SEED=$$seed"; \
+	$(BIN)/python -m pytest -q -s -p no:xdist tests/log/test_machine.py --hypothesis-profile=long \
+	  --hypothesis-seed=$$seed --timeout=3600
+
+# The rules of durability switched off, one at a time; fails when no test notices.
+log-mutants: .venv/.core
+	$(BIN)/python -m tests.log.mutants
+
+# A whole cluster in one thread: production code over simulated time, wires and disks, and everything that can
+# go wrong. `make sim SEED=17` runs one world and shows the end of its trace, `make sim-many SECONDS=600` many.
+sim: .venv/.core
+	$(BIN)/python -m tests.sim --seed $(or $(SEED),1)
+
+# Each rule of the protocol switched off in turn: somebody must notice.
+sim-mutants: .venv/.core
+	$(BIN)/python -m tests.sim.mutants $(if $(SECONDS),--seconds $(SECONDS))
+
+sim-many: .venv/.core
+	$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),60) --first $(or $(FIRST),1)
+
+# Real processes under real faults, for MINUTES; `OPTIONS="--rounds power --count 100"` and others: see its head.
+# `WORKLOAD=groups`: consumers that are killed, too.
+# As root the wires are cut too.
+cluster-faults: .venv/.core
+	$(BIN)/python -m tests.cluster.faults --minutes $(or $(MINUTES),3) \
+	  --workload $(or $(WORKLOAD),records) $(OPTIONS)
 
 check: .venv/.spark
 	$(BIN)/ruff format --check .
@@ -43,6 +78,15 @@ check: .venv/.spark
 bench: .venv/.core
 	$(BIN)/python -m benches
 
+bench-log: .venv/.core
+	$(BIN)/python -m benches.bench_log $(OPTIONS)
+
+bench-raft: .venv/.core
+	$(BIN)/python -m benches.bench_raft $(OPTIONS)
+
+bench-state: .venv/.core
+	$(BIN)/python -m benches.bench_state $(OPTIONS)
+
 clean:
 	rm -rf build dist demo-out bench-out test-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -52,7 +96,7 @@ pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
 	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,demo,dev]'
-	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --exclude laminar-mq; } > build/constraints.txt
+	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins
 
@@ -60,9 +104,10 @@ pins:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Laminar needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 
-# hatchling first and no isolated build: so that the build, too, uses only pinned versions.
+# What builds comes first, and no build is isolated: so that a build, too, uses only pinned versions. pysyncobj is
+# built with setuptools, which a new environment has only before Python 3.12, and there too old to build a wheel.
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) hatchling
+	$(PIP) hatchling setuptools
 	$(PIP) --no-build-isolation --editable '.[dev,arrow,lz4]'
 	@touch $@
 
