@@ -14,7 +14,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := laminar raft membership router ebpf tests benches
 
-.PHONY: help demo test test-long log-long log-mutants sim sim-many sim-mutants check bench bench-log bench-raft \
+.PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-state cluster-faults clean pins java
 .DELETE_ON_ERROR:
 
@@ -49,6 +49,10 @@ log-long: .venv/.core
 # The rules of durability switched off, one at a time; fails when no test notices.
 log-mutants: .venv/.core
 	$(BIN)/python -m tests.log.mutants
+
+# 10,000 ordinary connections for each number of shards, and how evenly they are spread.
+steer-long: .venv/.core
+	CONNECTIONS=10000 $(BIN)/python -m pytest -q -s -p no:xdist tests/node/test_reuseport.py -k spread
 
 # A whole cluster in one thread: production code over simulated time, wires and disks, and everything that can
 # go wrong. `make sim SEED=17` runs one world and shows the end of its trace, `make sim-many SECONDS=600` many.

@@ -130,6 +130,7 @@ class EmbeddedNode:
             http_own=sockets.http_own,
             peer=sockets.peer,
             gossip=sockets.gossip,
+            datagrams=sockets.datagrams,
             addresses=self._addresses,
             board=self._board,
             lifeline=-1,

@@ -119,6 +119,8 @@ class ChildSockets:
     """For `Transport.serve_tcp`."""
     gossip: socket.socket | None
     """UDP; the controller's only."""
+    datagrams: socket.socket | None = None
+    """This shard's UDP socket of the shared port; None for the controller."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +166,8 @@ class Boot:
     """Others have joined this node's cluster."""
     record_company: Callable[[], None] = lambda: None
     """Writes that into the identity; blocks. Use `keep_company`."""
+    datagrams: socket.socket | None = None
+    """This shard's UDP socket of the shared port, bound; None for the controller."""
     environment: Environment = field(default_factory=Environment)
 
     @property

@@ -1,11 +1,12 @@
 """Every listening socket of a node, opened once by the supervisor and kept until it ends.
 
-All shards listen on one shared port (`SO_REUSEPORT`), and a classic-BPF program on it, which needs no
-privilege, chooses the shard: `(source port >> 1) mod shards`, read from the packet itself. So a client that
-knows the rule picks its shard by the port it binds, and others are spread evenly. Not `port mod shards`:
-Linux's `connect` hands out even ports only. The program's answer is a place in the kernel's list of that
-port's sockets, which is the order in which they began to listen; closing one moves the last into its slot.
-Hence they are opened in shard order, and kept while children come and go.
+All shards listen on one shared port (`SO_REUSEPORT`), and a program on it, which needs no privilege
+(`laminar.node.reuseport`), chooses the shard: for TCP `(source port >> 1) mod shards`, read from the packet
+itself. So a client that knows the rule picks its shard by the port it binds, and others are spread evenly.
+Not `port mod shards`: Linux's `connect` hands out even ports only. UDP on the same port goes to the shard
+that owns the partition which the datagram is for. The program's answer is a place in the kernel's list of
+that port's sockets, which is the order in which they began to listen (UDP: were bound); closing one moves
+the last into its slot. Hence they are opened in shard order, and kept while children come and go.
 
 Each shard has a port of its own too, and each process one for its peers. What is spoken on them is not
 known here.
@@ -14,24 +15,23 @@ known here.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import logging
 import socket
-import struct
 from dataclasses import dataclass
 
 import msgspec
 
 from laminar.node.boot import Addresses, ChildSockets, Role, role_number
+from laminar.node.reuseport import choose_by_partition, choose_by_source_port
 
 log = logging.getLogger("laminar.sockets")
 
 PEER_PORT_STEP = 100
 BACKLOG = 1024
-_SO_ATTACH_REUSEPORT_CBPF = 51  # linux/socket.h; Python's socket module does not name it
-_SKF_NET_OFF = 0x1_0000_0000 - 0x100000  # linux/filter.h: loads relative to the network header, as u32
-_IPV6_HEADER_SIZE = 40
+DATAGRAM_BUFFER_BYTES = 4 << 20
+"""Asked for; the kernel gives no more than `net.core.rmem_max`."""
+_TRIES = 8
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +71,8 @@ class NodeSockets:
     """What `open_sockets` opened. Only the supervisor holds it whole; a child keeps its own part."""
 
     shared: list[socket.socket]
+    datagrams: list[socket.socket]
+    """UDP on the shared port's number, a socket for each shard."""
     own: list[socket.socket]
     peers: list[socket.socket]
     gossip: socket.socket
@@ -101,21 +103,30 @@ class NodeSockets:
         peer = self.peers[role_number(role)]
         if isinstance(role, str):
             return ChildSockets(http_shared=None, http_own=None, peer=peer, gossip=self.gossip)
-        return ChildSockets(http_shared=self.shared[role], http_own=self.own[role], peer=peer, gossip=None)
+        return ChildSockets(
+            http_shared=self.shared[role],
+            http_own=self.own[role],
+            peer=peer,
+            gossip=None,
+            datagrams=self.datagrams[role],
+        )
 
     def close_all_but(self, kept: ChildSockets) -> None:
         """In a child, after the fork: close what is its siblings'. The supervisor's copies stay as they
         are.
         """
-        keep = {kept.http_shared, kept.http_own, kept.peer, kept.gossip}
-        for sock in (*self.shared, *self.own, *self.peers, self.gossip):
+        keep = {kept.http_shared, kept.http_own, kept.peer, kept.gossip, kept.datagrams}
+        for sock in self._all():
             if sock not in keep:
                 sock.close()
 
     def close(self) -> None:
         """Close everything: the node ends."""
-        for sock in (*self.shared, *self.own, *self.peers, self.gossip):
+        for sock in self._all():
             sock.close()
+
+    def _all(self) -> list[socket.socket]:
+        return [*self.shared, *self.datagrams, *self.own, *self.peers, self.gossip]
 
 
 def open_sockets(host: str, ports: Ports) -> NodeSockets:
@@ -137,60 +148,42 @@ def open_sockets(host: str, ports: Ports) -> NodeSockets:
         peers = [listen(port) for port in ports.peers]
         gossip = opened.enter_context(_bind(family, socket.SOCK_DGRAM, bind_host, ports.gossip))
         shared = [listen(ports.shared, shared=True)]
+        port = _port(shared[0])
         while len(shared) < len(ports.own):
-            shared.append(listen(_port(shared[0]), shared=True))
+            shared.append(listen(port, shared=True))
         choose_by_source_port(shared[0], len(shared))
+        datagrams: list[socket.socket] = []
+        while len(datagrams) < len(shared):
+            sock = opened.enter_context(_bind(family, socket.SOCK_DGRAM, bind_host, port, shared=True))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, DATAGRAM_BUFFER_BYTES)
+            datagrams.append(sock)
+        choose_by_partition(datagrams[0], len(datagrams))
         opened.pop_all()
-    return NodeSockets(shared=shared, own=own, peers=peers, gossip=gossip)
+    return NodeSockets(shared=shared, datagrams=datagrams, own=own, peers=peers, gossip=gossip)
 
 
 def open_kept_sockets(host: str, shards: int, kept: Ports | None) -> NodeSockets:
     """For `port` 0: the kept ports if they are all free, else any."""
+    if kept is None:
+        return _open_any(host, shards)
     try:
         return open_sockets(host, plan_ports(0, shards, kept))
     except OSError as error:
-        if kept is None or error.errno != errno.EADDRINUSE:
+        if error.errno != errno.EADDRINUSE:
             raise
         log.warning("a port of the last start is taken (%s): choosing new ones", error)
-        return open_sockets(host, plan_ports(0, shards, None))
+        return _open_any(host, shards)
 
 
-def choose_by_source_port(sock: socket.socket, shards: int) -> None:
-    """Have the kernel give a connection to the listening socket number `(source port >> 1) mod shards` of
-    the group.
-    """
-    program = reuseport_program(shards)
-    filters = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: the number of instructions, and a pointer to them.
-    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(filters))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, header)
-
-
-def reuseport_program(shards: int) -> bytes:
-    """The classic-BPF program, as `struct sock_filter`s of 8 bytes.
-
-    It sees the packet from the TCP header's end on, so everything is read relative to the network header.
-    """
-    load_byte, load_half_at_x = 0x30, 0x48  # BPF_LD|BPF_B|BPF_ABS, BPF_LD|BPF_H|BPF_IND
-    set_x, copy_to_x = 0x01, 0x07  # BPF_LDX|BPF_IMM, BPF_MISC|BPF_TAX
-    and_, shift_left, shift_right, modulo = 0x54, 0x64, 0x74, 0x94
-    if_equal, go_on, answer = 0x15, 0x05, 0x16
-    code = [
-        (load_byte, 0, 0, _SKF_NET_OFF),
-        (shift_right, 0, 0, 4),
-        (if_equal, 5, 0, 6),  # version 6: to the line that sets X
-        (load_byte, 0, 0, _SKF_NET_OFF),
-        (and_, 0, 0, 0x0F),  # IPv4 header length in words: with options it is more than 5
-        (shift_left, 0, 0, 2),
-        (copy_to_x, 0, 0, 0),
-        (go_on, 0, 0, 1),
-        (set_x, 0, 0, _IPV6_HEADER_SIZE),
-        (load_half_at_x, 0, 0, _SKF_NET_OFF),  # the TCP source port
-        (shift_right, 0, 0, 1),
-        (modulo, 0, 0, shards),
-        (answer, 0, 0, 0),
-    ]
-    return b"".join(struct.pack("=HBBI", *line) for line in code)
+def _open_any(host: str, shards: int) -> NodeSockets:
+    """On any free ports. The shared one is free for TCP first; where UDP's is taken, another is chosen."""
+    for _ in range(_TRIES - 1):
+        try:
+            return open_sockets(host, plan_ports(0, shards, None))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return open_sockets(host, plan_ports(0, shards, None))
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:

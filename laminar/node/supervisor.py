@@ -276,6 +276,7 @@ class Supervisor:
             http_own=sockets.http_own,
             peer=sockets.peer,
             gossip=sockets.gossip,
+            datagrams=sockets.datagrams,
             addresses=self._addresses,
             board=self._board,
             lifeline=self._lifeline,
