@@ -42,6 +42,10 @@ class DiskError(StorageError):
         return self.errno in (errno.EIO, errno.EILSEQ, errno.ENODATA, errno.ENOENT)
 
 
+class LogGone(StorageError):
+    """The log was deleted, or another stands in its place: what waits for it waits for nothing."""
+
+
 class DamagedDocument(StorageError):
     """Copies of a numbered document exist, but none is whole."""
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from laminar.log.codec import PAIR, RecordKind, record_head
-from laminar.log.errors import StorageClosed
+from laminar.log.errors import LogGone, StorageClosed
 from laminar.log.passage import Place
 from laminar.log.pending import Recorder, Synced, Write
 from laminar.log.policy import FlushPolicy
@@ -182,10 +182,12 @@ class Intervals:
         self._let_go.setdefault(log, []).append(future)
 
     def forget(self, log: Log) -> None:
-        """The log is deleted or replaced."""
+        """The log is deleted or replaced. Who waits for what it holds gets `LogGone`."""
         self._waiting.pop(log, None)
         self._unsaid.pop(log, None)
-        self.let_go(log)
+        self.holding.pop(log, None)
+        for future in self._let_go.pop(log, ()):
+            _answer(future, LogGone(f"{log!r} is deleted or replaced"))
 
     # Syncs at the interval
 

@@ -9,6 +9,7 @@ be durable before which message leaves is the driver's to say, by waiting for `s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -19,7 +20,7 @@ from laminar.log.codec import ONE, PAIR, RecordKind, record_head
 from laminar.log.commits import GroupCommit, Synced
 from laminar.log.disk import Disk
 from laminar.log.document import Document
-from laminar.log.errors import DamagedRange, StorageClosed, StorageError
+from laminar.log.errors import DamagedRange, LogGone, StorageClosed, StorageError
 from laminar.log.intervals import Intervals
 from laminar.log.keeper import Keeper
 from laminar.log.log import Log
@@ -173,7 +174,7 @@ class Storage:
     async def set_policy(self, log: Log, policy: FlushPolicy) -> None:
         """Change a log's flush policy in place; durable when it returns. Appends go on, and wait a little.
 
-        Raises `StorageError`; then the log has failed or is gone, or the storage is closed.
+        Raises `StorageError`: the log has failed, or is gone (`LogGone`), or the storage is closed.
         """
         while log.passage.holding:
             await self.settled(log)
@@ -196,14 +197,19 @@ class Storage:
         return future
 
     def settled(self, log: Log) -> asyncio.Future[None]:
-        """Done when all that was changed in a log before this call is as durable as its policy promises."""
+        """Done when all that was changed in a log before this call is as durable as its policy promises.
+
+        `LogGone` when the log goes first, with changes that had to wait.
+        """
         if not log.passage.holding and log.files.failure is None:
             return self.written() if log.passage.interval else self.sync()
         future = self._commits.loop().create_future()
         if log.files.failure is not None:
             future.set_exception(log.files.failure)
             return future
-        if self._refuse_wait(future):
+        if self.logs.get(log.log_id) is not log:
+            future.set_exception(LogGone(f"{log!r} is deleted or replaced"))
+        elif self._refuse_wait(future):
             let_go = self._commits.loop().create_future()
             self._intervals.wait_let_go(log, let_go)
             let_go.add_done_callback(lambda done: self._settled(log, done, future))
@@ -514,7 +520,8 @@ class Storage:
         if self._commits.failure is None:
             try:
                 for log in list(self._intervals.holding):
-                    await self.settled(log)
+                    with contextlib.suppress(LogGone):
+                        await self.settled(log)
                 await self.written()
                 await self.sync()
                 self._intervals.stop_clean(self.logs.values())

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import msgspec
 
 from laminar.batch import BatchError, verify
-from laminar.log.errors import BrokenChain, StorageClosed, StorageError
+from laminar.log.errors import BrokenChain, LogGone, StorageClosed, StorageError
 from laminar.log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
@@ -451,8 +451,8 @@ class Driver:
             return
         # Taken note of even when all is over: what nobody looks at is logged as forgotten.
         failure = done.exception()
-        if self._stopped:
-            return
+        if self._stopped or isinstance(failure, LogGone):
+            return  # a replica that is driven no more, or under another log, waits for nothing here
         if failure is not None and not any(failure is replica.log.failure for replica, *_ in waiting):
             # The journal's. That a log among them has failed before makes none of this durable.
             self._die(failure)

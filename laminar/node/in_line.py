@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.log.errors import StorageClosed, StorageError
+from laminar.log.errors import LogGone, StorageClosed, StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.node.catalog_service import ConfirmRequest, MadeRequest, RemovedRequest
 from laminar.node.flush import policy_of
@@ -125,6 +125,8 @@ class InLine:
                 continue
             try:
                 await shard.storage.set_policy(partition.log, policy_of(record.settings))
+            except LogGone:
+                continue  # who put another log in its place has this done again
             except StorageError as error:
                 _log.error("%s/%d: the flush policy cannot be changed: %s", topic, number, error)
                 continue

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from laminar.log import Log, Storage, StorageClosed, StorageError
+from laminar.log.errors import LogGone
 from laminar.log.intervals import next_slot_s
 from laminar.log.policy import COMMIT, FlushPolicy
 from tests.disks.fault_disk import FaultDisk, PowerCut
@@ -428,6 +429,34 @@ def test_a_failed_sync_of_a_segment_stops_its_log_alone() -> None:
     assert [1] == [log.log_id for log in stopped]
     assert recovered.logs[1].recovering and not recovered.logs[1].power_lost
     assert not recovered.logs[2].recovering and 1 == recovered.logs[2].last_index
+
+
+@pytest.mark.parametrize("go", ["deleted", "replaced"])
+def test_a_change_of_policy_ends_when_the_log_goes(go: str) -> None:
+    """It waits for syncs that nobody will do any more, and so does who asks whether all is settled."""
+
+    async def main() -> None:
+        h = IntervalHistory(open_inline(FaultDisk()))
+        h.create(COMMIT)
+        h.write(b"a" * 700)
+        await h.settle()
+        log = h.log
+        change = asyncio.ensure_future(h.storage.set_policy(log, NEVER))
+        await asyncio.sleep(0)
+        log.append([frame_for(log, [b"held"])])
+        settled = h.storage.settled(log)
+        if go == "deleted":
+            gone = h.storage.delete_log(log.log_id)
+        else:
+            gone = h.storage.replace_log(log.log_id, h.storage.create_log("new"))
+
+        for waiting in (change, settled, h.storage.settled(log)):
+            with pytest.raises(LogGone, match="deleted or replaced"):
+                await asyncio.wait_for(waiting, 10)
+        await gone
+        await h.storage.close()
+
+    run(main())
 
 
 def test_syncs_of_many_logs_are_spread_over_the_interval() -> None:
