@@ -100,11 +100,13 @@ _KIND_AT = 5
 _HEADER_KIND = struct.Struct("<BH")  # kind, flags
 _COUNT_AT = 40
 _COUNT = struct.Struct("<I")
+_BODY_LENGTH_AT = 44
 _PRODUCER_AT = 64
 _PRODUCER = struct.Struct("<16sIIQ")  # producer_id, producer_epoch, reserved, sequence
 _NUMBERS_AT = 104
 _NUMBERS = struct.Struct("<QQ")  # checkpoint, floor
 _CRC = struct.Struct("<I")
+_BODY_CRC_AT = 120
 _CRC_AT = 124
 _FLAGS_AT = 6
 _KINDS = tuple(Kind)
@@ -348,6 +350,16 @@ def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytear
     _NUMBERS.pack_into(frame, _NUMBERS_AT, 0, 0)
     _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
     return frame
+
+
+def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
+    """The head of `frame` over the first 128 bytes of `changed`, sealed for the body behind them."""
+    changed[:HEADER_SIZE] = memoryview(frame)[:HEADER_SIZE]
+    with memoryview(changed) as view:
+        _COUNT.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)
+        _CRC.pack_into(changed, _BODY_CRC_AT, crc32c(view[HEADER_SIZE:]))
+        _CRC.pack_into(changed, _CRC_AT, crc32c(view[:_CRC_AT]))
+    return changed
 
 
 def verify_header(frame: Buffer) -> Header:

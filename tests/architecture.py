@@ -26,6 +26,7 @@ LAYER_OF = {
     "laminar.columns": "laminar.batch",
     "laminar.flat": "laminar.batch",
     "laminar.frame": "laminar.batch",
+    "laminar.narrow": "laminar.batch",
     "laminar.one_value": "laminar.batch",
     "laminar.view": "laminar.batch",
     "laminar.aio": "laminar",

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from laminar.client.configuration import Endpoints
 from laminar.client.decisions import Backoff, Step, Verdict, judge_answer, judge_loss
@@ -292,11 +292,13 @@ class Session:
         at_least: int = 0,
         from_leader: bool = False,
         timeout_s: float | None = None,
+        narrowed: Mapping[str, str | int] | None = None,
     ) -> Answer:
         """Frames from `offset` on, from the replica that has least to do and is not behind.
 
-        A good answer may hold no frames. `at_least` is an end the caller knows of. Raises
-        `OffsetExpired`, or as `call` does.
+        A good answer may hold no frames. `at_least` is an end the caller knows of. `narrowed` are
+        parameters that leave out something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as
+        `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s + wait_ms / 1000
@@ -308,6 +310,8 @@ class Session:
         )
         if min_offset and not from_leader:
             target += f"&min_offset={min_offset}"
+        if narrowed:
+            target += f"&{urlencode(narrowed)}"
         what = f"reading {topic}/{partition} at {offset}"
         redirects = 0
         behind: set[str] = set()

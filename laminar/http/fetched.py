@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final
 
 import msgspec
 
 from laminar.arrow_ipc import END, FIELDS, batch_parts, fields, schema_message
-from laminar.batch import Batch, BatchError, Buffer, Header, Record, tag_bit
+from laminar.batch import Batch, BatchError, Buffer, Column, Header, Record, tag_bit
 from laminar.http.errors import Problem
 from laminar.http.messages import Request
 from laminar.http.payload import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.times import format_time
+from laminar.narrow import narrow
 
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers")
+# What a batch holds of each of them, and of what only a batch can show. Offsets are in its head.
+_OF_BATCH: Final = {
+    "offset": (),
+    "timestamp": (Column.TIMESTAMP,),
+    "key": (Column.KEY,),
+    "value": (Column.VALUE,),
+    "tag": (Column.TAG_HASH, Column.TAG),
+    "headers": (Column.HEADERS,),
+    "trace_id": (Column.TRACE_ID,),
+}
 
 
 class FetchFormat(Enum):
@@ -91,15 +102,16 @@ def encode_fetch(
 ) -> Fetched:
     """Records of `frames` from `offset` on, below `to`, at most `limit`, all or those with `tag`.
 
-    `wanted` names columns, separated by commas. Whole batches may begin before `offset`, and with a
-    tag only those that may hold it are sent: their reader looks again. `next_offset` is behind all
-    that was looked at, also where nothing matched, so that a filtered reader gets on: `behind` is where
-    the looking ended, if batches without the tag were left out already.
+    `wanted` names columns, separated by commas; batches then come without others. Whole batches may
+    begin before `offset`, and with a tag only those that may hold it are sent: their reader looks again.
+    `next_offset` is behind all that was looked at, also where nothing matched, so that a filtered reader
+    gets on: `behind` is where the looking ended, if batches without the tag were left out already.
     """
-    columns = _columns(wanted)
-    if format_ is FetchFormat.BATCH:
-        return _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
+    columns = _columns(wanted, format_)
     try:
+        if format_ is FetchFormat.BATCH:
+            fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
+            return fetched if columns is None else _narrowed(fetched, columns)
         batches = [Batch(frame, verified=True) for frame in frames]
         picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
         if format_ is FetchFormat.ARROW:
@@ -117,19 +129,26 @@ def encode_fetch(
     return Fetched(format_.value, [msgspec.json.encode(document), b"\n"], next_offset)
 
 
-def check_fields(wanted: str | None) -> None:
+def check_fields(wanted: str | None, format_: FetchFormat) -> None:
     """Raises 422 for a `fields` that names no column: before anybody waits for records."""
-    _columns(wanted)
+    _columns(wanted, format_)
 
 
-def _columns(wanted: str | None) -> list[str] | None:
+def _columns(wanted: str | None, format_: FetchFormat) -> list[str] | None:
     if wanted is None:
         return None
+    known: Iterable[str] = _OF_BATCH if format_ is FetchFormat.BATCH else _COLUMNS
     names = [name.strip() for name in wanted.split(",")]
     for name in names:
-        if name not in _COLUMNS:
-            raise Problem("invalid", "no such field", field="fields", value=name, limit=", ".join(_COLUMNS))
+        if name not in known:
+            raise Problem("invalid", "no such field", field="fields", value=name, limit=", ".join(known))
     return names
+
+
+def _narrowed(fetched: Fetched, columns: Sequence[str]) -> Fetched:
+    keep = {column for name in columns for column in _OF_BATCH[name]}
+    body = [narrow(frame, keep) for frame in fetched.body]
+    return Fetched(fetched.content_type, body, fetched.next_offset)
 
 
 def _as_batches(

@@ -11,14 +11,15 @@ import gc
 import os
 import re
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
 
 from laminar.batch import Batch, split
 from laminar.client.client import Client
 from laminar.client.configuration import Endpoints, resolve
-from laminar.client.errors import Error, NotFound, OffsetExpired, Unavailable
+from laminar.client.errors import NotFound, OffsetExpired, Unavailable
 from laminar.client.portal import Portal
 from laminar.client.session import Session, topic_path
 from laminar.http.endings import Answer
@@ -27,6 +28,9 @@ from laminar.spark.options import Options
 from laminar.spark.plan import DataLoss, Range, loss_message
 
 T = TypeVar("T")
+
+# One stretch of a task's records: the rows from the second to before the third of a batch.
+Piece = tuple[Batch, int, int]
 
 FETCH_BYTES: Final = 4 << 20
 LEAST_FETCH_BYTES: Final = 64 << 10
@@ -66,6 +70,30 @@ def tune() -> None:
         gc.freeze()
 
 
+class Bounds(NamedTuple):
+    """One partition as its leader, or another replica a moment ago, described it."""
+
+    earliest: int
+    end: int
+    size_bytes: int
+
+    @property
+    def record_bytes(self) -> float:
+        """Bytes of a record in the mean, as they are stored; 0 if there is none."""
+        return self.size_bytes / (self.end - self.earliest) if self.end > self.earliest else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What of the records is wanted: `fields` as in the API (None: all), records with `tag` only if given."""
+
+    fields: tuple[str, ...] | None = None
+    tag: str | None = None
+
+
+EVERYTHING: Final = Columns()
+
+
 class Cluster:
     """Blocking calls to one cluster, each with all the client's retries until `timeout_s` is over."""
 
@@ -102,24 +130,24 @@ class Cluster:
             return [name for name in await self._client.topics() if pattern.fullmatch(name)]
         return sorted({topic for topic, _ in options.assigned}) if options.assigned else list(options.topics)
 
-    async def bounds(self, options: Options) -> dict[Partition, tuple[int, int]]:
-        """(earliest, committed end) of every partition read; one request a topic.
+    async def bounds(self, options: Options) -> dict[Partition, Bounds]:
+        """What is known of every partition read; one request a topic.
 
         The end may be a moment old, and a partition nobody can speak for just now is left out.
         """
-        found: dict[Partition, tuple[int, int]] = {}
+        found: dict[Partition, Bounds] = {}
         for topic, rows in await self._rows(options):
             for row in rows:
                 if row.get("end_offset") is not None:
-                    bounds = (int(row.get("start_offset") or 0), int(row["end_offset"]))
-                    found[(topic, int(row["partition"]))] = bounds
+                    sizes = [int(row.get(name) or 0) for name in ("start_offset", "end_offset", "bytes")]
+                    found[(topic, int(row["partition"]))] = Bounds(*sizes)
         return {p: found[p] for p in options.assigned if p in found} if options.assigned else found
 
     async def partitions(self, options: Options) -> list[Partition]:
         """Every partition that `options` name. NotFound if one is not there."""
         found: list[Partition] = []
         for topic, rows in await self._rows(options):
-            found += [(topic, number) for number in range(len(rows))]
+            found += [(topic, int(row["partition"])) for row in rows]
         missing = sorted(set(options.assigned) - set(found))
         if missing:
             raise NotFound(f"there is no partition {partition_key(missing[0])}", code="no_such_partition")
@@ -178,15 +206,18 @@ class Cluster:
 
     # -- records -------------------------------------------------------------------------------
 
-    def read(self, wanted: Range, *, fail_on_data_loss: bool = True) -> Iterator[tuple[Batch, int, int]]:
+    def read(
+        self, wanted: Range, *, fail_on_data_loss: bool = True, columns: Columns = EVERYTHING
+    ) -> Iterator[Piece]:
         """The records of `wanted`, all of them, as (batch, first row, row behind the last).
 
-        The next fetch is under way while the caller works on what it got. Raises DataLoss if some are
-        gone (without `fail_on_data_loss` they are left out), or the client's `Error`.
+        With a tag batches that cannot hold it are left out; the others are whole. The next fetch is under way
+        while the caller works on what it got. Raises DataLoss if some are gone (without `fail_on_data_loss`
+        they are left out), or the client's `Error`.
         """
         offset = wanted.start
         empty = 0
-        pending = self._fetch(wanted, offset)
+        pending = self._fetch(wanted, offset, columns)
         try:
             while True:
                 try:
@@ -195,10 +226,10 @@ class Cluster:
                     offset = self._behind_loss(wanted, offset, gone, fail_on_data_loss=fail_on_data_loss)
                     if offset >= wanted.end:
                         return
-                    pending = self._fetch(wanted, offset)
+                    pending = self._fetch(wanted, offset, columns)
                     continue
-                batches, offset_then = self._batches(answer, wanted, offset)
-                empty = 0 if batches else empty + 1
+                batches, offset_then = self._batches(answer, wanted, offset, columns)
+                empty = 0 if offset_then > offset else empty + 1
                 if empty == EMPTY_ANSWERS:
                     raise Unavailable(
                         f"{wanted.topic}/{wanted.partition}: no records at {offset}, though it ends at"
@@ -208,7 +239,7 @@ class Cluster:
                     )
                 begin, offset = offset, offset_then
                 if offset < wanted.end:
-                    pending = self._fetch(wanted, offset)
+                    pending = self._fetch(wanted, offset, columns)
                 for batch in batches:
                     first = max(begin, batch.base_offset) - batch.base_offset
                     yield batch, first, min(wanted.end, batch.next_offset) - batch.base_offset
@@ -217,7 +248,12 @@ class Cluster:
         finally:
             pending.cancel()
 
-    def _fetch(self, wanted: Range, offset: int) -> Future[Answer]:
+    def _fetch(self, wanted: Range, offset: int, columns: Columns) -> Future[Answer]:
+        narrowed: dict[str, str | int] = {"to": wanted.end}
+        if columns.tag is not None:
+            narrowed["tag"] = columns.tag
+        if columns.fields is not None:
+            narrowed["fields"] = ",".join(columns.fields)
         return self.submit(
             self.session.fetch(
                 wanted.topic,
@@ -226,6 +262,7 @@ class Cluster:
                 max_bytes=self._fetch_bytes(wanted, offset),
                 # A replica that has not all of the range must not answer with a part as if it were all.
                 at_least=wanted.end,
+                narrowed=narrowed,
             )
         )
 
@@ -236,23 +273,30 @@ class Cluster:
             return FETCH_BYTES
         return int(min(FETCH_BYTES, max(LEAST_FETCH_BYTES, (wanted.end - offset) * known * 1.25)))
 
-    def _batches(self, answer: Answer, wanted: Range, offset: int) -> tuple[list[Batch], int]:
-        """The answer's batches that hold records of `wanted` from `offset` on; and the offset behind them."""
+    def _batches(
+        self, answer: Answer, wanted: Range, offset: int, columns: Columns
+    ) -> tuple[list[Batch], int]:
+        """The answer's batches that hold records of `wanted` from `offset` on; and the offset behind them.
+
+        Behind what was looked at, with a tag: there may be nothing in between.
+        """
         batches = []
         for frame in split(answer.body):
             batch = Batch(frame)
             if batch.next_offset <= offset or batch.base_offset >= wanted.end:
                 continue
-            if batch.base_offset > offset:
+            if batch.base_offset > offset and columns.tag is None:
                 node = answer.headers.get("laminar-node", "a node")
                 raise DataLoss(
                     f"{wanted.topic}/{wanted.partition}: {node} answered {batch.base_offset} for {offset}"
                 )
             batches.append(batch)
             offset = batch.next_offset
-        if batches:
+        if batches and columns == EVERYTHING:
             records = sum(map(len, batches))
             self._record_bytes[(wanted.topic, wanted.partition)] = len(answer.body) / records
+        if columns.tag is not None:
+            offset = max(offset, int(answer.headers.get("laminar-next-offset", 0)))
         return batches, min(offset, wanted.end)
 
     def _earliest(self, wanted: Range) -> int:
@@ -267,81 +311,3 @@ class Cluster:
             lost = f"{wanted.topic}/{wanted.partition}: {offset} to {min(earliest, wanted.end) - 1}"
             raise DataLoss(loss_message(lost)) from gone
         return min(earliest, wanted.end)
-
-
-class Watch:
-    """What a query's driver knows of the partitions' ends, and how it waits for news without asking often.
-
-    While nothing happens, each partition has one long poll at its leader, for seconds; a trigger waits on
-    those that are there already. So an idle query costs a request a partition every few seconds, however
-    often Spark asks.
-    """
-
-    POLL_MS: Final = 8_000
-    # After a poll that failed: not at once again.
-    PAUSE_S: Final = 0.25
-    # A long poll is a connection; with more partitions than this, a trigger just waits and looks.
-    MOST_POLLS: Final = 128
-    # New partitions and topics are looked for so often, while nothing else makes us look.
-    LOOK_S: Final = 5.0
-
-    def __init__(self, cluster: Cluster, options: Options) -> None:
-        self._cluster = cluster
-        self._options = options
-        self._polls: dict[Partition, asyncio.Task[None]] = {}
-        self._looked_at_s = float("-inf")
-        self.earliest: Positions = {}
-        self.ends: Positions = {}
-
-    def look(self) -> Positions:
-        """Ask for all ends; the answer as it is. `ends` never go back: what is committed stays so."""
-        bounds = self._cluster.run(self._bounds())
-        for partition, (earliest, end) in bounds.items():
-            self.earliest[partition] = max(earliest, self.earliest.get(partition, 0))
-            self.ends[partition] = max(end, self.ends.get(partition, 0))
-        return {partition: end for partition, (_, end) in bounds.items()}
-
-    async def _bounds(self) -> Mapping[Partition, tuple[int, int]]:
-        bounds = await self._cluster.bounds(self._options)
-        self._looked_at_s = asyncio.get_running_loop().time()
-        return bounds
-
-    def wait_for_news(self, timeout_ms: int) -> bool:
-        """Wait up to `timeout_ms`; whether it is worth to `look` again."""
-        return self._cluster.run(self._wait_for_news(timeout_ms / 1000))
-
-    async def _wait_for_news(self, timeout_s: float) -> bool:
-        if len(self.ends) > self.MOST_POLLS:
-            await asyncio.sleep(timeout_s)
-            return True
-        for partition, end in self.ends.items():
-            if partition not in self._polls:
-                self._polls[partition] = asyncio.create_task(self._poll(partition, end))
-        if not self._polls:
-            await asyncio.sleep(timeout_s)
-            return self._is_time_to_look()
-        await asyncio.wait(self._polls.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        done = [partition for partition, poll in self._polls.items() if poll.done()]
-        for partition in done:
-            self._polls.pop(partition).result()
-        return bool(done) or self._is_time_to_look()
-
-    def _is_time_to_look(self) -> bool:
-        return asyncio.get_running_loop().time() - self._looked_at_s >= self.LOOK_S
-
-    async def _poll(self, partition: Partition, end: int) -> None:
-        try:
-            await self._cluster.wait_past(partition, end, wait_ms=self.POLL_MS)
-        except Error:
-            # Whatever is wrong, the next look meets it as well, with retries and a deadline, and says so.
-            await asyncio.sleep(self.PAUSE_S)
-
-    def close(self) -> None:
-        """End the polls."""
-        self._cluster.run(self._close())
-
-    async def _close(self) -> None:
-        polls, self._polls = list(self._polls.values()), {}
-        for poll in polls:
-            poll.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)

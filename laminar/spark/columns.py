@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow
+import pyarrow.compute
 
 from laminar.batch import Batch, Column
 from laminar.spark.options import COLUMNS
@@ -27,7 +28,9 @@ MOST_ROWS: Final = 1 << 16
 PRODUCER_TIME: Final = 0
 APPEND_TIME: Final = 1
 
+# Columns that `Batch.to_arrow` has; what a fetch calls the others; what is the same in each row.
 _FROM_FRAME: Final = ("key", "value", "offset", "timestamp", "tag", "headers")
+_FIELDS: Final = {"timestampType": "timestamp", "traceId": "trace_id"}
 _CONSTANT: Final = ("topic", "partition")
 
 
@@ -47,12 +50,13 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 class Builder:
-    """Makes one partition's record batches in the form of `schema`."""
+    """Makes one partition's record batches in the form of `schema`; of all records, or those with `tag`."""
 
-    def __init__(self, schema: StructType, *, topic: str, partition: int) -> None:
+    def __init__(self, schema: StructType, *, topic: str, partition: int, tag: str | None = None) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._names = check_schema(schema)
+        self._tag = tag
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._frame_names = [name for name in dict.fromkeys(self._names) if name in _FROM_FRAME]
         self._constants = {
@@ -61,13 +65,22 @@ class Builder:
         }
         self._repeated: dict[str, pyarrow.Array] = {}
 
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """What a fetch must bring, as its ``fields``; None for all, where leaving out would save little."""
+        if "value" in self._names:
+            return None
+        wanted = {_FIELDS.get(name, name) for name in self._names if name not in _CONSTANT}
+        return tuple(sorted(wanted | {"offset"} | ({"tag"} if self._tag is not None else set())))
+
     def record_batches(self, pieces: Iterable[tuple[Batch, int, int]]) -> Iterator[pyarrow.RecordBatch]:
         """Record batches of the rows `first` to `stop - 1` of each (batch, first, stop), in order."""
         held: list[dict[str, pyarrow.Array]] = []
         held_bytes = held_rows = 0
         for batch, first, stop in pieces:
-            columns = self._columns(batch, first, stop)
-            rows = stop - first
+            columns, rows = self._columns(batch, first, stop)
+            if not rows:
+                continue
             size = sum(column.nbytes for column in columns.values())
             if held and (held_bytes + size > MOST_BYTES or held_rows + rows > MOST_ROWS):
                 yield self._joined(held, held_rows)
@@ -84,15 +97,25 @@ class Builder:
         if held:
             yield self._joined(held, held_rows)
 
-    def _columns(self, batch: Batch, first: int, stop: int) -> dict[str, pyarrow.Array]:
-        """What comes from the frame, by name; what is the same in every row comes when batches are joined."""
+    def _columns(self, batch: Batch, first: int, stop: int) -> tuple[dict[str, pyarrow.Array], int]:
+        """What comes from the frame, by name; what is the same in every row comes when batches are joined.
+
+        Also how many rows that are.
+        """
         found = batch.to_arrow(self._frame_names)
         columns = dict(zip(self._frame_names, found.columns, strict=True))
         if "timestampType" in self._names:
             columns["timestampType"] = _whose_time(batch)
+        if "traceId" in self._names:
+            columns["traceId"] = _trace_ids(batch)
         if first or stop < len(batch):
             columns = {name: column.slice(first, stop - first) for name, column in columns.items()}
-        return columns
+        if self._tag is None:
+            return columns, stop - first
+        tags = columns["tag"] if "tag" in columns else batch.to_arrow(["tag"])[0].slice(first, stop - first)
+        mask = pyarrow.compute.equal(tags, self._tag)
+        rows = mask.true_count
+        return {name: column.filter(mask) for name, column in columns.items()} if rows else {}, rows
 
     def _cut(self, columns: dict[str, pyarrow.Array], rows: int, size: int) -> Iterator[pyarrow.RecordBatch]:
         """A large batch in slices, which copy nothing. One record alone may be over the size."""
@@ -129,6 +152,14 @@ def _whose_time(batch: Batch) -> pyarrow.Array:
     given = batch.given_timestamps
     assert given is not None, "a batch with a column of times has no times"
     return pyarrow.array([APPEND_TIME if time is None else PRODUCER_TIME for time in given], kind)
+
+
+def _trace_ids(batch: Batch) -> pyarrow.Array:
+    """Each row's 16 bytes, or null: few have one, and who reads them wants them as bytes."""
+    entry = batch.entry(Column.TRACE_ID)
+    if entry is None:
+        return pyarrow.nulls(len(batch), pyarrow.binary())
+    return pyarrow.array(batch.trace_ids, pyarrow.binary())
 
 
 def _as_structs(headers: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:

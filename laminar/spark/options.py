@@ -15,7 +15,7 @@ from typing import Final
 
 from laminar.spark.offsets import AT_LATEST, EARLIEST, LATEST, Partition, Place, parse_offsets
 
-# Columns of the Kafka source, and two of our own that must be asked for. Types in Spark's words.
+# Columns of the Kafka source, and our own that must be asked for. Types in Spark's words.
 COLUMNS: Final = {
     "key": "binary",
     "value": "binary",
@@ -26,6 +26,7 @@ COLUMNS: Final = {
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
     "tag": "string",
+    "traceId": "binary",
 }
 DEFAULT_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
@@ -53,6 +54,7 @@ OPTIONS: Final = {
     "maxRecordsPerPartition": "both",
     "includeHeaders": "both",
     "columns": "both",
+    "tag": "both",
     "gcFreeze": "both",
 }
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
@@ -92,6 +94,7 @@ class Options:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     columns: tuple[str, ...] = DEFAULT_COLUMNS
+    tag: str | None = None
     gc_freeze: bool = True
 
     @property
@@ -130,6 +133,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         min_partitions=options.optional_number("minPartitions"),
         max_records_per_partition=options.optional_number("maxRecordsPerPartition"),
         columns=_columns(options),
+        tag=options.text("tag"),
         gc_freeze=options.flag("gcFreeze", True),
     )
 
@@ -151,6 +155,12 @@ class _Given:
     def get(self, name: str) -> str | None:
         assert name in OPTIONS, f"{name} is not in the table of options"
         return self._values.get(name)
+
+    def text(self, name: str) -> str | None:
+        found = self.get(name)
+        if found == "":
+            raise ValueError(f"option {name} is empty")
+        return found
 
     def number(self, name: str, default: int, *, least: int = 1) -> int:
         found = self.optional_number(name, least=least)

@@ -21,11 +21,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from laminar.spark import plan
-from laminar.spark.cluster import Cluster, Watch, cluster, resolve_endpoints
+from laminar.spark.cluster import Cluster, cluster, resolve_endpoints
 from laminar.spark.columns import check_schema
 from laminar.spark.offsets import AT_LATEST, Positions, decode, encode, place_of_symbol
 from laminar.spark.options import Options
 from laminar.spark.tasks import RangePartition, read_partition
+from laminar.spark.watch import Watch
 
 if TYPE_CHECKING:
     import pyarrow

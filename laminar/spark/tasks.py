@@ -39,12 +39,14 @@ def read_partition(
     """The records of `partition`, in an executor."""
     if not isinstance(partition, RangePartition):
         return  # Spark's stand-in when there are no partitions at all
-    from laminar.spark.cluster import cluster, tune
+    from laminar.spark.cluster import Columns, cluster, tune
     from laminar.spark.columns import Builder
 
     wanted = partition.range
-    builder = Builder(schema, topic=wanted.topic, partition=wanted.partition)
+    builder = Builder(schema, topic=wanted.topic, partition=wanted.partition, tag=options.tag)
+    columns = Columns(builder.fields, options.tag)
     here = cluster(endpoints, timeout_ms=options.timeout_ms)
     if options.gc_freeze:
         tune()
-    yield from builder.record_batches(here.read(wanted, fail_on_data_loss=options.fail_on_data_loss))
+    pieces = here.read(wanted, fail_on_data_loss=options.fail_on_data_loss, columns=columns)
+    yield from builder.record_batches(pieces)

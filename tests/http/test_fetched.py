@@ -120,6 +120,21 @@ def test_arrow_has_the_columns_asked_for() -> None:
     assert ["value", "offset"] == narrow.column_names
 
 
+def test_batches_come_without_columns_that_were_not_asked_for() -> None:
+    """They are batches still, each with its records at their offsets; a value that is left out is empty."""
+    whole = fetch(FetchFormat.BATCH)[0]
+    body, next_offset = fetch(FetchFormat.BATCH, wanted="offset, tag", tag="red")
+
+    found = [Batch(each) for each in split(body)]
+
+    assert FRAMES == [bytes(each) for each in split(whole)]
+    assert 15 == next_offset
+    assert [[(10, "red", None), (11, "blue", None)], [(13, None, None), (14, "red", None)]] == [
+        [(record.offset, record.tag, record.key) for record in batch] for batch in found
+    ]
+    assert {b""} == {record.value for batch in found for record in batch}
+
+
 def test_fields_choose_and_unknown_ones_are_named() -> None:
     """In JSON as in Arrow."""
     records = json.loads(fetch(FetchFormat.JSON, wanted="value, key")[0])["records"]

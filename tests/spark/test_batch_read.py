@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import laminar
 import laminar.spark
+from laminar.batch import build
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,6 +79,39 @@ def test_a_query_may_name_its_columns(topic: Topic, read: Read) -> None:
 
     assert ["offset", "value"] == frame.columns
     assert {b"value %d" % number for number in range(100)} == {bytes(row.value) for row in frame.collect()}
+
+
+def test_of_one_tag_only_its_records_are_read(topic: Topic, read: Read) -> None:
+    """The option `tag`: in any column, whatever lies between; also where no value is asked for."""
+    for round in range(3):
+        fill(topic, 100)
+        topic.append(b"%d" % round, "k", tag="red", headers={"n": b"%d" % round})
+    of_all = read(topic, columns="tag,offset,partition").where("tag = 'red'")
+
+    found = read(topic, tag="red", columns="value,offset,partition")
+
+    assert [b"0", b"1", b"2"] == [bytes(row.value) for row in found.orderBy("offset").collect()]
+    assert places(of_all.collect()) == places(found.collect())
+    assert 3 == read(topic, tag="red", schema="key binary").count()
+    assert 0 == read(topic, tag="green").count()
+
+
+def test_trace_ids_are_a_column(topic: Topic, read: Read, url: str) -> None:
+    """As their producer gave them, 16 bytes."""
+    frame = build([b"a", b"b"], trace_ids=[bytes(range(16)), None])
+    request = urllib.request.Request(
+        f"{url}/v1/topics/{topic.name}/partitions/1/records",
+        data=bytes(frame),
+        headers={"Content-Type": "application/vnd.laminar.batch"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert 200 == answer.status
+
+    rows = read(topic, columns="offset,traceId").orderBy("offset").collect()
+
+    assert [(0, bytes(range(16))), (1, None)] == [
+        (row.offset, row.traceId and bytes(row.traceId)) for row in rows
+    ]
 
 
 def test_an_empty_topic_is_an_empty_frame(topic: Topic, read: Read) -> None:

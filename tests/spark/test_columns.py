@@ -68,9 +68,11 @@ def whole(*batches: Batch) -> list[tuple[Batch, int, int]]:
     return [(each, 0, len(each)) for each in batches]
 
 
-def rows(form: StructType, pieces: list[tuple[Batch, int, int]]) -> list[dict[str, object]]:
+def rows(
+    form: StructType, pieces: list[tuple[Batch, int, int]], *, tag: str | None = None
+) -> list[dict[str, object]]:
     found = []
-    for made in Builder(form, topic="t", partition=3).record_batches(pieces):
+    for made in Builder(form, topic="t", partition=3, tag=tag).record_batches(pieces):
         made.validate(full=True)
         assert to_arrow_schema(form, timezone="UTC").equals(made.schema)
         found += made.to_pylist()
@@ -86,6 +88,7 @@ def test_every_column_of_a_record() -> None:
         timestamps=[1_600_000_000_001, None],
         tags=[None, "T"],
         headers=[{"h": b"1", "i": b""}, None],
+        trace_ids=[b"0123456789abcdef", None],
     )
 
     first, second = rows(ALL, whole(given))
@@ -94,6 +97,7 @@ def test_every_column_of_a_record() -> None:
         first[name] for name in ("key", "value", "topic", "partition", "offset", "timestampType", "tag")
     )
     assert [{"key": "h", "value": b"1"}, {"key": "i", "value": b""}] == first["headers"]
+    assert (b"0123456789abcdef", None) == (first["traceId"], second["traceId"])
     assert 1_600_000_000_001 == first["timestamp"].timestamp() * 1000  # type: ignore[attr-defined]
     assert (None, b"b", 41, 1, "T", None) == tuple(
         second[name] for name in ("key", "value", "offset", "timestampType", "tag", "headers")
@@ -163,6 +167,37 @@ def test_values_stay_in_the_frame() -> None:
 
     data = made.column(0).buffers()[2]
     assert frame.address <= data.address < frame.address + frame.size
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 4), (1, 4), (1, 3)])
+def test_of_a_tag_only_its_records_come(first: int, stop: int) -> None:
+    """A batch may hold others: each column loses their rows, whether the tag is shown or not."""
+    tags = ["red", "blue", "red", None]
+    given = batch(10, [b"0", b"1", b"2", b"3"], tags=tags, keys=[b"a", None, b"c", b"d"])
+    others = batch(14, [b"4"])
+    expected = [offset + 10 for offset in range(first, stop) if tags[offset] == "red"]
+    pieces = [(given, first, stop), (others, 0, 1)]
+
+    found = rows(ALL, pieces, tag="red")
+
+    assert expected == [row["offset"] for row in found]
+    assert {"red"} == {row["tag"] for row in found}
+    assert {"t"} == {row["topic"] for row in found}
+    assert expected == [int(row["value"]) + 10 for row in rows(VALUE, pieces, tag="red")]  # type: ignore[call-overload]
+    assert len(expected) == len(rows(schema(partition="int"), pieces, tag="red"))
+    assert [] == rows(ALL, pieces, tag="green")
+
+
+def test_values_are_fetched_only_if_they_are_wanted() -> None:
+    """A fetch names what it needs: what the frame's other columns are made of, not those."""
+
+    def fields(tag: str | None = None, **columns: str) -> tuple[str, ...] | None:
+        return Builder(schema(**columns), topic="t", partition=0, tag=tag).fields
+
+    assert fields(value="binary", offset="bigint") is None
+    assert ("offset",) == fields(topic="string", partition="int")
+    assert ("key", "offset", "timestamp") == fields(key="binary", timestampType="int")
+    assert ("offset", "tag", "trace_id") == fields("red", traceId="binary")
 
 
 def test_columns_without_the_frame_need_none_of_it() -> None:

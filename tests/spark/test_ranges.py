@@ -9,7 +9,14 @@ import pytest
 from laminar.batch import build, stamp
 from laminar.client.errors import OffsetExpired, Unavailable
 from laminar.http.endings import Answer
-from laminar.spark.cluster import EMPTY_ANSWERS, FETCH_BYTES, LEAST_FETCH_BYTES, Cluster
+from laminar.spark.cluster import (
+    EMPTY_ANSWERS,
+    EVERYTHING,
+    FETCH_BYTES,
+    LEAST_FETCH_BYTES,
+    Cluster,
+    Columns,
+)
 from laminar.spark.plan import DataLoss, Range
 
 WANTED = Range("t", 0, 10, 20)
@@ -32,27 +39,28 @@ def frame(base_offset: int, count: int) -> bytes:
 class Scripted(Cluster):
     """A cluster that gives these answers, one after the other, and notes the offsets it was asked for."""
 
-    def __init__(self, *answers: bytes | Exception, earliest: int = 0) -> None:
+    def __init__(self, *answers: bytes | Answer | Exception, earliest: int = 0) -> None:
         self.answers = list(answers)
         self.asked: list[int] = []
         self.earliest = earliest
         self._record_bytes = {}
 
-    def _fetch(self, wanted: Range, offset: int) -> Future[Answer]:
+    def _fetch(self, wanted: Range, offset: int, columns: Columns) -> Future[Answer]:
         self.asked.append(offset)
         coming: Future[Answer] = Future()
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             coming.set_exception(answer)
         else:
-            coming.set_result(Answer(200, {}, answer))
+            bare = isinstance(answer, bytes)
+            coming.set_result(Answer(200, {}, answer) if bare else answer)
         return coming
 
     def _earliest(self, wanted: Range) -> int:
         return self.earliest
 
-    def values(self, *, fail_on_data_loss: bool = True) -> list[int]:
-        pieces = self.read(WANTED, fail_on_data_loss=fail_on_data_loss)
+    def values(self, *, fail_on_data_loss: bool = True, columns: Columns = EVERYTHING) -> list[int]:
+        pieces = self.read(WANTED, fail_on_data_loss=fail_on_data_loss, columns=columns)
         return [int(value) for batch, first, stop in pieces for value in batch.values[first:stop]]
 
 
@@ -89,6 +97,20 @@ def test_answers_without_records_are_an_error_in_the_end() -> None:
         Scripted(*[b""] * EMPTY_ANSWERS).values()
 
 
+def test_with_a_tag_batches_may_be_left_out() -> None:
+    """The node says how far it looked: reading goes on there, and ends where the range does."""
+
+    def looked_to(offset: int, *frames: bytes) -> Answer:
+        return Answer(200, {"laminar-next-offset": str(offset)}, b"".join(frames))
+
+    script = Scripted(looked_to(14, frame(8, 3), frame(12, 1)), looked_to(17), looked_to(25, frame(18, 5)))
+
+    assert [10, 12, 18, 19] == script.values(columns=Columns(tag="red"))
+    assert [10, 14, 17] == script.asked
+    with pytest.raises(Unavailable, match="no records at 14"):
+        Scripted(looked_to(14), *[looked_to(14)] * EMPTY_ANSWERS).values(columns=Columns(tag="red"))
+
+
 def test_retention_during_the_read_is_an_error_that_names_what_is_gone() -> None:
     """Partition and offsets, and what to do about it."""
     with pytest.raises(DataLoss, match=r"t/0: 14 to 16\. .*failOnDataLoss"):
@@ -107,8 +129,10 @@ def test_a_reader_that_stops_early_leaves_nothing_under_way() -> None:
     """`LIMIT` ends a task in the middle: the fetch ahead is given up."""
     script = Scripted(frame(10, 4))
     ahead: Future[Answer] = Future()
-    first = script._fetch(WANTED, 10)
-    script._fetch = lambda wanted, offset: first if offset == 10 else ahead  # type: ignore[method-assign]
+    first = script._fetch(WANTED, 10, EVERYTHING)
+    script._fetch = lambda wanted, offset, columns: (  # type: ignore[method-assign]
+        first if offset == 10 else ahead
+    )
     pieces = script.read(WANTED)
 
     next(pieces)

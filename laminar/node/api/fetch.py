@@ -122,7 +122,7 @@ class FetchRoutes:
         limit = integer(request, "limit", MOST_RECORDS, minimum=1, maximum=MOST_RECORDS)
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
         to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
-        check_fields(query.get("fields"))
+        check_fields(query.get("fields"), format_)
         skip = skips(request)
         served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):

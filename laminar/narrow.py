@@ -1,0 +1,44 @@
+"""Batches with fewer columns than were appended, for readers that want to know less: keys, times, tags.
+
+A narrow batch is a batch like any other, at the same place in the log, with checksums of its own. Only
+what travels is smaller; it is never stored, nor replicated. It decides nothing about who wants which column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from laminar.columns import NULLS, VARIABLE, Cells, Codec, Column, Entry, assemble, read_directory
+from laminar.frame import Buffer, Header, replace_body
+
+
+def narrow(frame: Buffer, keep: Container[int]) -> bytearray:
+    """`frame`, a verified batch of records, with its `keep` columns only; values not kept are empty ones.
+
+    Compressed columns stay compressed. Raises `BatchError` for a directory that is wrong.
+    """
+    header = Header.unpack(frame)
+    entries = read_directory(frame, header)
+    return replace_body(frame, assemble(header.count, list(_cells(frame, entries, header.count, keep))))
+
+
+def _cells(frame: Buffer, entries: dict[int, Entry], count: int, keep: Container[int]) -> Iterator[Cells]:
+    view = memoryview(frame)
+    for number, entry in entries.items():
+        if number in keep:
+            validity = entry.validity_position
+            offsets = entry.offsets_position
+            yield Cells(
+                entry.column,  # type: ignore[arg-type]  # a newer program's column has no name here
+                entry.codec,  # type: ignore[arg-type]  # nor has its codec
+                entry.width,
+                bytes(view[validity : validity + (count + 7) // 8]) if entry.flags & NULLS else b"",
+                bytes(view[offsets : offsets + 4 * (count + 1)]) if entry.flags & VARIABLE else b"",
+                (view[entry.position : entry.position + entry.stored_length],),
+                entry.stored_length,
+                entry.plain_length,
+                entry.null_count,
+            )
+        elif number == Column.VALUE:
+            # A record has a value, so each batch has the column.
+            yield Cells(Column.VALUE, Codec.NONE, 0, b"", bytes(4 * (count + 1)), (), 0, 0, 0)

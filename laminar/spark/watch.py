@@ -1,0 +1,94 @@
+"""What a query's driver knows of its partitions, without asking often.
+
+Spark asks a driver for news up to a hundred times a second; the cluster should hear of that only when there
+are some. It decides nothing about batches, and is apart from the calls themselves for its state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from laminar.client.errors import Error
+from laminar.spark.cluster import Bounds, Cluster
+from laminar.spark.offsets import Partition, Positions
+from laminar.spark.options import Options
+
+
+class Watch:
+    """What a query's driver knows of the partitions' ends, and how it waits for news without asking often.
+
+    While nothing happens, each partition has one long poll at its leader, for seconds; a trigger waits on
+    those that are there already. So an idle query costs a request a partition every few seconds, however
+    often Spark asks.
+    """
+
+    POLL_MS: Final = 8_000
+    # After a poll that failed: not at once again.
+    PAUSE_S: Final = 0.25
+    # A long poll is a connection; with more partitions than this, a trigger just waits and looks.
+    MOST_POLLS: Final = 128
+    # New partitions and topics are looked for so often, while nothing else makes us look.
+    LOOK_S: Final = 5.0
+
+    def __init__(self, cluster: Cluster, options: Options) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._polls: dict[Partition, asyncio.Task[None]] = {}
+        self._looked_at_s = float("-inf")
+        self.earliest: Positions = {}
+        self.ends: Positions = {}
+
+    def look(self) -> Positions:
+        """Ask for all ends; the answer as it is. `ends` never go back: what is committed stays so."""
+        bounds = self._cluster.run(self._bounds())
+        for partition, found in bounds.items():
+            self.earliest[partition] = max(found.earliest, self.earliest.get(partition, 0))
+            self.ends[partition] = max(found.end, self.ends.get(partition, 0))
+        return {partition: found.end for partition, found in bounds.items()}
+
+    async def _bounds(self) -> Mapping[Partition, Bounds]:
+        bounds = await self._cluster.bounds(self._options)
+        self._looked_at_s = asyncio.get_running_loop().time()
+        return bounds
+
+    def wait_for_news(self, timeout_ms: int) -> bool:
+        """Wait up to `timeout_ms`; whether it is worth to `look` again."""
+        return self._cluster.run(self._wait_for_news(timeout_ms / 1000))
+
+    async def _wait_for_news(self, timeout_s: float) -> bool:
+        if len(self.ends) > self.MOST_POLLS:
+            await asyncio.sleep(timeout_s)
+            return True
+        for partition, end in self.ends.items():
+            if partition not in self._polls:
+                self._polls[partition] = asyncio.create_task(self._poll(partition, end))
+        if not self._polls:
+            await asyncio.sleep(timeout_s)
+            return self._is_time_to_look()
+        await asyncio.wait(self._polls.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done = [partition for partition, poll in self._polls.items() if poll.done()]
+        for partition in done:
+            self._polls.pop(partition).result()
+        return bool(done) or self._is_time_to_look()
+
+    def _is_time_to_look(self) -> bool:
+        return asyncio.get_running_loop().time() - self._looked_at_s >= self.LOOK_S
+
+    async def _poll(self, partition: Partition, end: int) -> None:
+        try:
+            await self._cluster.wait_past(partition, end, wait_ms=self.POLL_MS)
+        except Error:
+            # Whatever is wrong, the next look meets it as well, with retries and a deadline, and says so.
+            await asyncio.sleep(self.PAUSE_S)
+
+    def close(self) -> None:
+        """End the polls."""
+        self._cluster.run(self._close())
+
+    async def _close(self) -> None:
+        polls, self._polls = list(self._polls.values()), {}
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
