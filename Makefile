@@ -5,6 +5,7 @@
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends)
 # make log-mutants  each rule of durability switched off: which test notices
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
+#                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
 # make clean  remove what the others leave behind (not .venv)
 #
 # Each target sets up what it needs in .venv. REQUIRE=spark turns "no Java, Spark skipped" into a failure.

@@ -64,11 +64,12 @@ def judge_answer(
     retry_after_ms: int | None,
     repeatable: bool,
     redirects: int = 0,
+    outcome: str | None = None,
 ) -> Verdict:
     """What an answer means for a request that was followed `redirects` times in a row so far.
 
     `repeatable` is true where a second application changes nothing: reads, PUTs, appends with
-    a sequence. Raises nothing; an unknown status is FAIL.
+    a sequence. `outcome` is what the answer says of a change. Raises nothing; an unknown status is FAIL.
     """
     if 200 <= status < 300 or status == 304:
         return DONE
@@ -78,15 +79,16 @@ def judge_answer(
         return Verdict(step=Step.RETRY, location=location, stale=True)
     if status in (429, 502, 503, 507):
         # 502 comes from a proxy, whose upstream may have done anything.
-        maybe_applied = status == 502
+        broken = status == 502
+        maybe_applied = broken or outcome == "unknown"
         if maybe_applied and not repeatable:
             return Verdict(step=Step.FAIL, maybe_applied=True)
         wait_ms = 0 if code in _OWN_PACE else (retry_after_ms or 0)
         return Verdict(
             step=Step.RETRY,
             wait_ms=wait_ms,
-            stale=code in _MAP_STALE or maybe_applied,
-            avoid=code in _AVOID or maybe_applied,
+            stale=code in _MAP_STALE or broken,
+            avoid=code in _AVOID or broken,
             maybe_applied=maybe_applied,
         )
     if status == 504 or code == "outcome_unknown":

@@ -76,6 +76,7 @@ def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict
         retry_after_ms=retry_after_ms(answer, problem),
         repeatable=repeatable,
         redirects=redirects,
+        outcome=problem.get("outcome"),
     )
     return verdict, problem
 
@@ -140,7 +141,8 @@ class Session:
         `first` is the node to begin with, if it matters; then those in `among` are asked, and all others only
         after them. One that does not answer for `attempt_timeout_s` is left for the next.
 
-        Raises the `Error` the answer stands for, `TimedOut` or `OutcomeUnknown` at the deadline.
+        Raises the `Error` the answer stands for, `TimedOut` or `OutcomeUnknown` at the deadline. What it
+        says as `outcome` is of all tries: of a change that an earlier one may have made it is unknown.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
@@ -194,7 +196,10 @@ class Session:
             maybe_applied |= verdict.maybe_applied
             if verdict.step is Step.FAIL:
                 if answer is not None:
-                    raise from_problem(answer.status, problem, asked=f"{method} {target}")
+                    error = from_problem(answer.status, problem, asked=f"{method} {target}")
+                    if maybe_applied and changes:
+                        error.outcome = "unknown"  # what the answer says is true of the last try alone
+                    raise error
                 raise OutcomeUnknown(f"{method} {target}: {last}", code="outcome_unknown", outcome="unknown")
             url = await self._pause(verdict, backoff, deadline)
             redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0

@@ -149,6 +149,7 @@ class Sink:
         timeout_s = self._session.timeout_s if timeout is None else timeout
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(rng=self._session.rng)
+        decided = False
         while True:
             try:
                 answer = await self._session.call(
@@ -158,18 +159,18 @@ class Sink:
                     headers={"Content-Type": "application/json"},
                     timeout_s=max(0.001, deadline - time.monotonic()),
                 )
-            except TimedOut as error:
-                # A server that gave up asking others does not know either what they did.
-                raise OutcomeUnknown(str(error), code="outcome_unknown", outcome="unknown") from error
             except Error as error:
                 # A partition has published what an earlier try of this decided: the coordinator says so soon.
-                if error.code != "already_committed":
-                    raise
-                if time.monotonic() >= deadline:
+                if error.code == "already_committed" and time.monotonic() < deadline:
+                    decided = True
+                    self._session.retries += 1
+                    await asyncio.sleep(backoff.next_ms() / 1000)
+                    continue
+                if error.code == "already_committed" or (decided and isinstance(error, TimedOut)):
                     raise OutcomeUnknown(str(error), code="outcome_unknown", outcome="unknown") from error
-                self._session.retries += 1
-                await asyncio.sleep(backoff.next_ms() / 1000)
-                continue
+                if decided:
+                    error.outcome = "unknown"
+                raise
             return "applied" if answer.json()["result"] == "applied" else "already"
 
     def _fenced(self, epoch: int, newer: int) -> Fenced:

@@ -105,6 +105,8 @@ class FakeCluster:
         self.cursors: dict[tuple[str, str], dict[str, int]] = {}
         # Consumed by appends, one each: refuse, drop (before), lose (after), gone (307), unknown, or None.
         self.append_faults: deque[str | None] = deque()
+        # What requests about sinks get, one each and the last for ever: status and document; None: no answer.
+        self.sink_answers: deque[tuple[int, dict[str, Any]] | None] = deque()
         self.requests: list[tuple[int, str, str]] = []  # node, method, target
         self.leaderless = False
         self.named: dict[str, int] = {}
@@ -218,6 +220,9 @@ class FakeCluster:
             name = json.loads(body)["name"]
             self.named[name] = self.named.get(name, 0) + 1
             return _json(201, {"producer": name.encode().hex().ljust(32, "0"), "epoch": self.named[name]})
+        if path[:2] == ["v1", "sinks"]:
+            told = self.sink_answers.popleft() if len(self.sink_answers) > 1 else self.sink_answers[0]
+            return None if told is None else _json(*told)
         if path[:2] != ["v1", "topics"]:
             return _problem(404, "not_found")
         topic, rest = path[2], path[3:]

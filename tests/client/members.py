@@ -18,9 +18,13 @@ import laminar
 
 PATIENCE_S = 60.0
 _PROGRAM = """
+import signal
 import sys
 import time
 import laminar
+
+# Also where who started all of this has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def say(*words):
     print(time.monotonic(), *words, flush=True)

@@ -68,6 +68,9 @@ def test_a_missing_leader_is_asked_for_at_our_own_pace() -> None:
 def test_an_unknown_outcome_is_repeated_only_if_that_cannot_double() -> None:
     assert Step.RETRY is judged(504, "outcome_unknown").step
     assert Step.FAIL is judged(504, "outcome_unknown", repeatable=False).step
+    assert judged(503, "no_leader", outcome="unknown").maybe_applied
+    assert Step.FAIL is judged(503, "no_leader", outcome="unknown", repeatable=False).step
+    assert not judged(503, "no_leader", outcome="not_applied").maybe_applied
     assert Step.FAIL is judge_loss(sent=True, repeatable=False).step
     assert Step.RETRY is judge_loss(sent=False, repeatable=False).step
     assert judge_loss(sent=True, repeatable=True).maybe_applied

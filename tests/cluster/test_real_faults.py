@@ -15,6 +15,7 @@ from tests.cluster.faults import wires
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import run_profile
 from tests.cluster.faults.rounds import ROUNDS, run_rounds
+from tests.cluster.faults.transactions import run_transactions
 
 
 def sound(run: bool, told: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +51,14 @@ def test_members_of_a_group_that_die_lose_nothing_and_double_nothing_committed(
 ) -> None:
     """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=groups` does for minutes."""
     run = run_groups("kills", real_disk, minutes=0.3, nodes=3, shards=1, seed=1, appends_per_s=100.0)
+    sound(asyncio.run(run), capsys)
+
+
+def test_drivers_that_crash_tear_double_and_reorder_no_transaction(
+    real_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=transactions` does for minutes."""
+    run = run_transactions("kills", real_disk, minutes=0.1, nodes=3, shards=1, seed=1, appends_per_s=60.0)
     sound(asyncio.run(run), capsys)
 
 

@@ -82,6 +82,14 @@ class _Scrape(Collector):
             "Records that retention gave up before this cursor passed them",
             labels=[*labels, "cursor"],
         )
+        staged = GaugeMetricFamily(
+            "laminar_staged_batches",
+            "Batches of sinks that are staged in the partition and not published, where this node leads it",
+            labels=labels,
+        )
+        staged_bytes = GaugeMetricFamily(
+            "laminar_staged_bytes", "Bytes of these batches, where this node leads it", labels=labels
+        )
         for process in self._processes:
             for partition in process.get("partitions", []):
                 where = [partition["topic"], str(partition["partition"])]
@@ -92,10 +100,13 @@ class _Scrape(Collector):
                 leads.add_metric(where, int(partition["leading"]))
                 failed.add_metric(where, int(partition["log_failed"]))
                 fetched.add_metric(where, partition["fetched_bytes"])
+                if partition["leading"]:
+                    staged.add_metric(where, partition["staged_batches"])
+                    staged_bytes.add_metric(where, partition["staged_bytes"])
                 for name, (behind, gone) in partition["cursors"].items():
                     lag.add_metric([*where, name], behind)
                     overtaken.add_metric([*where, name], gone)
-        yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken)
+        yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken, staged, staged_bytes)
 
 
 class MetricsRoute:
@@ -137,6 +148,8 @@ class MetricsRoute:
                     "end_offset": partition.end_offset,
                     "bytes": partition.log.size_bytes,
                     "fetched_bytes": partition.fetched_bytes,
+                    "staged_batches": len(partition.tables.stages),
+                    "staged_bytes": partition.tables.stages.size_bytes,
                     "cursors": (
                         {
                             name: (

@@ -46,7 +46,7 @@ RETRY_S = 0.05
 # What nobody pinned is dropped when nothing was added to it for so long; an older pin asks its coordinator.
 STAGE_AGE_MS = 3_600_000
 LOOK_S = 0.25
-JANITOR_S = 30.0
+JANITOR_S = 10.0
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
 

@@ -3,7 +3,7 @@
 `records` compares receipts with everything read back, and replicas with each other; `anomalies` goes over a
 history of operations (`operations`) after Jepsen's kafka workload: lost, duplicate, reordered, inconsistent
 offsets, polls that go back or skip; `linear` decides in O(n log n) whether the offsets of a history can be
-those of one log in real time.
+those of one log in real time; `transactions` compares what drivers of sinks were told with what is there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from laminar.testing.checkers.records import (
     check_history,
     check_replicas,
 )
+from laminar.testing.checkers.transactions import Attempt, Begun, check_transactions
 
 __all__ = [
+    "Attempt",
+    "Begun",
     "Fault",
     "History",
     "Key",
@@ -34,4 +37,5 @@ __all__ = [
     "check_linear",
     "check_operations",
     "check_replicas",
+    "check_transactions",
 ]

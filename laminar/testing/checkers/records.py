@@ -38,6 +38,10 @@ Kind = Literal[
     "real_time",
     "stale_read",
     "future_read",
+    "torn",
+    "fenced",
+    "inside",
+    "left_behind",
 ]
 
 

@@ -1,6 +1,7 @@
 """`make cluster-faults`: a real cluster under real faults, or rounds of one kind of them.
 
 python -m tests.cluster.faults --minutes 30 --profile mixed --nodes 3 --seed 7
+python -m tests.cluster.faults --minutes 10 --workload transactions
 python -m tests.cluster.faults --rounds power --count 100
 
 It ends with 0 if nothing acknowledged was lost, doubled or reordered and no read was stale. A failure leaves
@@ -21,6 +22,7 @@ from pathlib import Path
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import PROFILES, run_profile
 from tests.cluster.faults.rounds import ROUNDS, run_rounds
+from tests.cluster.faults.transactions import run_transactions
 
 
 def main(arguments: list[str]) -> int:
@@ -28,13 +30,20 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.faults")
     parser.add_argument("--minutes", type=float, default=3.0, help="how long faults go on")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="mixed")
-    parser.add_argument("--only", default="", help="of profile mixed: these faults, with commas between")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="of profiles mixed and each: these faults, with commas between; not with groups",
+    )
     parser.add_argument("--nodes", type=int, choices=(3, 5), default=3)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--rate", type=float, default=150.0, help="appends a second, of all writers together")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument(
-        "--workload", choices=("records", "groups"), default="records", help="groups: consumers, too"
+        "--workload",
+        choices=("records", "groups", "transactions"),
+        default="records",
+        help="groups: consumers, too; transactions: drivers of sinks, too",
     )
     parser.add_argument("--rounds", choices=sorted(ROUNDS), default=None, help="rounds of one kind instead")
     parser.add_argument("--count", type=int, default=20, help="how many rounds")
@@ -63,8 +72,9 @@ def main(arguments: list[str]) -> int:
             )
         )
     else:
+        run = run_transactions if given.workload == "transactions" else run_profile
         sound = asyncio.run(
-            run_profile(
+            run(
                 given.profile,
                 folder,
                 minutes=given.minutes,

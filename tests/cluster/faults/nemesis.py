@@ -14,7 +14,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -42,12 +42,15 @@ class Nemesis:
         topics: list[str],
         *,
         rng: random.Random,
+        placed: Sequence[str] = (),
     ) -> None:
+        """`placed`: topics whose replicas must be in their places again behind a fault, if not `topics`."""
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
         self._workload = workload
         self._history = history
         self._topics = topics
+        self._placed = list(placed) or topics
         self._rng = rng
         self._busy: set[int] = set()
         self._probes: list[asyncio.Task[None]] = []
@@ -341,7 +344,7 @@ class Nemesis:
                 for partition in told["partitions"]
                 for each in partition["replicas"]
             )
-            for told in map(self._partitions, self._topics)
+            for told in map(self._partitions, self._placed)
         )
 
     def _partitions(self, topic: str) -> Any:

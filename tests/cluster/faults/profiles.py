@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import laminar
@@ -124,13 +124,15 @@ async def _create(cluster: FaultyCluster) -> None:
             await client.create_topic(topic, partitions=PARTITIONS, replicas=3, settings={"flush": flush})
 
 
-async def settle(cluster: FaultyCluster, workload: Workload) -> list[Violation]:
+async def settle(
+    cluster: FaultyCluster, workload: Workload, topics: Iterable[str] = tuple(TOPICS)
+) -> list[Violation]:
     """All nodes run and all wires are whole: everything is answered, read, and equal on all replicas."""
     await asyncio.to_thread(cluster.wait_ready, timeout=CONVERGE_S)
     await workload.finish_writing()
     await workload.drain(timeout_s=CONVERGE_S)
     wrong = []
-    for topic in TOPICS:
+    for topic in topics:
         digests = await asyncio.to_thread(committed_digests, cluster.urls, topic, timeout=CONVERGE_S)
         wrong += check_replicas(digests)
     return wrong

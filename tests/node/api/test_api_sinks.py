@@ -74,6 +74,31 @@ def test_a_batch_is_seen_whole_in_all_its_partitions_once_it_is_committed(
     assert ["1", "2", "3"] == Partition(http, topic, 1).values()
 
 
+def test_metrics_tell_what_is_staged_until_it_is_published(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """By partition, in batches and bytes."""
+    topic = new_topic(1)
+    epoch = begin(http, "s-metrics")
+    stage(http, "s-metrics", 0, topic, 0, "1", "2", epoch=epoch)
+
+    def gauges() -> list[str]:
+        where = f'{{partition="0",topic="{topic}"}}'
+        lines = [line.split() for line in http.get("/metrics").text.splitlines()]
+        return [
+            line[1]
+            for name in ("batches", "bytes")
+            for line in lines
+            if line[0] == f"laminar_staged_{name}{where}"
+        ]
+
+    batches, size_bytes = map(float, gauges())
+    assert 1 == batches
+    assert size_bytes > len(b"12")
+    commit(http, "s-metrics", 0, epoch, (topic, 0, [0]))
+    assert ["0.0", "0.0"] == gauges()
+
+
 def test_what_was_not_staged_is_not_committed(http: httpx.Client, new_topic: Callable[..., str]) -> None:
     """Nothing of the batch is seen, the number stays free, and the error names what is missing."""
     topic = new_topic(2)
