@@ -26,8 +26,11 @@ DEFAULT_TIMEOUT_S = 30.0
 class Client:
     """A cluster, as seen from one event loop. Open it with ``async with``."""
 
-    def __init__(self, endpoints: Endpoints, *, timeout: float, seed: int | None = None) -> None:
+    def __init__(
+        self, endpoints: Endpoints, *, timeout: float, seed: int | None = None, shared_port: bool = False
+    ) -> None:
         self._endpoints = endpoints
+        self._shared_port = shared_port
         self._timeout = timeout
         self._seed = seed
         self._session: Session | None = None
@@ -40,7 +43,12 @@ class Client:
     async def __aenter__(self) -> Client:
         if self._session is not None:
             raise ConfigError("the client is open already", code="already_open")
-        self._session = Session(self._endpoints, timeout_s=self._timeout, rng=random.Random(self._seed))
+        self._session = Session(
+            self._endpoints,
+            timeout_s=self._timeout,
+            rng=random.Random(self._seed),
+            shared_port=self._shared_port,
+        )
         return self
 
     async def __aexit__(
@@ -190,14 +198,19 @@ class Client:
 
 
 def connect(
-    url: str | Sequence[str] | None = None, *, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    url: str | Sequence[str] | None = None,
+    *,
+    token: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    shared_port: bool = False,
 ) -> Client:
     """A client for the cluster at `url`: a URL, a list of them, or None.
 
     None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. No I/O
     and no loop before ``async with``. `timeout` in seconds is the deadline of each call, over all
-    its retries.
+    its retries. With `shared_port` no other port of a node is used: the source port that a connection
+    is bound to leads to the shard that it is for.
     """
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)
-    return Client(resolve(url, token), timeout=timeout)
+    return Client(resolve(url, token), timeout=timeout, shared_port=shared_port)

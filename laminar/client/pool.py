@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from laminar.client.shared_port import SharedPorts
 from laminar.http.client import ClientConnection, open_connection
 from laminar.http.endings import Answer, Buffer
 
@@ -12,10 +13,18 @@ from laminar.http.endings import Answer, Buffer
 class Pool:
     """Connections by URL: one shared for pipelined appends, others leased for one request each."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, connect_timeout_s: float, idle_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout_s: float,
+        idle_s: float,
+        shared_ports: SharedPorts | None = None,
+    ) -> None:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
+        self._shared_ports = shared_ports
         self._shared: dict[str, ClientConnection] = {}
         self._opening: dict[str, asyncio.Task[ClientConnection]] = {}
         self._idle: dict[str, list[ClientConnection]] = {}
@@ -24,7 +33,13 @@ class Pool:
 
     async def open(self, url: str) -> ClientConnection:
         """A new connection; ConnectionFailed (not sent) if there is none to be had."""
-        connection = await open_connection(url, timeout_s=self._connect_timeout_s)
+        place = None if self._shared_ports is None else await self._shared_ports.place(url)
+        if place is None:
+            connection = await open_connection(url, timeout_s=self._connect_timeout_s)
+        else:
+            connection = await open_connection(
+                place.url, timeout_s=self._connect_timeout_s, shard=(place.shard, place.shards)
+            )
         self.opened += 1
         self._all = {each for each in self._all if not each.lost.done()}
         self._all.add(connection)

@@ -19,6 +19,7 @@ from laminar.client.decisions import Backoff, Step, Verdict, judge_answer, judge
 from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.pool import Pool
+from laminar.client.shared_port import SharedPorts
 from laminar.http.client import head_bytes
 from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
 
@@ -84,12 +85,15 @@ def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict
 class Session:
     """One client's state on its event loop. `close` ends it; nothing works afterwards."""
 
-    def __init__(self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random) -> None:
+    def __init__(
+        self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random, shared_port: bool = False
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.endpoints = endpoints
         self.timeout_s = timeout_s
         self.rng = rng
-        self.pool = Pool(self.loop, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=20.0)
+        places = SharedPorts(endpoints.urls, ask=self._ask_cluster, now_ms=now_ms) if shared_port else None
+        self.pool = Pool(self.loop, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=20.0, shared_ports=places)
         self.balancer = Balancer()
         self.seen = Seen()
         self.closed = False
@@ -121,6 +125,9 @@ class Session:
         for url in urls:
             if url and url.rstrip("/") not in self._nodes:
                 self._nodes.append(url.rstrip("/"))
+
+    async def _ask_cluster(self, url: str) -> Answer:
+        return await self.pool.ask(url, self.head(url, "GET", "/v1/cluster", {}), timeout_s=CONNECT_TIMEOUT_S)
 
     async def call(
         self,

@@ -609,10 +609,13 @@ def connect(
     *,
     token: str | None = None,
     timeout: float = aio_client.DEFAULT_TIMEOUT_S,
+    shared_port: bool = False,
 ) -> Client:
     """A client for the cluster at `url`: a URL, a list of them, or None.
 
     None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. Nothing
     is opened before the first use. `timeout` in seconds is each call's deadline over all retries.
+    With `shared_port` no other port of a node is used: the source port that a connection is bound to
+    leads to the shard that it is for.
     """
-    return Client(aio_client.connect(url, token=token, timeout=timeout))
+    return Client(aio_client.connect(url, token=token, timeout=timeout, shared_port=shared_port))

@@ -12,6 +12,7 @@ what is decided above (`laminar.client.pool`).
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 from collections import deque
@@ -22,6 +23,7 @@ from typing import Final, cast
 from laminar.http.chunked import ChunkedDecoder
 from laminar.http.endings import Answer, Buffer, ConnectionFailed, OnAnswer, Target
 from laminar.http.response_head import ResponseHead, parse_response_head
+from laminar.http.source_port import connect_to_shard
 
 # What was received of an answer before its body's length is known; no head is longer.
 HEAD_BUFFER_BYTES: Final = 64 << 10
@@ -31,6 +33,7 @@ JOINED_BODY_BYTES: Final = 32 << 10
 MAX_ANSWER_BYTES: Final = 256 << 20
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_ports: Final = random.Random()
 
 
 @dataclass(slots=True)
@@ -285,8 +288,13 @@ def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, s
     return text.encode("latin-1")
 
 
-async def open_connection(url: str, *, timeout_s: float) -> ClientConnection:
-    """A new connection to `url`; ConnectionFailed (not sent) if there is none to be had in time."""
+async def open_connection(
+    url: str, *, timeout_s: float, shard: tuple[int, int] | None = None
+) -> ClientConnection:
+    """A new connection to `url`; ConnectionFailed (not sent) if there is none to be had in time.
+
+    `shard`: which one of how many behind this shared port it is to lead to.
+    """
     target = Target.of(url)
     loop = asyncio.get_running_loop()
     connection = ClientConnection(url, loop)
@@ -301,6 +309,16 @@ async def open_connection(url: str, *, timeout_s: float) -> ClientConnection:
                     sock.close()
                     raise
                 await loop.create_unix_connection(lambda: connection, sock=sock)
+            elif shard is not None:
+                sock = await connect_to_shard(
+                    target.host, target.port, shard=shard[0], shards=shard[1], rng=_ports
+                )
+                await loop.create_connection(
+                    lambda: connection,
+                    sock=sock,
+                    ssl=True if target.tls else None,
+                    server_hostname=target.host if target.tls else None,
+                )
             else:
                 await loop.create_connection(
                     lambda: connection, target.host, target.port, ssl=True if target.tls else None

@@ -43,6 +43,7 @@ class RequestHead:
     """
 
     __slots__ = (
+        "asks_socket",
         "chunked",
         "close",
         "coding",
@@ -69,6 +70,7 @@ class RequestHead:
         self.content_length = 0
         self.chunked = False
         self.close = False
+        self.asks_socket = "laminar-socket" in headers
         self.expects_continue = False
         self.coding = headers.get("content-encoding", "")
         self.memo: Any = None

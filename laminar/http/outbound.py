@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -227,11 +228,22 @@ class Outbound(asyncio.BufferedProtocol):
         ]
         if response.headers:
             block.append(encode_headers(response.headers))
+        if head.asks_socket:
+            block.append(self._socket_line())
         if close:
             block.append(b"Connection: close\r\n")
         elif not head.http11:
             block.append(b"Connection: keep-alive\r\n")
         return block
+
+    def _socket_line(self) -> bytes:
+        """On which shard's socket the connection is, and which CPU worked on its packets last."""
+        shard = self._server.shard
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if shard is None or sock is None or sock.family == socket.AF_UNIX:
+            return b""
+        cpu = sock.getsockopt(socket.SOL_SOCKET, socket.SO_INCOMING_CPU)
+        return b"Laminar-Socket: shard=%d; cpu=%d\r\n" % (shard, cpu)
 
     def _flush(self) -> None:
         """Write what this turn made, together; end behind the last answer."""

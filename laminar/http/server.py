@@ -93,8 +93,11 @@ class Counts:
 class HttpServer:
     """Serves `app` on every connection that `protocol_factory` is called for."""
 
-    def __init__(self, app: Application, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self, app: Application, limits: ServerLimits | None = None, *, shard: int | None = None
+    ) -> None:
         self.app = app
+        self.shard = shard
         self.limits = limits or ServerLimits()
         self.counts = Counts()
         self.heads = RequestHeads()

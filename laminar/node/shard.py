@@ -82,7 +82,9 @@ class Shard(Process):
             low_water_percent=settings.low_water_percent,
         )
         self.api = Api(self)
-        self.http = HttpServer(self.api, ServerLimits(max_body_bytes=self.api.limits.max_body_bytes))
+        self.http = HttpServer(
+            self.api, ServerLimits(max_body_bytes=self.api.limits.max_body_bytes), shard=self.number
+        )
         self.catch_up = CatchUp(self, by_group=self.by_group)
         self.moves = Moves(self)
         self._opening = Opening(self)
