@@ -8,6 +8,7 @@ fails; `Builder` starts from that translation. Batches of 1 to 4 MB pass Spark's
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import pyarrow
@@ -15,6 +16,7 @@ import pyarrow.compute
 
 from laminar.batch import Batch, Column
 from laminar.spark.options import COLUMNS
+from laminar.spark.plan import EVERY_ROW, RowFilter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -50,13 +52,18 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 class Builder:
-    """Makes one partition's record batches in the form of `schema`; of all records, or those with `tag`."""
+    """Makes one partition's record batches in the form of `schema`, of the records that `rows` lets pass."""
 
-    def __init__(self, schema: StructType, *, topic: str, partition: int, tag: str | None = None) -> None:
+    def __init__(
+        self, schema: StructType, *, topic: str, partition: int, rows: RowFilter = EVERY_ROW
+    ) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._names = check_schema(schema)
-        self._tag = tag
+        self._rows = rows
+        # Columns that decide about rows, shown or not.
+        timed = rows.since_us is not None or rows.until_us is not None
+        self._deciding = (["tag"] if rows.tag is not None else []) + (["timestamp"] if timed else [])
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._frame_names = [name for name in dict.fromkeys(self._names) if name in _FROM_FRAME]
         self._constants = {
@@ -71,7 +78,7 @@ class Builder:
         if "value" in self._names:
             return None
         wanted = {_FIELDS.get(name, name) for name in self._names if name not in _CONSTANT}
-        return tuple(sorted(wanted | {"offset"} | ({"tag"} if self._tag is not None else set())))
+        return tuple(sorted(wanted | {"offset"} | set(self._deciding)))
 
     def record_batches(self, pieces: Iterable[tuple[Batch, int, int]]) -> Iterator[pyarrow.RecordBatch]:
         """Record batches of the rows `first` to `stop - 1` of each (batch, first, stop), in order."""
@@ -110,12 +117,24 @@ class Builder:
             columns["traceId"] = _trace_ids(batch)
         if first or stop < len(batch):
             columns = {name: column.slice(first, stop - first) for name, column in columns.items()}
-        if self._tag is None:
+        if not self._deciding:
             return columns, stop - first
-        tags = columns["tag"] if "tag" in columns else batch.to_arrow(["tag"])[0].slice(first, stop - first)
-        mask = pyarrow.compute.equal(tags, self._tag)
+        mask = self._mask(batch.to_arrow(self._deciding).slice(first, stop - first))
         rows = mask.true_count
         return {name: column.filter(mask) for name, column in columns.items()} if rows else {}, rows
+
+    def _mask(self, rows: pyarrow.RecordBatch) -> pyarrow.Array:
+        """True for each row that passes; a row without a tag has none of any name."""
+        compute = pyarrow.compute
+        asked = self._rows
+        checks = []
+        if asked.tag is not None:
+            checks.append(compute.equal(rows["tag"], asked.tag))
+        if asked.since_us is not None:
+            checks.append(compute.greater_equal(rows["timestamp"], _time(asked.since_us)))
+        if asked.until_us is not None:
+            checks.append(compute.less(rows["timestamp"], _time(asked.until_us)))
+        return reduce(compute.and_, checks)
 
     def _cut(self, columns: dict[str, pyarrow.Array], rows: int, size: int) -> Iterator[pyarrow.RecordBatch]:
         """A large batch in slices, which copy nothing. One record alone may be over the size."""
@@ -142,6 +161,10 @@ class Builder:
         if known is None or len(known) < rows:
             known = self._repeated[name] = pyarrow.repeat(self._constants[name], rows)
         return known.slice(0, rows)
+
+
+def _time(at_us: int) -> pyarrow.Scalar:
+    return pyarrow.scalar(at_us, pyarrow.timestamp("us", tz="UTC"))
 
 
 def _whose_time(batch: Batch) -> pyarrow.Array:

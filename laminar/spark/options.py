@@ -47,11 +47,14 @@ OPTIONS: Final = {
     "endingOffsetsByTimestamp": "batch",
     "failOnDataLoss": "both",
     "maxOffsetsPerTrigger": "stream",
+    "maxBytesPerTrigger": "stream",
     "minOffsetsPerTrigger": "stream",
     "maxTriggerDelay": "stream",
     "pollTimeoutMs": "stream",
     "minPartitions": "both",
     "maxRecordsPerPartition": "both",
+    "maxBytesPerPartition": "both",
+    "pushdown": "batch",
     "includeHeaders": "both",
     "columns": "both",
     "tag": "both",
@@ -61,6 +64,11 @@ _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 # How the Kafka source is told where its servers are, and what we call it.
 _KAFKA_WORDS: Final = {"kafka.bootstrap.servers": "laminar.endpoints", "kafka.group.id": None}
 
+# What Spark gives a task of a file, by default.
+MAX_BYTES_PER_PARTITION: Final = 128 << 20
+
+_SIZE: Final = re.compile(r"(\d+)\s*(?:([kmg])b?)?")
+_UNITS_BITS: Final = {None: 0, "k": 10, "m": 20, "g": 30}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _UNITS_MS: Final = {
     "ms": 1,
@@ -88,11 +96,14 @@ class Options:
     start_beyond_is_error: bool = True
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 15 * 60_000
     poll_timeout_ms: int = 250
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    max_bytes_per_partition: int = MAX_BYTES_PER_PARTITION
+    pushdown: bool = False
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     tag: str | None = None
     gc_freeze: bool = True
@@ -127,11 +138,14 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         start_beyond_is_error=strategy == "error",
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         max_offsets_per_trigger=options.optional_number("maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=options.size_bytes("maxBytesPerTrigger"),
         min_offsets_per_trigger=options.optional_number("minOffsetsPerTrigger"),
         max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", 15 * 60_000),
         poll_timeout_ms=options.number("pollTimeoutMs", 250, least=0),
         min_partitions=options.optional_number("minPartitions"),
         max_records_per_partition=options.optional_number("maxRecordsPerPartition"),
+        max_bytes_per_partition=options.size_bytes("maxBytesPerPartition") or MAX_BYTES_PER_PARTITION,
+        pushdown=options.flag("pushdown", False),
         columns=_columns(options),
         tag=options.text("tag"),
         gc_freeze=options.flag("gcFreeze", True),
@@ -182,6 +196,15 @@ class _Given:
         if text not in words:
             raise ValueError(f"option {name} is one of {', '.join(words)}, not {text!r}")
         return text
+
+    def size_bytes(self, name: str) -> int | None:
+        text = self.get(name)
+        if text is None:
+            return None
+        found = _SIZE.fullmatch(text.strip().lower())
+        if found is None or int(found[1]) == 0:
+            raise ValueError(f"option {name} is a size as 500000, 64m or 1g, not {text!r}")
+        return int(found[1]) << _UNITS_BITS[found[2]]
 
     def duration_ms(self, name: str, default_ms: int) -> int:
         text = self.get(name)

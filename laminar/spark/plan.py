@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
+from typing import Final
 
 from laminar.spark.offsets import Partition, Positions
 
@@ -26,18 +28,46 @@ class Range:
         return self.end - self.start
 
 
-def limited(starts: Mapping[Partition, int], ends: Mapping[Partition, int], max_records: int) -> Positions:
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which records of a range a query gets: with `tag`, of a time from `since_us` to before `until_us`.
+
+    Times are microseconds since the epoch; None leaves all.
+    """
+
+    tag: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+
+
+EVERY_ROW: Final = RowFilter()
+
+
+def limited(
+    starts: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    *,
+    max_records: int | None = None,
+    max_bytes: int | None = None,
+    record_bytes: Mapping[Partition, float] | None = None,
+) -> Positions:
     """`ends` moved back so that about `max_records` lie before them, each partition in proportion to its lag.
 
-    A share below one record counts as one, so that a small partition beside a large one gets on; the sum
-    may pass `max_records` by as many as there are partitions.
+    Or of about `max_bytes`, if that is less, by the mean size of a partition's records. A share below one
+    record counts as one, so that a small partition beside a large one gets on; the sum may pass the limit by
+    as many records as there are partitions.
     """
     lags = {partition: end - starts.get(partition, 0) for partition, end in ends.items()}
     total = sum(lag for lag in lags.values() if lag > 0)
-    if total <= max_records:
+    most = total if max_records is None else min(total, max_records)
+    if max_bytes is not None and record_bytes:
+        size = sum(lag * record_bytes.get(partition, 0.0) for partition, lag in lags.items() if lag > 0)
+        if size > max_bytes:
+            most = min(most, int(total * max_bytes / size))
+    if total <= most:
         return dict(ends)
     return {
-        partition: starts.get(partition, 0) + min(lag, max(1, max_records * lag // total) if lag > 0 else lag)
+        partition: starts.get(partition, 0) + min(lag, max(1, most * lag // total) if lag > 0 else lag)
         for partition, lag in lags.items()
     }
 
@@ -89,11 +119,18 @@ def loss_message(what: str) -> str:
     )
 
 
-def split(whole: list[Range], *, min_partitions: int | None, max_records: int | None) -> list[Range]:
-    """`whole` cut into at least `min_partitions` ranges, none over `max_records`, if either is given.
+def split(
+    whole: list[Range],
+    *,
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+    max_bytes: int | None = None,
+    record_bytes: Mapping[Partition, float] | None = None,
+) -> list[Range]:
+    """`whole` cut into at least `min_partitions` ranges, none over `max_records` or about `max_bytes`.
 
     Cut in order, and evenly within a range; never into empty ones, so a batch of few records may stay below
-    `min_partitions`.
+    `min_partitions`. Bytes are estimated, by the mean size of a partition's records.
     """
     total = sum(map(len, whole))
     cut: list[Range] = []
@@ -103,6 +140,9 @@ def split(whole: list[Range], *, min_partitions: int | None, max_records: int | 
             pieces = -(-len(each) * min_partitions // total)
         if max_records is not None:
             pieces = max(pieces, -(-len(each) // max_records))
+        if max_bytes is not None and record_bytes is not None:
+            size = len(each) * record_bytes.get((each.topic, each.partition), 0.0)
+            pieces = max(pieces, ceil(size / max_bytes))
         pieces = min(pieces, len(each))
         bounds = [each.start + len(each) * piece // pieces for piece in range(pieces + 1)]
         cut += [Range(each.topic, each.partition, first, last) for first, last in pairwise(bounds)]

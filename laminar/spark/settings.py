@@ -16,6 +16,8 @@ SETTINGS: Final[dict[str, str]] = {
     UNIX_SOCKET: "true",
     # From Spark to Python, Arrow batches of 1 to 4 MB are the fastest; 10,000 rows are often more.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
+    # Without it Spark refuses a source that would take over filters: the option `pushdown`.
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 

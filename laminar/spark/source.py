@@ -31,10 +31,11 @@ class LaminarDataSource(DataSource):
         return parse(self.options).schema
 
     def reader(self, schema: StructType) -> BatchReader:
-        from laminar.spark.batch_reader import BatchReader
+        from laminar.spark.batch_reader import BatchReader, PushdownReader
         from laminar.spark.options import parse
 
-        return BatchReader(parse(self.options, streaming=False), schema)
+        options = parse(self.options, streaming=False)
+        return (PushdownReader if options.pushdown else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         from laminar.spark.options import parse

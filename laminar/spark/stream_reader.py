@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
@@ -49,8 +50,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets -------------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        records, size_bytes = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if records is not None:
+            return ReadMaxRows(records)
+        return ReadAllAvailable() if size_bytes is None else ReadMaxBytes(size_bytes)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the query starts, as a symbol: see `laminar.spark.offsets`."""
@@ -75,8 +78,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_enough(plan.lag(positions, reached)):
             return start  # the very same text: anything else would be news
         self._last_batch_s = time.monotonic()
-        if isinstance(limit, ReadMaxRows):
-            reached = plan.limited(positions, reached, limit.max_rows)
+        if isinstance(limit, (ReadMaxRows, ReadMaxBytes)):
+            # Spark knows one limit a query; there may be two.
+            reached = plan.limited(
+                positions,
+                reached,
+                max_records=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+                max_bytes=self._options.max_bytes_per_trigger,
+                record_bytes=self._watching().record_bytes,
+            )
         return encode(reached)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -129,16 +139,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if place_of_symbol(start) is not None:
             return []
         options = self._options
+        watch = self._watching()
         whole = plan.ranges(
-            decode(start),
-            decode(end),
-            self._watching().earliest,
-            fail_on_data_loss=options.fail_on_data_loss,
+            decode(start), decode(end), watch.earliest, fail_on_data_loss=options.fail_on_data_loss
         )
         pieces = plan.split(
-            whole, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
+            whole,
+            min_partitions=options.min_partitions,
+            max_records=options.max_records_per_partition,
+            max_bytes=options.max_bytes_per_partition,
+            record_bytes=watch.record_bytes,
         )
-        return [RangePartition(piece) for piece in pieces]
+        rows = plan.RowFilter(tag=options.tag)
+        return [RangePartition(piece, rows) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_partition(

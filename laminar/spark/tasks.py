@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from laminar.client.configuration import Endpoints
 from laminar.spark.options import Options
-from laminar.spark.plan import Range
+from laminar.spark.plan import Range, RowFilter
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,12 +25,21 @@ log = logging.getLogger(__name__)
 class RangePartition(InputPartition):
     """One task's records."""
 
-    def __init__(self, wanted: Range) -> None:
-        super().__init__((wanted.topic, wanted.partition, wanted.start, wanted.end))
+    def __init__(self, wanted: Range, rows: RowFilter) -> None:
+        super().__init__(
+            (
+                (wanted.topic, wanted.partition, wanted.start, wanted.end),
+                (rows.tag, rows.since_us, rows.until_us),
+            )
+        )
 
     @property
     def range(self) -> Range:
-        return Range(*self.value)
+        return Range(*self.value[0])
+
+    @property
+    def rows(self) -> RowFilter:
+        return RowFilter(*self.value[1])
 
 
 def read_partition(
@@ -43,8 +52,8 @@ def read_partition(
     from laminar.spark.columns import Builder
 
     wanted = partition.range
-    builder = Builder(schema, topic=wanted.topic, partition=wanted.partition, tag=options.tag)
-    columns = Columns(builder.fields, options.tag)
+    builder = Builder(schema, topic=wanted.topic, partition=wanted.partition, rows=partition.rows)
+    columns = Columns(builder.fields, partition.rows.tag)
     here = cluster(endpoints, timeout_ms=options.timeout_ms)
     if options.gc_freeze:
         tune()

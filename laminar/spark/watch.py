@@ -39,6 +39,8 @@ class Watch:
         self._looked_at_s = float("-inf")
         self.earliest: Positions = {}
         self.ends: Positions = {}
+        # The mean size of a partition's records, as they are stored.
+        self.record_bytes: dict[Partition, float] = {}
 
     def look(self) -> Positions:
         """Ask for all ends; the answer as it is. `ends` never go back: what is committed stays so."""
@@ -46,6 +48,7 @@ class Watch:
         for partition, found in bounds.items():
             self.earliest[partition] = max(found.earliest, self.earliest.get(partition, 0))
             self.ends[partition] = max(found.end, self.ends.get(partition, 0))
+            self.record_bytes[partition] = found.record_bytes
         return {partition: found.end for partition, found in bounds.items()}
 
     async def _bounds(self) -> Mapping[Partition, Bounds]:

@@ -96,6 +96,25 @@ def test_of_one_tag_only_its_records_are_read(topic: Topic, read: Read) -> None:
     assert 0 == read(topic, tag="green").count()
 
 
+def test_filters_can_be_taken_over(topic: Topic, read: Read) -> None:
+    """With `pushdown` the same rows come as without, and partitions nobody asked for have no task."""
+    fill(topic, 300)
+    topic.append(b"x", "k", tag="red", timestamp_ms=1_600_000_000_001)
+    conditions = {
+        "partition = 1 and offset >= 3 and offset < 9": 1,
+        "tag = 'red' and offset >= 0": 3,
+        "timestamp < '2021-01-01' and value is not null": 3,
+        "cast(value as string) like '%7' and partition in (0, 2)": 2,
+    }
+
+    for condition, tasks in conditions.items():
+        plain = read(topic, columns="partition,offset,value,tag,timestamp").where(condition)
+        pushed = read(topic, columns="partition,offset,value,tag,timestamp", pushdown="true").where(condition)
+        assert sorted(plain.collect()) == sorted(found := pushed.collect())
+        assert found
+        assert tasks == pushed.rdd.getNumPartitions()
+
+
 def test_trace_ids_are_a_column(topic: Topic, read: Read, url: str) -> None:
     """As their producer gave them, 16 bytes."""
     frame = build([b"a", b"b"], trace_ids=[bytes(range(16)), None])

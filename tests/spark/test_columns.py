@@ -24,6 +24,7 @@ from laminar.spark.columns import (  # noqa: E402  # only where pyarrow is
     Builder,
     check_schema,
 )
+from laminar.spark.plan import RowFilter  # noqa: E402  # behind what is skipped without pyspark
 
 TYPES = {
     "binary": types.BinaryType(),
@@ -69,10 +70,14 @@ def whole(*batches: Batch) -> list[tuple[Batch, int, int]]:
 
 
 def rows(
-    form: StructType, pieces: list[tuple[Batch, int, int]], *, tag: str | None = None
+    form: StructType,
+    pieces: list[tuple[Batch, int, int]],
+    *,
+    tag: str | None = None,
+    since_us: int | None = None,
 ) -> list[dict[str, object]]:
     found = []
-    for made in Builder(form, topic="t", partition=3, tag=tag).record_batches(pieces):
+    for made in Builder(form, topic="t", partition=3, rows=RowFilter(tag, since_us)).record_batches(pieces):
         made.validate(full=True)
         assert to_arrow_schema(form, timezone="UTC").equals(made.schema)
         found += made.to_pylist()
@@ -188,11 +193,20 @@ def test_of_a_tag_only_its_records_come(first: int, stop: int) -> None:
     assert [] == rows(ALL, pieces, tag="green")
 
 
+def test_times_are_compared_before_spark_sees_the_record() -> None:
+    """The producer's time where it gave one, else that of the append; together with a tag."""
+    given = batch(10, [b"0", b"1", b"2"], timestamps=[5, None, 7], tags=["red", None, "red"])
+
+    assert [11] == [row["offset"] for row in rows(ALL, whole(given), since_us=8_000)]
+    assert [11, 12] == [row["offset"] for row in rows(ALL, whole(given), since_us=6_000)]
+    assert [b"2"] == [row["value"] for row in rows(VALUE, whole(given), since_us=7_000, tag="red")]
+
+
 def test_values_are_fetched_only_if_they_are_wanted() -> None:
     """A fetch names what it needs: what the frame's other columns are made of, not those."""
 
     def fields(tag: str | None = None, **columns: str) -> tuple[str, ...] | None:
-        return Builder(schema(**columns), topic="t", partition=0, tag=tag).fields
+        return Builder(schema(**columns), topic="t", partition=0, rows=RowFilter(tag)).fields
 
     assert fields(value="binary", offset="bigint") is None
     assert ("offset",) == fields(topic="string", partition="int")

@@ -53,6 +53,12 @@ def test_a_delay_has_a_unit(text: str, expected_ms: int) -> None:
     assert expected_ms == parse({"subscribe": "a", "maxTriggerDelay": text}).max_trigger_delay_ms
 
 
+@pytest.mark.parametrize(("text", "expected"), [("500", 500), ("64m", 64 << 20), ("2 GB", 2 << 30)])
+def test_a_size_may_have_a_unit(text: str, expected: int) -> None:
+    """Powers of 1024, as Spark's sizes."""
+    assert expected == parse({"subscribe": "a", "maxBytesPerTrigger": text}).max_bytes_per_trigger
+
+
 def test_endpoints_may_lack_their_scheme() -> None:
     """`host:port` is HTTP; what has a scheme keeps it."""
     found = parse({"subscribe": "a", "laminar.endpoints": "h1:7070, https://h2:1,unix:@x"})
@@ -86,6 +92,9 @@ def test_columns_are_chosen_by_name() -> None:
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is a number of at least 1"),
         ({"subscribe": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss is one of true, false"),
         ({"subscribe": "a", "maxTriggerDelay": "soon"}, "maxTriggerDelay is a time"),
+        ({"subscribe": "a", "maxBytesPerPartition": "much"}, "maxBytesPerPartition is a size"),
+        ({"subscribe": "a", "maxBytesPerPartition": "0"}, "maxBytesPerPartition is a size"),
+        ({"subscribe": "a", "tag": ""}, "tag is empty"),
         ({"subscribe": "a", "columns": "value,colour"}, "no column 'colour'"),
         ({"subscribe": "a", "startingOffsets": "now"}, "startingOffsets is 'latest', 'earliest' or JSON"),
         ({"subscribe": "a", "startingOffsetsByTimestampStrategy": "x"}, "one of error, latest"),

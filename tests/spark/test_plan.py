@@ -17,12 +17,12 @@ MORE = st.dictionaries(PARTITIONS, st.integers(0, 1000))
 
 def test_a_limit_is_shared_in_proportion_to_the_lag() -> None:
     """A partition with nine times the lag gets nine times the share."""
-    assert {A: 190, B: 10} == limited({A: 100, B: 0}, {A: 1000, B: 100}, 100)
+    assert {A: 190, B: 10} == limited({A: 100, B: 0}, {A: 1000, B: 100}, max_records=100)
 
 
 def test_a_small_partition_does_not_starve() -> None:
     """Beside a large one its share rounds up to a record."""
-    assert 1 == limited({A: 0, B: 0}, {A: 1_000_000, B: 3}, 10)[B]
+    assert 1 == limited({A: 0, B: 0}, {A: 1_000_000, B: 3}, max_records=10)[B]
 
 
 @given(STARTS, MORE, st.integers(1, 500))
@@ -32,7 +32,7 @@ def test_a_limited_batch_gets_on_and_stays_in_bounds(
     """Between start and end, every partition gets on, and the limit is passed by a record each at most."""
     ends = {partition: starts.get(partition, 0) + count for partition, count in more.items()}
 
-    found = limited(starts, ends, most)
+    found = limited(starts, ends, max_records=most)
 
     assert all(starts.get(partition, 0) <= found[partition] <= ends[partition] for partition in ends)
     assert all(found[partition] > starts.get(partition, 0) for partition in ends if more[partition])
@@ -89,6 +89,28 @@ def test_cutting_loses_nothing(sizes: list[int], least: int | None, most: int | 
     ]
     assert all(0 < len(piece) <= (most or len(piece)) for piece in pieces)
     assert len(pieces) >= min(least or 1, sum(sizes) if len(sizes) == 1 else len(sizes))
+
+
+def test_a_limit_in_bytes_is_one_of_records_by_their_size() -> None:
+    """With both the smaller holds; a partition of unknown size counts nothing."""
+    sizes = {A: 100.0, B: 10.0}
+
+    found = limited({}, {A: 90, B: 100}, max_bytes=1_000, record_bytes=sizes)
+
+    assert {A: 9, B: 10} == found
+    assert {A: 4, B: 5} == limited({}, {A: 90, B: 100}, max_records=10, max_bytes=1_000, record_bytes=sizes)
+    assert {A: 90} == limited({}, {A: 90}, max_bytes=1, record_bytes={})
+
+
+def test_a_long_range_is_cut_by_bytes() -> None:
+    """As long as the records' size is known; a range of less stays whole."""
+    long, short = Range("t", 0, 0, 1000), Range("t", 1, 0, 100)
+
+    pieces = split([long, short], max_bytes=250_000, record_bytes={A: 1_000.0, B: 1_000.0})
+
+    assert [250] * 4 == [len(piece) for piece in pieces[:-1]]
+    assert short == pieces[-1]
+    assert [long] == split([long], max_bytes=250_000, record_bytes={})
 
 
 def test_one_task_a_partition_unless_asked_otherwise() -> None:

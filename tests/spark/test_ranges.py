@@ -52,8 +52,7 @@ class Scripted(Cluster):
         if isinstance(answer, Exception):
             coming.set_exception(answer)
         else:
-            bare = isinstance(answer, bytes)
-            coming.set_result(Answer(200, {}, answer) if bare else answer)
+            coming.set_result(answer if isinstance(answer, Answer) else Answer(200, {}, answer))
         return coming
 
     def _earliest(self, wanted: Range) -> int:
