@@ -16,6 +16,9 @@ from laminar.client.decisions_groups import Place
 from laminar.client.errors import Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
 from laminar.client.session import Session
 
+# A node that does not answer a step for so long is left for the next.
+ATTEMPT_TIMEOUT_S = 1.0
+
 
 class Lease:
     """A partition that is owned. Offsets: `committed`, `seen` by the loop's body, `handed` out to it."""
@@ -42,7 +45,9 @@ class Leases:
 
     async def places(self, *, timeout_s: float | None = None) -> dict[int, Place]:
         """Where the cursor stands and whose it is, by partition; one without a position is not there."""
-        answer = await self._session.call("GET", self._path, accept=(404,), timeout_s=timeout_s)
+        answer = await self._session.call(
+            "GET", self._path, accept=(404,), timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
+        )
         if answer.status == 404:
             return {}
         document = answer.json()
@@ -120,4 +125,5 @@ class Leases:
             body=msgspec.json.encode(body),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )

@@ -60,7 +60,8 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
 class Reader(Generic[T]):
     """Records of a topic: ``async for record in reader``, or ``batches()``, or ``to_arrow()``.
 
-    Also a context manager, whose clean end commits the cursor, if there is one.
+    A loop that breaks off is gone on with by the next one. Also a context manager, whose clean end commits
+    the cursor, if there is one.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class Reader(Generic[T]):
             skipped=self._skipped,
         )
         self._begun = False
+        self._paused = False
+        self._unfinished: ReadBatch[T] | None = None
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
 
@@ -123,9 +126,15 @@ class Reader(Generic[T]):
         positions = self.positions
         async for batch in self._take_batches():
             partition = batch.partition
+            # What a loop leaves of it when it breaks off is what is taken next.
+            self._unfinished = batch
             for record in batch.records():
                 positions[partition] = record.offset + 1
                 yield record
+                if self._unfinished is not batch:
+                    break  # somebody else went on with it
+            else:
+                self._unfinished = None
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
         """The records batch-wise, without an object per record."""
@@ -182,8 +191,17 @@ class Reader(Generic[T]):
 
         return pandas_frame(await self.to_arrow())
 
+    async def pause(self) -> None:
+        """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
+        for partition in self.positions:
+            self._fetchers.drop(partition)
+        self._unfinished = None
+        self._paused = self._begun
+
     async def close(self) -> None:
         """Stop fetching. Idempotent."""
+        self._unfinished = None
+        self._paused = False
         await self._fetchers.close()
 
     # -- the queue -----------------------------------------------------------------------------
@@ -193,12 +211,22 @@ class Reader(Generic[T]):
             while (batch := await self._take()) is not None:
                 yield batch
         finally:
+            # Not more than that: a loop that broke off ends here late, when the next one is going on already.
             if self._fetchers.over:
-                await self.close()
+                await self._fetchers.close()
 
     async def _take(self) -> ReadBatch[T] | None:
         if not self._begun:
             await self._begin()
+        if self._paused:
+            self._paused = False
+            for partition, position in self.positions.items():
+                end = self.ends.get(partition)
+                if end is None or position < end:
+                    self._fetchers.add(partition, position, end)
+        batch, self._unfinished = self._unfinished, None
+        if batch is not None and self.positions[batch.partition] < batch.next_offset:
+            return batch.rest(self.positions[batch.partition])
         return await self._fetchers.take()
 
     async def _begin(self) -> None:

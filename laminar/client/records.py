@@ -145,6 +145,18 @@ class ReadBatch(Generic[T_co]):
     def _whole(self) -> bool:
         return self._first == 0 and self._stop == len(self.frame)
 
+    def rest(self, offset: int) -> ReadBatch[T_co]:
+        """The records from `offset` on."""
+        return ReadBatch(
+            self.frame,
+            topic=self.topic,
+            partition=self.partition,
+            start_offset=offset,
+            stop_offset=self.next_offset,
+            node=self.node,
+            decode=self.decode,
+        )
+
     @property
     def values(self) -> Sequence[bytes]:
         """The values as bytes, whatever the topic's codec."""

@@ -26,7 +26,7 @@ import msgspec
 from laminar.client.decisions_groups import Place, Roster, moves, wanted
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
 from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnExpired
-from laminar.client.leases import Lease, Leases
+from laminar.client.leases import ATTEMPT_TIMEOUT_S, Lease, Leases
 from laminar.client.records import ReadBatch, Record
 from laminar.client.session import Session, topic_path
 
@@ -100,6 +100,10 @@ class Subscription(Generic[T]):
         # Owned no more, with records handed out that were not committed: partition, committed, seen.
         self._lost: list[tuple[int, int, int]] = []
         self._id = ""
+        # Names that this member had, which own nothing any more as soon as it owns all under its own.
+        self._former: set[str] = set()
+        # Since when the loop's body waits for its next record, by the monotonic clock.
+        self._waits_since_s: float | None = None
         self._partitions = 0
         self._roster = Roster(members=frozenset())
         self._valid_until_s = 0.0
@@ -214,7 +218,11 @@ class Subscription(Generic[T]):
     async def take(self) -> tuple[Lease, ReadBatch[T]]:
         """The next batch, as soon as there is one. It is on its way to the loop's body from now on."""
         while True:
-            batch = await self._fetchers.take()
+            self._waits_since_s = time.monotonic()
+            try:
+                batch = await self._fetchers.take()
+            finally:
+                self._waits_since_s = None
             assert batch is not None, "an endless reader ended"
             lease = self._leases[batch.partition]
             if batch.start_offset == lease.seen:
@@ -252,8 +260,8 @@ class Subscription(Generic[T]):
     def _rename(self) -> None:
         self._id = f"{self.member}.{secrets.token_hex(8)}" if self.member else secrets.token_hex(8)
 
-    def _member_path(self) -> str:
-        group, member = quote(self.group, safe=""), quote(self._id, safe="")
+    def _member_path(self, member: str = "") -> str:
+        group, member = quote(self.group, safe=""), quote(member or self._id, safe="")
         return f"{topic_path(self._topic)}/groups/{group}/members/{member}"
 
     async def _keep_renewing(self) -> None:
@@ -265,6 +273,7 @@ class Subscription(Generic[T]):
     async def _renew(self, *, timeout_s: float) -> None:
         if 0 < self._valid_until_s <= time.monotonic() and self.mode == "clustering":
             # Others may take us for dead, and be about to take what we own: not from who has a new name.
+            self._former.add(self._id)
             self._rename()
             self._valid_until_s = 0.0
         asked_s = time.monotonic()
@@ -274,6 +283,7 @@ class Subscription(Generic[T]):
             body=msgspec.json.encode({"mode": self.mode, "session_ms": int(self._session_s * 1000)}),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
         document = answer.json()
         members = frozenset(str(each["member"]) for each in document["members"])
@@ -311,6 +321,7 @@ class Subscription(Generic[T]):
         wants = frozenset(range(self._partitions))
         if self.mode == "clustering":
             await asyncio.gather(*(self._own_again(lease) for lease in list(self._leases.values())))
+            await self._leave_as_former()
             wants = wanted(me, self._topic, self._partitions, roster)
         places: dict[int, Place] = {}
         now_s = time.monotonic()
@@ -356,9 +367,16 @@ class Subscription(Generic[T]):
             self._fetchers.add(partition, lease.handed)
 
     async def _give_back(self, lease: Lease) -> None:
-        """When what was handed out is committed, or was not for too long."""
+        """When what was handed out is committed, or was not for too long.
+
+        Who waits for its next record can't commit the last, if there is nobody else to do it: that is not
+        waited for longer than for one that died.
+        """
         assert lease.leaving_s is not None
-        if lease.committed < lease.handed and time.monotonic() < lease.leaving_s + self._handover_s:
+        until_s = lease.leaving_s + self._handover_s
+        if self._waits_since_s is not None:
+            until_s = min(until_s, max(self._waits_since_s, lease.leaving_s) + self._session_s)
+        if lease.committed < lease.handed and time.monotonic() < until_s:
             return
         try:
             await self._cursor.hand(lease, "", timeout_s=STEP_TIMEOUT_S)
@@ -368,6 +386,13 @@ class Subscription(Generic[T]):
             return
         else:
             self._lose(lease, None)
+
+    async def _leave_as_former(self) -> None:
+        """Nobody waits for a member that is there under another name."""
+        for name in self._former - {lease.owner for lease in self._leases.values()}:
+            self._former.discard(name)
+            with contextlib.suppress(Error):  # then it is missed when its session is over
+                await self._session.call("DELETE", self._member_path(name), timeout_s=ATTEMPT_TIMEOUT_S)
 
     async def _own_again(self, lease: Lease) -> None:
         """Under our new name, if we have one since it was claimed."""

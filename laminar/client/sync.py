@@ -280,8 +280,9 @@ class Reader(Generic[T]):
             while batches := self._portal.run(lambda: self._reader.take_ready()):
                 yield from batches
         finally:
+            # Who breaks off and never comes back leaves nobody fetching.
             if not self._portal.loop.is_closed():
-                self._portal.run(lambda: self._reader.close())
+                self.pause()
 
     def commit(self) -> None:
         """Commit the cursor at the records handed out so far."""
@@ -300,6 +301,10 @@ class Reader(Generic[T]):
 
     def to_pandas(self) -> pandas.DataFrame:
         return self._portal.run(lambda: self._reader.to_pandas())
+
+    def pause(self) -> None:
+        """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
+        self._portal.run(lambda: self._reader.pause())
 
     def close(self) -> None:
         """Stop fetching. Idempotent."""

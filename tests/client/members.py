@@ -20,19 +20,32 @@ PATIENCE_S = 60.0
 _PROGRAM = """
 import signal
 import sys
+import threading
 import time
 import laminar
 
 # Also where who started all of this has it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+saying = threading.Lock()
+
 def say(*words):
-    print(time.monotonic(), *words, flush=True)
+    with saying:
+        print(time.monotonic(), *words, flush=True)
+
+def watch(records):
+    known = None
+    while True:
+        if (owned := records.partitions) != known:
+            say("owns", *sorted(owned))
+        known = owned
+        time.sleep(0.05)
 
 urls, topic, group, session, every = sys.argv[1:6]
 with laminar.connect(urls.split(",")) as client:
     with client.topic(topic).subscribe(group, session=float(session)) as records:
         say("joined")
+        threading.Thread(target=watch, args=(records,), daemon=True).start()
         for number, record in enumerate(records, 1):
             say("read", record.partition, record.offset, record.text)
             if number % int(every) == 0:
@@ -86,6 +99,10 @@ class MemberProcess:
             for at_s, words in list(self.lines)
             if words[0] == "read" and at_s >= since_s
         ]
+
+    def owns(self) -> list[tuple[float, set[int]]]:
+        """(since when, which partitions) it owned, as it saw it, in order."""
+        return [(at_s, set(map(int, words[1:]))) for at_s, words in list(self.lines) if words[0] == "owns"]
 
     @property
     def uncommitted(self) -> set[Place]:

@@ -266,6 +266,39 @@ async def test_a_cursor_resumes_behind_what_was_handled(cluster: Any) -> None:
     assert 3 == committed[0]
 
 
+@pytest.mark.parametrize("follow", [False, True])
+async def test_a_loop_that_breaks_off_is_gone_on_with_by_the_next(cluster: Any, follow: bool) -> None:
+    """In the middle of a batch, too, and whatever way the next records are asked for."""
+    async with aio.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        for _ in range(2):
+            async with topic.producer() as producer:
+                for number in range(10):
+                    producer.send(b"%d" % number, partition=0)
+        seen = []
+        async with topic.read(partitions=[0], follow=follow) as records:
+            for wanted in (1, 3, 8, 9):
+                async for record in records:
+                    seen.append(record.offset)
+                    if len(seen) == wanted:
+                        break
+            assert 9 == records.positions[0]
+            batch = await records.next_batch()
+            assert batch is not None
+            seen += batch.offsets
+            async for record in records:
+                seen.append(record.offset)
+                if len(seen) == 19:
+                    break
+            stale = aiter(records)
+            seen.append((await anext(stale)).offset)
+            await topic.append(b"more", partition=0)
+            if follow:
+                seen.append((await anext(stale)).offset)
+
+    assert list(range(20 + follow)) == seen
+
+
 async def test_a_cursor_moved_by_another_is_not_overwritten(cluster: Any) -> None:
     """commit is compare-and-set on the positions that were read."""
     async with aio.connect(cluster.urls) as client:

@@ -164,6 +164,46 @@ async def test_who_does_not_commit_in_time_is_told_at_its_next_commit(url: str, 
                 assert dict.fromkeys(old.partitions, 2).items() <= kept
 
 
+async def test_who_waits_for_more_and_commits_nothing_holds_up_nobody_for_longer_than_the_dead(
+    url: str, topic: str
+) -> None:
+    """Its loop can't commit while it waits: after a session others read on, from what was committed."""
+    async with aio.connect(url) as client:
+        handle = client.topic(topic)
+        await fill(handle, 1)
+        async with handle.subscribe("g", session=2.0, handover=600.0) as old:
+            stream = aiter(old)
+            for _ in range(PARTITIONS):
+                await anext(stream)
+            waiting = asyncio.ensure_future(anext(stream))
+            async with handle.subscribe("g", session=2.0) as new:
+                again = await anext(aiter(new))
+                assert 0 == again.offset and again.partition in new.partitions
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            with pytest.raises(laminar.Fenced):
+                await old.commit()
+
+
+async def test_a_member_with_a_new_name_is_not_waited_for_under_the_old(url: str, topic: str) -> None:
+    """Else its share would be nobody's until that session is over."""
+    async with aio.connect(url) as client:
+
+        async def members() -> list[str]:
+            document = await client.session.get_json(f"/v1/topics/{topic}/groups/g")
+            return [each["member"] for each in document["members"]]
+
+        async with client.topic(topic).subscribe("g", session=60.0) as records:
+            await eventually(lambda: len(records.partitions) == PARTITIONS)
+            (old,) = await members()
+            records._valid_until_s = time.monotonic()  # as after a session without an answer
+            began_s = time.monotonic()
+            while (now := await members()) == [old] or len(now) > 1:
+                assert time.monotonic() < began_s + 45
+                await asyncio.sleep(0.05)
+            assert len(records.partitions) == PARTITIONS
+
+
 async def test_every_member_of_a_broadcast_reads_all(url: str, topic: str) -> None:
     """Each under its own name, and on from there; whoever comes under a name that is in use takes it over."""
     async with aio.connect(url) as client:

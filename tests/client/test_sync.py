@@ -209,6 +209,32 @@ def test_a_cursor_covers_what_the_loop_has_seen(cluster: Any) -> None:
         assert [b"7", b"8", b"9"] == [r.raw for r in topic.read(cursor="c", partitions=[0])]
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_loop_that_breaks_off_is_gone_on_with_by_the_next(cluster: Any, follow: bool) -> None:
+    """In the middle of a batch, too; nothing is fetched meanwhile."""
+    with laminar.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        for _ in range(2):
+            with topic.producer() as producer:
+                for number in range(20):
+                    producer.send(b"%d" % number, partition=number % 2)
+        seen: list[list[int]] = [[], []]
+        with topic.read(follow=follow) as records:
+            for wanted in (1, 3, 17, 39):
+                for record in records:
+                    seen[record.partition].append(record.offset)
+                    if sum(map(len, seen)) == wanted:
+                        break
+            batch = records.next_batch()
+            assert batch is not None
+            seen[batch.partition] += batch.offsets
+            assert {0: 20, 1: 20} == {number: records.positions[number] for number in (0, 1)}
+            if not follow:
+                assert [] == list(records)
+
+    assert [list(range(20))] * 2 == seen
+
+
 def test_tables(cluster: Any) -> None:
     """to_arrow has a row per record, with its partition."""
     pytest.importorskip("pyarrow")

@@ -3,8 +3,8 @@
 Members are processes that print what they were given and what they committed (`tests.client.members`);
 writers are those of every run. Checked at the end: every record was given to somebody; twice only what lay
 behind the last commit of one that was killed, stopped or sent away; each key's records in order, by the time
-at which each was given for the first time. Told besides: how many came twice, and for how long nobody read
-the partitions of a dead member.
+at which each was given for the first time. Told besides: how many came twice, and for how long nobody owned
+or read the partitions of a dead member.
 """
 
 from __future__ import annotations
@@ -111,22 +111,34 @@ class Crowd:
                 found.append(f"reordered: key {key} was given as {numbers[:20]}")
         return found
 
-    def handed_over_s(self) -> list[float]:
-        """Of each partition that a killed member was reading: until another was given a record of it."""
-        reads: dict[int, list[tuple[float, MemberProcess]]] = {}
-        for member in self.all:
-            for at_s, words in member.lines:
-                if words[0] == "read":
-                    reads.setdefault(int(words[1]), []).append((at_s, member))
-        took = []
-        for given in reads.values():
-            given.sort(key=lambda each: each[0])
-            for killed_s, member in self.killed:
-                before = [each for each in given if each[0] < killed_s]
-                after = [each for each in given if each[0] >= killed_s and each[1] is not member]
-                if before and before[-1][1] is member and after:
-                    took.append(after[0][0] - killed_s)
-        return sorted(took)
+    def handed_over_s(self) -> tuple[list[float], list[float]]:
+        """Of each partition that a killed member owned: until another owned it, and got a record of it."""
+        owned, read = [], []
+        for killed_s, victim in self.killed:
+            others = [member for member in self.all if member is not victim]
+            for partition in _owned_at(victim, killed_s):
+                if any(partition in _owned_at(member, killed_s) for member in others):
+                    continue  # it had lost it before, and did not live to see that
+                taken = [
+                    at_s
+                    for member in others
+                    for at_s, had in member.owns()
+                    if at_s >= killed_s and partition in had
+                ]
+                given = [
+                    at_s
+                    for member in others
+                    for at_s, words in member.lines
+                    if at_s >= killed_s and words[0] == "read" and int(words[1]) == partition
+                ]
+                owned += [min(taken) - killed_s] if taken else []
+                read += [min(given) - killed_s] if given else []
+        return sorted(owned), sorted(read)
+
+
+def _owned_at(member: MemberProcess, at_s: float) -> set[int]:
+    """What a member owned at a moment, as it said last."""
+    return next((had for since_s, had in reversed(member.owns()) if since_s <= at_s), set())
 
 
 async def run_groups(
@@ -200,11 +212,11 @@ def _told(crowd: Crowd, sentences: Sequence[str]) -> list[str]:
         f"committed and doubled {found['doubled']}, reordered {found['reordered']}; "
         f"{counts.total() - len(counts)} came again that were not committed",
     ]
-    took = crowd.handed_over_s()
-    if took:
-        lines.append(
-            f"from kill -9 of a member to the next record of its partitions (session {SESSION_S:g} s): "
-            f"{len(took)} partitions over {len(crowd.killed)} kills, p50 {percentile(took, 50):.1f} s, "
-            f"p99 {percentile(took, 99):.1f} s, most {took[-1]:.1f} s"
-        )
+    for what, took in zip(("other owner", "record"), crowd.handed_over_s(), strict=True):
+        if took:
+            lines.append(
+                f"from kill -9 of a member to the next {what} of its partitions (session {SESSION_S:g} s): "
+                f"{len(took)} partitions over {len(crowd.killed)} kills, p50 {percentile(took, 50):.1f} s, "
+                f"p99 {percentile(took, 99):.1f} s, most {took[-1]:.1f} s"
+            )
     return lines
