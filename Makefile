@@ -6,6 +6,7 @@
 # make log-mutants  each rule of durability switched off: which test notices
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
+# make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
 # make clean  remove what the others leave behind (not .venv)
 #
 # Each target sets up what it needs in .venv. REQUIRE=spark turns "no Java, Spark skipped" into a failure.
@@ -16,7 +17,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-state cluster-faults clean pins java
+  bench-state cluster-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -130,4 +131,19 @@ java:
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  { apt-get update -qq; apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless \
 	    || apt-get install -y -qq --no-install-recommends default-jre-headless; } >/dev/null || true; \
+	fi
+
+# The XDP program is compiled with BCC, which wants kernel headers; any kernel's serve. Where nothing may be
+# installed, nothing is: nodes then run without, and tests skip with that reason.
+steer-deps:
+	@test -e /usr/lib/python3/dist-packages/bcc/libbcc.py && command -v ip >/dev/null \
+	  && ls -d /usr/src/linux-headers-* >/dev/null 2>&1 && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "fetching BCC and kernel headers, for steering"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get update -qq; \
+	    apt-get install -y -qq --no-install-recommends python3-bpfcc iproute2 ethtool; \
+	    for arch in cloud-$$(dpkg --print-architecture) $$(dpkg --print-architecture) generic; do \
+	      apt-get install -y -qq --no-install-recommends linux-headers-$$arch && break; \
+	    done; } >/dev/null 2>&1 || true; \
 	fi

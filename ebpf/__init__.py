@@ -1,7 +1,11 @@
-"""The place of the XDP program that brings a packet to the CPU of the shard it is meant for.
+"""The XDP program that brings a packet to the CPU of the shard it is meant for, and all that looks after it.
 
-Nothing in here runs yet, and nothing depends on it. Which shard's *socket* gets a connection is decided
-without any privilege, by the classic BPF program that `laminar.node.sockets` attaches to the shared port.
-The XDP program (C, loaded with BCC) adds the choice of the CPU; it comes with its own change and keeps the
-same arithmetic, `router.shard_of_source_port`.
+Which shard's *socket* gets a connection is decided without any privilege, by the classic BPF program that
+`laminar.node.sockets` attaches to the shared port. The XDP program (`steer.c`, compiled with BCC) adds the
+choice of the CPU: a packet is worked on where the process runs that waits for it. The arithmetic is
+`router`'s, written once more in C (`ownership.h`) and held to it by tests.
+
+`layout` says what stands in the program's maps, `toolchain` compiles it, `loader` attaches it and lets nodes
+share it, `shared` keeps what they share, `status` reads it, `requirements` says what this machine lacks. No
+user's program imports any of this.
 """

@@ -1,0 +1,156 @@
+"""What stands in the program's maps, as bytes: the same structs and numbers as in `steer.c`.
+
+Pure arithmetic; the kernel is asked elsewhere (`ebpf.kernel`). A test compares the numbers with the C source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from struct import Struct
+
+SLOTS = 16
+"""Nodes of one host that can share the program."""
+MAX_SHARDS = 127
+"""More shards than these are not steered."""
+CONTROLLER_ROW = MAX_SHARDS
+ROWS = MAX_SHARDS + 1
+NO_CPU = 0xFFFF
+APPEND_MAGIC = b"LMU1"
+TCP, UDP = 6, 17
+
+
+class Rule(IntEnum):
+    """What a packet is, by the port it goes to."""
+
+    SHARED_TCP = 0
+    """To the shard that `router.shard_of_source_port` names."""
+    OWN_TCP = 1
+    """To the shard whose port it is."""
+    APPEND_UDP = 2
+    """To the shard that `router.owner_shard` names for the partition hash in the datagram."""
+    GOSSIP_UDP = 3
+    """To the controller."""
+
+
+class Passed(IntEnum):
+    """Why a packet passed untouched."""
+
+    NOT_IP = 0
+    MALFORMED = 1
+    FRAGMENT = 2
+    OTHER_PROTOCOL = 3
+    NOT_OURS = 4
+    NO_HASH = 5
+    NO_CPU = 6
+
+
+PLACE = Struct("!16sHBx")
+"""`struct place`: address, port, protocol, in the packet's byte order."""
+_TARGET = Struct(f"@4I{ROWS}H")
+TARGET_BYTES = _TARGET.size
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A destination. `protocol` is `TCP` or `UDP`; 0.0.0.0 and :: stand for any address of their kind."""
+
+    address: IPv4Address | IPv6Address
+    port: int
+    protocol: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
+        return f"{'tcp' if self.protocol == TCP else 'udp'} {host}:{self.port}"
+
+    def pack(self) -> bytes:
+        """The key in the map `targets`."""
+        mapped = self.address.packed
+        if self.address.version == 4:
+            mapped = bytes(10) + b"\xff\xff" + mapped
+        return PLACE.pack(mapped, self.port, self.protocol)
+
+    @classmethod
+    def unpack(cls, key: bytes) -> Place:
+        """The reverse of `pack`."""
+        packed, port, protocol = PLACE.unpack(key)
+        address = IPv6Address(packed)
+        return cls(address.ipv4_mapped or address, port, protocol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the program knows of a destination: the value in the map `targets`."""
+
+    rule: Rule
+    slot: int
+    row: int = 0
+    """For `OWN_TCP` the shard, for `GOSSIP_UDP` `CONTROLLER_ROW`."""
+    shards: int
+    cpus: Mapping[int, int]
+    """Row to CPU; a row that is not in it is of a process that is not pinned."""
+
+    def pack(self) -> bytes:
+        """The bytes of `struct target`."""
+        assert 0 <= self.slot < SLOTS, self.slot
+        assert 0 < self.shards <= MAX_SHARDS, self.shards
+        return _TARGET.pack(
+            *(self.rule, self.slot, self.row, self.shards),
+            *(self.cpus.get(row, NO_CPU) for row in range(ROWS)),
+        )
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Target:
+        """The reverse of `pack`."""
+        rule, slot, row, shards, *cpus = _TARGET.unpack(value)
+        pinned = {at: cpu for at, cpu in enumerate(cpus) if cpu != NO_CPU}
+        return cls(rule=Rule(rule), slot=slot, row=row, shards=shards, cpus=pinned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What one node wants to be steered: its addresses, and the CPUs its processes are pinned to."""
+
+    host: str
+    """The address that is bound, as numbers."""
+    shared_port: int
+    own_ports: Sequence[int]
+    """By shard."""
+    gossip_port: int
+    append_port: int = 0
+    """UDP; 0: none."""
+    shard_cpus: Sequence[int]
+    """By shard."""
+    controller_cpu: int | None = None
+
+    def targets(self, slot: int) -> Iterator[tuple[Place, Target]]:
+        """Everything that stands in the map for this node."""
+        address, shards = ip_address(self.host), len(self.shard_cpus)
+        assert len(self.own_ports) == shards, (len(self.own_ports), shards)
+        cpus = dict(enumerate(self.shard_cpus))
+        if self.controller_cpu is not None:
+            cpus[CONTROLLER_ROW] = self.controller_cpu
+
+        def target(rule: Rule, row: int = 0) -> Target:
+            return Target(rule=rule, slot=slot, row=row, shards=shards, cpus=cpus)
+
+        yield Place(address, self.shared_port, TCP), target(Rule.SHARED_TCP)
+        for shard, port in enumerate(self.own_ports):
+            yield Place(address, port, TCP), target(Rule.OWN_TCP, shard)
+        if self.append_port:
+            yield Place(address, self.append_port, UDP), target(Rule.APPEND_UDP)
+        if self.controller_cpu is not None:
+            yield Place(address, self.gossip_port, UDP), target(Rule.GOSSIP_UDP, CONTROLLER_ROW)
+
+
+def counter(*, slot: int, row: int, rule: Rule, already_there: bool) -> int:
+    """The place in `steered` where packets of this kind are counted."""
+    return ((slot * ROWS + row) * len(Rule) + rule) * 2 + already_there
+
+
+def counters_of(slot: int) -> range:
+    """All places in `steered` that are one slot's."""
+    size = ROWS * len(Rule) * 2
+    return range(slot * size, (slot + 1) * size)

@@ -1,0 +1,199 @@
+"""One XDP program for each interface, shared by all nodes of the host that want it; the last one detaches.
+
+Attaching is by a BPF link, never by replacing: the kernel refuses it where another program is, and refuses
+others afterwards. Where the link is kept, and who is still alive, `ebpf.shared` knows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebpf import kernel
+from ebpf.interfaces import Interface, interfaces, network_namespace
+from ebpf.layout import SLOTS, NodePlan
+from ebpf.shared import FILE_SYSTEM, FOLDER, Shared, locked, nodes_in, remove, sweep
+from ebpf.toolchain import MAPS, CompileError, compile_program, digest
+
+PROGRAM_NAME = "laminar_steer"
+
+
+class NotSteered(Exception):
+    """There is no steering on this interface. The text is the reason, in one line; `.log` may say more."""
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.log = log
+
+
+@dataclass(slots=True)
+class Membership:
+    """A node's share in the program of one interface. Its lock is this node's life: see `leave`."""
+
+    interface: str
+    mode: str
+    """`native` or `generic`."""
+    folder: Path
+    slot: int
+    node_folder: Path
+    lock: int
+
+    def leave(self) -> None:
+        """Steer nothing more for this node, and detach the program if no other needs it."""
+        with locked():
+            try:
+                shared = Shared.open(self.folder)
+            except OSError:
+                pass  # somebody took it away
+            else:
+                shared.forget(self.slot)
+                shared.close()
+            self.let_go()
+            try:
+                self.node_folder.rmdir()
+            except FileNotFoundError:
+                pass
+            sweep()
+
+    def let_go(self) -> None:
+        """Close the lock's descriptor: in a child of the node's supervisor, which does not live on for it."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+
+def join(interface: Interface, plan: NodePlan, *, pid: int) -> Membership:
+    """Steer what `plan` says on this interface, for a node whose supervisor is `pid`.
+
+    Loads and attaches the program if no other node has; that brings a compiler into this process, so be
+    short-lived. `NotSteered` with the reason.
+    """
+    mount_file_system()
+    program: _Program | None = None
+    try:
+        while True:
+            with locked():
+                sweep()
+                folder = _folder_of(interface)
+                if not folder.exists() and program is not None:
+                    program.attach(interface, folder)
+                if folder.exists():
+                    return _enter(interface, folder, plan, pid)
+            program = _Program.load()  # unlocked: it takes its time
+    finally:
+        if program is not None:
+            program.close()
+
+
+def mount_file_system() -> None:
+    """Mount the bpf file system where everybody expects it, if nobody has."""
+    if is_mounted():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"bpf", str(FILE_SYSTEM).encode(), b"bpf", 0, b"mode=0700") != 0:
+        number = ctypes.get_errno()
+        raise NotSteered(f"{FILE_SYSTEM} can't be mounted: {os.strerror(number)}")
+
+
+def is_mounted() -> bool:
+    """Whether the bpf file system is there."""
+    try:
+        with open("/proc/self/mounts") as mounts:
+            return any(line.split()[1:3] == [str(FILE_SYSTEM), "bpf"] for line in mounts)
+    except OSError:
+        return False
+
+
+# ---- the program
+
+
+@dataclass(slots=True)
+class _Program:
+    """Compiled and loaded, not attached yet."""
+
+    fd: int
+    maps: dict[str, int]
+
+    @classmethod
+    def load(cls) -> _Program:
+        try:
+            compiled = compile_program()
+            return cls(kernel.load_program(compiled.instructions, name=PROGRAM_NAME), compiled.maps)
+        except CompileError as error:
+            raise NotSteered("BCC can't compile the program here", str(error)) from error
+        except LookupError as error:
+            raise NotSteered(str(error.args[0])) from error
+        except kernel.Refused as error:
+            raise NotSteered(str(error), error.log) from error
+        except OSError as error:
+            raise NotSteered(f"the kernel does not take the program: {error.strerror}") from error
+
+    def attach(self, interface: Interface, folder: Path) -> None:
+        """Attach natively, else generically, and pin everything."""
+        link = _attach(self.fd, interface)
+        try:
+            folder.mkdir()
+            for name in MAPS:
+                kernel.pin(self.maps[name], str(folder / name))
+            kernel.pin(link, str(folder / "link"))
+        except OSError as error:
+            remove(folder)
+            raise NotSteered(f"the program can't be pinned in {folder}: {error.strerror}") from error
+        finally:
+            os.close(link)
+
+    def close(self) -> None:
+        """Give the descriptors back; what is attached and pinned stays."""
+        for fd in (self.fd, *self.maps.values()):
+            os.close(fd)
+
+
+def _attach(program: int, interface: Interface) -> int:
+    modes = [kernel.XDP_SKB_MODE] if interface.loopback else [kernel.XDP_DRIVER_MODE, kernel.XDP_SKB_MODE]
+    for flags in modes:
+        try:
+            return kernel.attach(program, interface.index, flags=flags)
+        except OSError as error:
+            failure = error
+        if failure.errno in (errno.EBUSY, errno.EEXIST):
+            now = next((each for each in interfaces() if each.index == interface.index), interface)
+            name = kernel.program_name(now.xdp_program) or "unnamed"
+            raise NotSteered(
+                f"{interface.name} has another XDP program (id {now.xdp_program}, {name}): it is not replaced"
+            )
+    raise NotSteered(f"the program can't be attached to {interface.name}: {failure.strerror}")
+
+
+def _folder_of(interface: Interface) -> Path:
+    """Where nodes of this version share; `NotSteered` while those of another have the interface."""
+    prefix = f"{network_namespace()}-{interface.index}-"
+    folder = FOLDER / f"{prefix}{digest()}"
+    if any(other != folder for other in FOLDER.glob(f"{prefix}*")):
+        raise NotSteered(f"nodes of another version of Laminar steer on {interface.name}")
+    return folder
+
+
+def _enter(interface: Interface, folder: Path, plan: NodePlan, pid: int) -> Membership:
+    taken = {slot for slot, _, _ in nodes_in(folder)}
+    slot = next((slot for slot in range(SLOTS) if slot not in taken), None)
+    if slot is None:
+        raise NotSteered(f"{SLOTS} nodes steer on {interface.name} already")
+    node_folder = folder / f"node-{slot}-{pid}"
+    node_folder.mkdir(mode=0o700)
+    lock = os.open(node_folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shared = Shared.open(folder)
+        try:
+            shared.fill(slot, plan)
+        finally:
+            shared.close()
+    except OSError as error:
+        os.close(lock)
+        raise NotSteered(f"{folder} can't be used: {error.strerror}") from error
+    now = next((each for each in interfaces() if each.index == interface.index), interface)
+    return Membership(interface.name, now.xdp_mode, folder, slot, node_folder, lock)

@@ -1,0 +1,205 @@
+"""What nodes of one host share of the XDP program, in the bpf file system: a folder for each interface.
+
+It holds the link (the program stays attached while that is there), the maps, and a folder `node-SLOT-PID` for
+each node. That folder is locked by the node's supervisor for as long as it lives, however it ends, so a lock
+that can be had tells of a node that is gone. Whoever comes or goes removes what is left of those, and a
+program that nobody uses any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+
+from ebpf import kernel
+from ebpf.kernel import BpfMap
+from ebpf.layout import PLACE, ROWS, TARGET_BYTES, NodePlan, Passed, Place, Rule, Target, counter, counters_of
+from ebpf.toolchain import MAPS
+
+FILE_SYSTEM = Path("/sys/fs/bpf")
+FOLDER = FILE_SYSTEM / "laminar"
+QUEUE_PACKETS = 2048
+"""Packets that may wait for a CPU; like a network card's ring, what comes on top of that is dropped."""
+_U32 = Struct("@I")
+_NODE_FOLDER = re.compile(r"node-(\d+)-(\d+)")
+
+
+@dataclass(slots=True)
+class Shared:
+    """The folder of one interface, opened: its link and maps."""
+
+    folder: Path
+    link: int
+    targets: BpfMap
+    cpus: BpfMap
+    steered: BpfMap
+    passed: BpfMap
+
+    @classmethod
+    def open(cls, folder: Path) -> Shared:
+        """Open what is pinned there. OSError if anything is missing."""
+        opened: list[int] = []
+        try:
+            for name in ("link", *MAPS):
+                opened.append(kernel.get_pinned(str(folder / name)))
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            raise
+        return cls(folder, opened[0], **maps_of(dict(zip(MAPS, opened[1:], strict=True))))
+
+    def close(self) -> None:
+        """Give the descriptors back; what is pinned stays."""
+        os.close(self.link)
+        for each in (self.targets, self.cpus, self.steered, self.passed):
+            each.close()
+
+    def counts(self, slot: int, rows: Iterable[int] = range(ROWS)) -> dict[tuple[int, Rule], tuple[int, int]]:
+        """Packets of a slot by (row, rule): redirected to the row's CPU, and already there. No zeros."""
+        found = {}
+        for row in rows:
+            for rule in Rule:
+                moved, stayed = (
+                    self._sum(self.steered, counter(slot=slot, row=row, rule=rule, already_there=there))
+                    for there in (False, True)
+                )
+                if moved or stayed:
+                    found[row, rule] = moved, stayed
+        return found
+
+    def passed_counts(self) -> dict[Passed, int]:
+        """Packets that passed untouched, by reason."""
+        return {reason: self._sum(self.passed, reason) for reason in Passed}
+
+    def _sum(self, counters: BpfMap, at: int) -> int:
+        value = counters.get(_U32.pack(at)) or b""
+        return sum(part for (part,) in Struct("@Q").iter_unpack(value))
+
+    def entries(self) -> list[tuple[Place, Target]]:
+        """Every destination that is steered here."""
+        found = []
+        for key in list(self.targets.keys()):
+            value = self.targets.get(key)
+            if value is not None:
+                found.append((Place.unpack(key), Target.unpack(value)))
+        return found
+
+    def forget(self, slot: int) -> None:
+        """Steer nothing more for a slot."""
+        for place, target in self.entries():
+            if target.slot == slot:
+                self.targets.delete(place.pack())
+
+    def fill(self, slot: int, plan: NodePlan) -> None:
+        """Steer what `plan` says, with counters from zero. Nothing else of the slot is steered afterwards."""
+        zero = bytes(8 * kernel.possible_cpus())
+        for at in counters_of(slot):
+            self.steered.set(_U32.pack(at), zero)
+        wanted = {place.pack(): target for place, target in plan.targets(slot)}
+        for cpu in sorted({cpu for target in wanted.values() for cpu in target.cpus.values()}):
+            # What is there stays: replacing it would end the thread that works on its packets.
+            if self.cpus.get(_U32.pack(cpu)) is None:
+                self.cpus.set(_U32.pack(cpu), _U32.pack(QUEUE_PACKETS))
+        for place, target in self.entries():
+            if target.slot == slot and place.pack() not in wanted:
+                self.targets.delete(place.pack())
+        for key, target in wanted.items():
+            self.targets.set(key, target.pack())
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Nobody else comes or goes meanwhile."""
+    FOLDER.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def sweep() -> None:
+    """Remove what is left of nodes that are gone, and every program without a node. Call it locked."""
+    for folder in FOLDER.iterdir():
+        alive = False
+        for slot, _, node_folder in nodes_in(folder):
+            if is_alive(node_folder):
+                alive = True
+                continue
+            try:
+                shared = Shared.open(folder)
+            except OSError:
+                pass  # half made: its node ended meanwhile
+            else:
+                shared.forget(slot)
+                shared.close()
+            node_folder.rmdir()
+        if not alive or not _is_attached(folder):
+            remove(folder)
+
+
+def _is_attached(folder: Path) -> bool:
+    """Whether the link is whole: the interface may be gone, with its namespace, while nodes live on."""
+    try:
+        link = kernel.get_pinned(str(folder / "link"))
+    except OSError:
+        return False
+    try:
+        return kernel.interface_of(link) != 0
+    finally:
+        os.close(link)
+
+
+def nodes_in(folder: Path) -> list[tuple[int, int, Path]]:
+    """Slot, pid and folder of each node, living or not."""
+    matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
+
+
+def is_alive(node_folder: Path) -> bool:
+    fd = os.open(node_folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove(folder: Path) -> None:
+    """Detach, and forget that there was anything."""
+    try:
+        link = kernel.get_pinned(str(folder / "link"))
+    except OSError:
+        pass
+    else:
+        try:
+            kernel.detach(link)
+        except OSError:
+            pass  # its interface is gone
+        os.close(link)
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def maps_of(fds: dict[str, int]) -> dict[str, BpfMap]:
+    """The program's maps by name, from descriptors, which they own."""
+    per_cpu = 8 * kernel.possible_cpus()
+    sizes = {
+        "targets": (PLACE.size, TARGET_BYTES),
+        "cpus": (_U32.size, _U32.size),
+        "steered": (_U32.size, per_cpu),
+        "passed": (_U32.size, per_cpu),
+    }
+    return {name: BpfMap(fds[name], key_bytes=sizes[name][0], value_bytes=sizes[name][1]) for name in MAPS}
