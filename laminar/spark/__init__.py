@@ -6,20 +6,28 @@ module loads neither pyspark nor pyarrow: Spark's processes import it before the
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from laminar.spark.settings import SETTINGS, configure
 
 if TYPE_CHECKING:
+    from laminar.spark.lag import LagListener, QueryLag
     from laminar.spark.source import LaminarDataSource
 
-__all__ = ["SETTINGS", "LaminarDataSource", "configure"]
+__all__ = ["SETTINGS", "LagListener", "LaminarDataSource", "QueryLag", "configure"]
+
+# What needs pyspark, and where it is.
+_LATER = {
+    "LagListener": "laminar.spark.lag",
+    "LaminarDataSource": "laminar.spark.source",
+    "QueryLag": "laminar.spark.lag",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "LaminarDataSource":
+    if name not in _LATER:
         raise AttributeError(f"module 'laminar.spark' has no attribute {name!r}")
-    from laminar.spark.source import LaminarDataSource
-
-    globals()[name] = LaminarDataSource
-    return LaminarDataSource
+    found = getattr(importlib.import_module(_LATER[name]), name)
+    globals()[name] = found
+    return found

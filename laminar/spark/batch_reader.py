@@ -46,12 +46,13 @@ class BatchReader(DataSourceReader):
             given = here.run(here.positions(options, options.end))
             ends = {partition: min(end, latest[partition]) for partition, end in given.items()}
         whole = plan.ranges(starts, ends, earliest, fail_on_data_loss=options.fail_on_data_loss)
+        described = here.run(here.describe(options))
         pieces = plan.split(
             self._pushed.cut(whole) if self._pushed else whole,
             min_partitions=options.min_partitions,
             max_records=options.max_records_per_partition,
             max_bytes=options.max_bytes_per_partition,
-            record_bytes={p: each.record_bytes for p, each in here.run(here.bounds(options)).items()},
+            record_bytes={p: each.record_bytes for p, each in described.bounds.items()},
         )
         rows = self._pushed.rows if self._pushed else plan.RowFilter(tag=options.tag)
         return [RangePartition(piece, rows) for piece in pieces]

@@ -26,6 +26,7 @@ from laminar.http.endings import Answer
 from laminar.spark.offsets import EARLIEST, LATEST, Partition, Place, Positions, partition_key
 from laminar.spark.options import Options
 from laminar.spark.plan import DataLoss, Range, loss_message
+from laminar.spark.succession import predecessors
 
 T = TypeVar("T")
 
@@ -83,6 +84,16 @@ class Bounds(NamedTuple):
         return self.size_bytes / (self.end - self.earliest) if self.end > self.earliest else 0.0
 
 
+class Description(NamedTuple):
+    """The partitions of a query, and the version of each topic's route.
+
+    Ends may be a moment old, and a partition nobody can speak for just now is left out.
+    """
+
+    bounds: dict[Partition, Bounds]
+    routes: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What of the records is wanted: `fields` as in the API (None: all), records with `tag` only if given."""
@@ -130,35 +141,46 @@ class Cluster:
             return [name for name in await self._client.topics() if pattern.fullmatch(name)]
         return sorted({topic for topic, _ in options.assigned}) if options.assigned else list(options.topics)
 
-    async def bounds(self, options: Options) -> dict[Partition, Bounds]:
-        """What is known of every partition read; one request a topic.
-
-        The end may be a moment old, and a partition nobody can speak for just now is left out.
-        """
+    async def describe(self, options: Options) -> Description:
+        """What is known of every partition read; one request a topic."""
         found: dict[Partition, Bounds] = {}
-        for topic, rows in await self._rows(options):
-            for row in rows:
+        routes: dict[str, int] = {}
+        for topic, answer in await self._described(options):
+            routes[topic] = int(answer.get("route") or 0)
+            for row in answer["partitions"]:
                 if row.get("end_offset") is not None:
                     sizes = [int(row.get(name) or 0) for name in ("start_offset", "end_offset", "bytes")]
                     found[(topic, int(row["partition"]))] = Bounds(*sizes)
-        return {p: found[p] for p in options.assigned if p in found} if options.assigned else found
+        if options.assigned:
+            found = {partition: found[partition] for partition in options.assigned if partition in found}
+        return Description(found, routes)
 
     async def partitions(self, options: Options) -> list[Partition]:
         """Every partition that `options` name. NotFound if one is not there."""
         found: list[Partition] = []
-        for topic, rows in await self._rows(options):
-            found += [(topic, int(row["partition"])) for row in rows]
+        for topic, answer in await self._described(options):
+            found += [(topic, int(row["partition"])) for row in answer["partitions"]]
         missing = sorted(set(options.assigned) - set(found))
         if missing:
             raise NotFound(f"there is no partition {partition_key(missing[0])}", code="no_such_partition")
         return list(options.assigned) if options.assigned else found
 
-    async def _rows(self, options: Options) -> list[tuple[str, list[dict[str, Any]]]]:
-        """Each topic with the descriptions of its partitions."""
+    async def _described(self, options: Options) -> list[tuple[str, dict[str, Any]]]:
+        """Each topic, and what its ``/partitions`` answers."""
         topics = await self.topics(options)
         paths = [f"{topic_path(topic)}/partitions" for topic in topics]
         answers = await asyncio.gather(*map(self.session.get_json, paths))
-        return [(topic, answer["partitions"]) for topic, answer in zip(topics, answers, strict=True)]
+        return list(zip(topics, answers, strict=True))
+
+    async def replaced(self, topic: str) -> dict[Partition, dict[Partition, int]]:
+        """See `laminar.spark.succession.Replaced`; of one topic."""
+        answer = await self.session.get_json(f"{topic_path(topic)}/routes")
+        found: dict[Partition, dict[Partition, int]] = {}
+        for number, before in predecessors(answer["routes"]).items():
+            # Sealed before the route was published, so these ends are final.
+            ends = {(topic, each): await self.offset_at((topic, each), "latest") for each in sorted(before)}
+            found[(topic, number)] = ends
+        return found
 
     async def offset_at(self, partition: Partition, at: str) -> int:
         """The offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority."""

@@ -26,6 +26,7 @@ from laminar.spark.cluster import Cluster, cluster, resolve_endpoints
 from laminar.spark.columns import check_schema
 from laminar.spark.offsets import AT_LATEST, Positions, decode, encode, place_of_symbol
 from laminar.spark.options import Options
+from laminar.spark.succession import admitted
 from laminar.spark.tasks import RangePartition, read_partition
 from laminar.spark.watch import Watch
 
@@ -95,8 +96,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reach(self, positions: Positions) -> Positions:
         # The target was confirmed by a majority, while what the watch heard may be older than that.
-        ends = self._watching().ends if self._target is None else self._target
-        return plan.forward(positions, ends)
+        watch = self._watching()
+        ends = watch.ends if self._target is None else self._target
+        return plan.forward(positions, admitted(positions, ends, watch.replaced))
 
     def _is_enough(self, records: int) -> bool:
         """Whether `records` make a batch now, or more are waited for."""

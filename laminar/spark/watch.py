@@ -7,11 +7,10 @@ are some. It decides nothing about batches, and is apart from the calls themselv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Final
 
 from laminar.client.errors import Error
-from laminar.spark.cluster import Bounds, Cluster
+from laminar.spark.cluster import Cluster, Description
 from laminar.spark.offsets import Partition, Positions
 from laminar.spark.options import Options
 
@@ -41,20 +40,27 @@ class Watch:
         self.ends: Positions = {}
         # The mean size of a partition's records, as they are stored.
         self.record_bytes: dict[Partition, float] = {}
+        self.replaced: dict[Partition, dict[Partition, int]] = {}
+        self._routes: dict[str, int] = {}
 
     def look(self) -> Positions:
         """Ask for all ends; the answer as it is. `ends` never go back: what is committed stays so."""
-        bounds = self._cluster.run(self._bounds())
-        for partition, found in bounds.items():
+        described = self._cluster.run(self._describe())
+        for partition, found in described.bounds.items():
             self.earliest[partition] = max(found.earliest, self.earliest.get(partition, 0))
             self.ends[partition] = max(found.end, self.ends.get(partition, 0))
             self.record_bytes[partition] = found.record_bytes
-        return {partition: found.end for partition, found in bounds.items()}
+        return {partition: found.end for partition, found in described.bounds.items()}
 
-    async def _bounds(self) -> Mapping[Partition, Bounds]:
-        bounds = await self._cluster.bounds(self._options)
+    async def _describe(self) -> Description:
+        described = await self._cluster.describe(self._options)
+        for topic, version in described.routes.items():
+            # Route 0 has partitions that never replaced any.
+            if version != self._routes.get(topic, 0):
+                self.replaced |= await self._cluster.replaced(topic)
+                self._routes[topic] = version
         self._looked_at_s = asyncio.get_running_loop().time()
-        return bounds
+        return described
 
     def wait_for_news(self, timeout_ms: int) -> bool:
         """Wait up to `timeout_ms`; whether it is worth to `look` again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import laminar
+import laminar.spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,16 +162,26 @@ def test_available_now_ends_while_the_log_grows(
     assert list(range(sent[0])) == written()
 
 
-def test_progress_shows_the_lag(topic: Topic, start: Start) -> None:
+def test_progress_and_listeners_show_the_lag(topic: Topic, start: Start, spark: SparkSession) -> None:
     """startOffset, endOffset and latestOffset are in the query's progress, as offsets."""
     fill(topic, 100)
-    query = start(startingOffsets="earliest", maxOffsetsPerTrigger="10")
-    query.processAllAvailable()
-
-    source = next(p for p in query.recentProgress if p["numInputRows"])["sources"][0]
+    reported: queue.Queue[laminar.spark.QueryLag] = queue.Queue()
+    listener = laminar.spark.LagListener(reported.put)
+    spark.streams.addListener(listener)
+    try:
+        query = start(startingOffsets="earliest", maxOffsetsPerTrigger="60")
+        query.processAllAvailable()
+        source = next(p for p in query.recentProgress if p["numInputRows"])["sources"][0]
+        lags: list[laminar.spark.QueryLag] = []
+        while not lags or lags[-1].total:
+            lags.append(reported.get(timeout=PATIENCE_S))
+    finally:
+        spark.streams.removeListener(listener)
 
     assert 100 == sum(json.loads(source["latestOffset"])[f"{topic.name}:{number}"] for number in range(3))
     assert source["endOffset"] != source["latestOffset"]
+    assert 0 < lags[0].total <= 100
+    assert 100 == sum(lags[-1].read_to.values())
 
 
 def test_an_exception_names_what_is_wrong(start: Start, topic: Topic) -> None:

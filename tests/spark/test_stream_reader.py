@@ -14,6 +14,7 @@ import laminar
 from laminar.spark import cluster as clusters
 from laminar.spark.offsets import decode
 from laminar.spark.options import parse
+from laminar.spark.plan import Range
 
 types = pytest.importorskip("pyspark.sql.types")
 pytest.importorskip("pyarrow")
@@ -193,6 +194,34 @@ def test_available_now_stops_at_what_was_there(topic: Topic, reader: Callable[..
 
     assert 5 == end[f"{topic.name}:0"]
     assert end is one.latestOffset(end, ALL)
+
+
+def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
+    topic: Topic, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The route changes under a running query: a key's records stay in order, from partition to partition."""
+    fill(topic, 10)
+    one = reader(startingOffsets="earliest", pollTimeoutMs="10")
+    start = one.latestOffset(one.initialOffset(), ALL)
+    (here,) = clusters._clusters.values()
+    really = here.session.get_json
+    old, new = {"from": 0, "to": 65536, "partition": 0}, {"from": 0, "to": 65536, "partition": 1}
+
+    async def as_of_route_1(target: str, **how: Any) -> Any:
+        """As if partition 1 had taken over from partition 0."""
+        if target.endswith("/routes"):
+            return {"routes": [{"version": 0, "ranges": [old]}, {"version": 1, "ranges": [new]}]}
+        return {**(await really(target, **how)), "route": 1}
+
+    monkeypatch.setattr(here.session, "get_json", as_of_route_1)
+    fill(topic, 5, partition=1)
+    batches = []
+    while (end := one.latestOffset(start, ReadMaxRows(6))) != start:
+        ranges = [Range(*each.value[0]) for each in one.partitions(start, end)]
+        batches.append([(each.partition, len(each)) for each in ranges])
+        start = end
+
+    assert [[(0, 6)], [(0, 4)], [(1, 5)]] == batches
 
 
 def test_a_log_that_ends_before_what_was_read_is_a_loss(

@@ -1,0 +1,169 @@
+"""How far each streaming query is behind, from the progress that Spark reports: a listener for the driver.
+
+Spark keeps no metrics of a Python source; what a query has read and what there was to read stand in its
+progress as offsets. Here they become numbers, by partition, and Prometheus' text.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from laminar.spark.offsets import VERSION, Partition, Positions, decode
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLag:
+    """Records between what a query has read and what there was when its last batch began, by partition.
+
+    `name` is the query's, or its id where it has none.
+    """
+
+    name: str
+    batch: int
+    read_to: Mapping[Partition, int]
+    lags: Mapping[Partition, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.lags.values())
+
+    @property
+    def highest(self) -> int:
+        """The Kafka source's ``maxOffsetsBehindLatest``."""
+        return max(self.lags.values(), default=0)
+
+    @property
+    def lowest(self) -> int:
+        """The Kafka source's ``minOffsetsBehindLatest``."""
+        return min(self.lags.values(), default=0)
+
+    @property
+    def mean(self) -> float:
+        """The Kafka source's ``avgOffsetsBehindLatest``."""
+        return self.total / len(self.lags) if self.lags else 0.0
+
+
+class LagListener(StreamingQueryListener):
+    """Keeps the lag of all queries that read from Laminar::
+
+        lags = LagListener()
+        spark.streams.addListener(lags)
+        lags.serve(9464)
+
+    `report` is called with each `QueryLag` as it comes, on Spark's thread of listeners.
+    """
+
+    def __init__(self, report: Callable[[QueryLag], None] | None = None) -> None:
+        self._report = report
+        self._known: dict[str, QueryLag] = {}
+        self._lock = threading.Lock()
+        self._server: ThreadingHTTPServer | None = None
+
+    def lags(self) -> list[QueryLag]:
+        """Of each query under way that has made a batch, by name."""
+        with self._lock:
+            return sorted(self._known.values(), key=lambda each: each.name)
+
+    def prometheus(self) -> str:
+        """All lags in Prometheus' text format."""
+        lines = []
+        for name, what, numbers in (
+            ("laminar_spark_lag_records", "Records that a query has not read.", "lags"),
+            ("laminar_spark_offset", "The offset to which a query has read.", "read_to"),
+        ):
+            lines += [f"# HELP {name} {what}", f"# TYPE {name} gauge"]
+            for query in self.lags():
+                for (topic, partition), number in sorted(getattr(query, numbers).items()):
+                    labels = f'query="{_escaped(query.name)}",topic="{topic}",partition="{partition}"'
+                    lines.append(f"{name}{{{labels}}} {number}")
+        return "\n".join([*lines, ""])
+
+    def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """Answer GET with `prometheus`, on a thread of its own, until `close`; the port."""
+        assert self._server is None, "lags are served already"
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = listener.prometheus().encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                """Not to the driver's output."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        threading.Thread(target=self._server.serve_forever, name="laminar-lag", daemon=True).start()
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """End `serve`. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+    # -- what Spark calls ----------------------------------------------------------------------
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing: there is no lag before the first batch."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        read_to: Positions = {}
+        ends: Positions = {}
+        for source in progress.sources:
+            read, end = positions(source.endOffset), positions(source.latestOffset)
+            if read is not None and end is not None:
+                read_to |= read
+                ends |= end
+        if not ends:
+            return
+        lags = {partition: max(0, end - read_to.get(partition, 0)) for partition, end in ends.items()}
+        found = QueryLag(progress.name or str(progress.id), progress.batchId, read_to, lags)
+        with self._lock:
+            self._known[str(progress.id)] = found
+        if self._report is not None:
+            self._report(found)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing: what was last said still holds."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        with self._lock:
+            self._known.pop(str(event.id), None)
+
+
+def positions(text: str | None) -> Positions | None:
+    """The positions in an offset of a query's progress; None if it is another source's, or symbolic."""
+    try:
+        offset = json.loads(text or "")
+    except ValueError:
+        return None
+    if not isinstance(offset, dict) or offset.get("v") != VERSION or "start" in offset:
+        return None
+    return decode(offset)
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
