@@ -32,6 +32,27 @@ RETRY_S = 0.2
 FIRST_TERM = 1
 
 
+def with_empty_log(
+    shard: Shard, record: PartitionRecord, replica_id: int, *, voters: list[tuple[int, str]]
+) -> ReplicaEntry:
+    """A new log, and the `making` entry of the replica that is to have it: not in the manifest yet."""
+    topic = shard.view.topics().get(record.topic)
+    log = shard.storage.create_log(f"{record.topic}-{record.number}")
+    return ReplicaEntry(
+        log_id=log.log_id,
+        replica_id=replica_id,
+        incarnation=1,
+        group=record.group,
+        topic=record.topic,
+        partition=record.number,
+        partition_hash=partition_hash(record.topic, record.number),
+        state="making",
+        created_ms=record.created_ms,
+        voters=voters,
+        settings=dict(topic.settings) if topic is not None else {},
+    )
+
+
 class InLine:
     """Of one shard."""
 
@@ -73,25 +94,15 @@ class InLine:
         shard = self._shard
         if not new:
             return
-        entries: list[ReplicaEntry] = []
-        for record, replica_id in new:
-            topic = shard.view.topics().get(record.topic)
-            log = shard.storage.create_log(f"{record.topic}-{record.number}")
-            entries.append(
-                ReplicaEntry(
-                    log_id=log.log_id,
-                    replica_id=replica_id,
-                    incarnation=1,
-                    group=record.group,
-                    topic=record.topic,
-                    partition=record.number,
-                    partition_hash=partition_hash(record.topic, record.number),
-                    state="making",
-                    created_ms=record.created_ms,
-                    voters=[(replica.replica_id, replica.node) for replica in record.replicas],
-                    settings=dict(topic.settings) if topic is not None else {},
-                )
+        entries = [
+            with_empty_log(
+                shard,
+                record,
+                replica_id,
+                voters=[(replica.replica_id, replica.node) for replica in record.replicas],
             )
+            for record, replica_id in new
+        ]
         kept = shard.storage.manifest.entries
         await shard.storage.write_manifest([*kept, *entries])
         for entry in entries:

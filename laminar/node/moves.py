@@ -22,6 +22,7 @@ import msgspec
 from laminar.log.errors import StorageClosed, StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.node.catalog_service import ConfirmRequest, ReplicaRequest
+from laminar.node.in_line import with_empty_log
 from laminar.node.partition import Partition
 from laminar.node.transport import TransportError
 from laminar.node.view import ViewMessage
@@ -36,7 +37,6 @@ from membership.records import (
 from raft.configuration import ConfigurationRefused
 from raft.progress import Flow
 from raft.values import NotLeader
-from router import partition_hash
 
 if TYPE_CHECKING:
     from laminar.node.shard import Shard
@@ -202,23 +202,7 @@ class Moves:
             return
         entries = []
         for record, replica_id in new:
-            topic = shard.view.topics().get(record.topic)
-            log = storage.create_log(f"{record.topic}-{record.number}")
-            entries.append(
-                ReplicaEntry(
-                    log_id=log.log_id,
-                    replica_id=replica_id,
-                    incarnation=1,
-                    group=record.group,
-                    topic=record.topic,
-                    partition=record.number,
-                    partition_hash=partition_hash(record.topic, record.number),
-                    state="making",
-                    created_ms=record.created_ms,
-                    voters=[],
-                    settings=dict(topic.settings) if topic is not None else {},
-                )
-            )
+            entries.append(with_empty_log(shard, record, replica_id, voters=[]))
             storage.record_hard_state(replica_id, term=0, vote=0)
         await storage.sync()
         try:
