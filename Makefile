@@ -13,6 +13,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+APT := timeout 300 apt-get -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := laminar raft membership router ebpf tests benches
 
@@ -129,8 +130,8 @@ java:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "fetching a Java runtime, for Spark"; \
 	  export DEBIAN_FRONTEND=noninteractive; \
-	  { apt-get update -qq; apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless \
-	    || apt-get install -y -qq --no-install-recommends default-jre-headless; } >/dev/null || true; \
+	  { $(APT) update -qq; $(APT) install -y -qq --no-install-recommends openjdk-17-jre-headless \
+	    || $(APT) install -y -qq --no-install-recommends default-jre-headless; } >/dev/null || true; \
 	fi
 
 # The XDP program is compiled with BCC, which wants kernel headers; any kernel's serve. Where nothing may be
@@ -141,9 +142,9 @@ steer-deps:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "fetching BCC and kernel headers, for steering"; \
 	  export DEBIAN_FRONTEND=noninteractive; \
-	  { apt-get update -qq; \
-	    apt-get install -y -qq --no-install-recommends python3-bpfcc iproute2 ethtool; \
+	  { $(APT) update -qq; \
+	    $(APT) install -y -qq --no-install-recommends python3-bpfcc iproute2 ethtool; \
 	    for arch in cloud-$$(dpkg --print-architecture) $$(dpkg --print-architecture) generic; do \
-	      apt-get install -y -qq --no-install-recommends linux-headers-$$arch && break; \
+	      $(APT) install -y -qq --no-install-recommends linux-headers-$$arch && break; \
 	    done; } >/dev/null 2>&1 || true; \
 	fi
