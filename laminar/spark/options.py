@@ -61,8 +61,15 @@ OPTIONS: Final = {
     "gcFreeze": "both",
 }
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
-# How the Kafka source is told where its servers are, and what we call it.
-_KAFKA_WORDS: Final = {"kafka.bootstrap.servers": "laminar.endpoints", "kafka.group.id": None}
+# Options of the Kafka source that are none here, by their lower-cased names, and what to use.
+_KAFKA_WORDS: Final = {
+    "kafka.bootstrap.servers": "laminar.endpoints",
+    "kafka.group.id": None,
+    "groupidprefix": None,
+    "kafkaconsumer.polltimeoutms": "laminar.timeoutMs",
+    "fetchoffset.numretries": "laminar.timeoutMs",
+    "fetchoffset.retryintervalms": "laminar.timeoutMs",
+}
 
 # What Spark gives a task of a file, by default.
 MAX_BYTES_PER_PARTITION: Final = 128 << 20
@@ -217,7 +224,7 @@ class _Given:
 
 
 def _unknown(key: str) -> str:
-    if key.lower().startswith("kafka."):
+    if key.lower().startswith("kafka.") or key.lower() in _KAFKA_WORDS:
         ours = _KAFKA_WORDS.get(key.lower())
         return f"option {key} is of the Kafka source" + (f"; here it is {ours}" if ours else "")
     near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1)

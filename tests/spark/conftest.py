@@ -11,6 +11,7 @@ import pytest
 
 import laminar
 import laminar.spark
+from laminar.spark import cluster as clusters
 from laminar.testing import nodes
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ def topic(client: laminar.Client, request: pytest.FixtureRequest) -> laminar.Top
     """A topic of three partitions, named after the test."""
     name = request.node.name.replace("[", "-").replace("]", "")
     return client.create_topic(name, partitions=3, replicas=1)
+
+
+@pytest.fixture
+def no_connection_is_left() -> Iterator[None]:
+    """A worker keeps its connections for life; a test that does its work doesn't."""
+    yield
+    while clusters._clusters:
+        clusters._clusters.popitem()[1].close()
 
 
 @pytest.fixture(scope="session")

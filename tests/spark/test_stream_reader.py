@@ -28,7 +28,7 @@ ALL = ReadAllAvailable()
 
 
 @pytest.fixture
-def reader(topic: Topic, url: str) -> Iterator[Callable[..., StreamReader]]:
+def reader(topic: Topic, url: str, no_connection_is_left: None) -> Iterator[Callable[..., StreamReader]]:
     """``reader(option=value, ...)``: a stream's reader of the test's topic."""
     made: list[StreamReader] = []
 
@@ -41,14 +41,6 @@ def reader(topic: Topic, url: str) -> Iterator[Callable[..., StreamReader]]:
     yield make
     for each in made:
         each.stop()
-
-
-@pytest.fixture(autouse=True)
-def _no_connection_is_left() -> Iterator[None]:
-    """A worker keeps its connections for life; a test doesn't."""
-    yield
-    while clusters._clusters:
-        clusters._clusters.popitem()[1].close()
 
 
 def fill(topic: Topic, count: int, *, partition: int = 0) -> None:
