@@ -35,6 +35,7 @@ from laminar.node.wire import ConfigurationRecord
 from membership.catalog import NotCatalogLeader
 from membership.gossip import Gossip
 from membership.lives import Life
+from membership.packets import address_text
 from membership.records import CatalogState, NodeRecord
 from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
@@ -288,7 +289,7 @@ class Controller(Process):
         self.gossip = self.environment.gossip(
             sock=self.boot.gossip,
             node=self.boot.node,
-            address=f"{addresses.host}:{addresses.gossip_port}",
+            address=address_text(addresses.host, addresses.gossip_port),
             secret=secret.encode() if secret else None,
             info={
                 "cluster": self.cluster_id.hex(),
@@ -308,7 +309,7 @@ class Controller(Process):
 
     def _gossip_seeds(self) -> list[str]:
         return [
-            f"{record.host}:{record.gossip_port}"
+            address_text(record.host, record.gossip_port)
             for name, record in self._known_nodes().items()
             if name != self.boot.node
         ]
