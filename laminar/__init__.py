@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Trimmed,
     )
     from laminar.client.sync import Client, Delivery, Producer, Reader, Topic, connect
+    from laminar.client.sync_datagrams import Datagrams
     from laminar.client.sync_sinks import Sink, Stager, Transaction
     from laminar.embedded import embed
 
@@ -91,6 +92,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
         name: ("laminar.client.sync", name)
         for name in ("Client", "Delivery", "Producer", "Reader", "Topic", "connect")
     },
+    "Datagrams": ("laminar.client.sync_datagrams", "Datagrams"),
     **{name: ("laminar.client.sync_sinks", name) for name in ("Sink", "Stager", "Transaction")},
     "Subscription": ("laminar.client.sync_subscription", "Subscription"),
 }
@@ -102,6 +104,7 @@ __all__ = [
     "Codec",
     "ConfigError",
     "CursorInfo",
+    "Datagrams",
     "Delivery",
     "Error",
     "Fenced",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from laminar.client.client import Client, connect
+from laminar.client.datagrams import Datagrams
 from laminar.client.producer import Delivery, Producer
 from laminar.client.reader import Reader
 from laminar.client.records import (
@@ -21,6 +22,7 @@ from laminar.client.topic import Topic
 
 __all__ = [
     "Client",
+    "Datagrams",
     "Delivery",
     "PartitionInfo",
     "Producer",

@@ -32,7 +32,7 @@ LAYER_OF = {
     "laminar.aio": "laminar",
 }
 
-BELOW_THE_CLIENT = ("laminar.batch", "laminar.route", "laminar.http")
+BELOW_THE_CLIENT = ("laminar.batch", "laminar.route", "laminar.datagram", "laminar.http")
 
 # Layer: what it may import beside itself. `laminar` is what `import laminar` shows, not all that is inside.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ebpf": ("router",),
     "laminar.batch": (),
     "laminar.route": (),
+    "laminar.datagram": ("laminar.batch",),
     "laminar.log": ("laminar.batch",),
     "laminar.http": ("laminar.batch",),
     "laminar.client": BELOW_THE_CLIENT,
@@ -75,6 +76,7 @@ PURE = (
     "laminar.arrow_ipc",
     "laminar.arrow_read",
     "laminar.columns",
+    "laminar.datagram",
     "laminar.flat",
     "laminar.frame",
     "laminar.one_value",

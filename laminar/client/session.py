@@ -24,6 +24,7 @@ from laminar.http.client import head_bytes
 from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
 
 if TYPE_CHECKING:
+    from laminar.client.datagrams import Datagrams
     from laminar.client.sender import Sender
 
 ATTEMPT_TIMEOUT_S = 10.0
@@ -102,6 +103,7 @@ class Session:
         self._silent_until_ms: dict[str, int] = {}
         self.reads_by_node: dict[str, int] = {}
         self.senders: set[Sender] = set()
+        self.datagrams: set[Datagrams[Any]] = set()
         self._resent_before = 0
         self._nodes: list[str] = list(endpoints.urls)
         self._maps: dict[str, TopicMap] = {}
@@ -448,6 +450,8 @@ class Session:
         gone = Unavailable("the client was closed", code="client_closed")
         for sender in list(self.senders):
             sender.close(gone)
+        for datagrams in list(self.datagrams):
+            await datagrams.close()
         for task in list(self._refreshing.values()):
             task.cancel()
         await self.pool.close()

@@ -35,6 +35,7 @@ from laminar.client.records import CursorInfo, PartitionInfo, ReadBatch, Receipt
 from laminar.client.sender import Sender
 from laminar.client.sinks import DEFAULT_STAGE_BYTES
 from laminar.client.subscription import HANDOVER_S, SESSION_S, Mode
+from laminar.client.sync_datagrams import Datagrams
 from laminar.client.sync_sinks import Sink, Transaction
 from laminar.client.sync_subscription import Subscription
 
@@ -402,6 +403,17 @@ class Topic(Generic[T]):
             read_ahead_bytes=read_ahead_bytes,
         )
         return Reader(self._portal, reader)
+
+    def datagrams(
+        self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
+    ) -> Datagrams[T]:
+        """Appends of small batches by datagram, for a program that keeps no connection.
+
+        `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
+        number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
+        """
+        datagrams = self._topic.datagrams(secret=secret, partitions=partitions, timeout=timeout)
+        return Datagrams(self._portal, datagrams)
 
     def subscribe(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from laminar.client.codecs import Codec, not_bytes
 from laminar.client.cursors import CursorState, cursor_path
+from laminar.client.datagrams import Datagrams
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import OutcomeUnknown
 from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnExpired
@@ -179,6 +180,18 @@ class Topic(Generic[T]):
             topic=self.name,
             encode=None if self.codec is None else self.codec.encode,
             buffer_bytes=buffer_bytes,
+        )
+
+    def datagrams(
+        self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
+    ) -> Datagrams[T]:
+        """Appends of small batches by datagram, for a program that keeps no connection.
+
+        `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
+        number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
+        """
+        return Datagrams(
+            self._session, self.name, self.codec, secret=secret, partitions=partitions, timeout=timeout
         )
 
     # -- reading -------------------------------------------------------------------------------

@@ -55,14 +55,17 @@ def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Ap
     if kind not in _PARSERS and kind != BATCH_TYPE:
         kind = kind.partition(";")[0].strip().lower()
     if kind == BATCH_TYPE:
-        return Append(None, _batches(request.body, limits, keyed=keyed))
+        return Append(None, read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request)
     records.check(limits)
     return Append(records, [])
 
 
-def _batches(body: Buffer, limits: Limits, *, keyed: bool) -> list[memoryview]:
-    """Whole frames, each verified and within the limits, before any of them is appended."""
+def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
+    """Whole frames, each verified and within the limits, before any of them is appended.
+
+    Raises 400, 413 or 422 naming the field. `keyed` as for `parse_append`.
+    """
     plain_bytes = 0
     try:
         frames = split(body)

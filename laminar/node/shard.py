@@ -125,6 +125,7 @@ class Shard(Process):
                 servers.append(
                     await loop.create_server(self.http.protocol_factory, sock=duplicate, backlog=1024)
                 )
+        await self.api.datagrams.serve()
         if not self.view.version:
             await self._first_view()
         self.spawn(self._keep_in_line())
@@ -140,6 +141,7 @@ class Shard(Process):
             partition.stop_waiting()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
+        self.api.datagrams.close()
         await asyncio.gather(self.storage.sync(), return_exceptions=True)
         for partition in list(self.partitions.values()):
             if partition.tables.underived_bytes >= derived.WORTH_BYTES:

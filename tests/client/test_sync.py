@@ -14,11 +14,12 @@ import pytest
 
 import laminar
 from laminar.client import client as aio_client
+from laminar.client import datagrams as aio_datagrams
 from laminar.client import producer as aio_producer
 from laminar.client import reader as aio_reader
 from laminar.client import sinks as aio_sinks
 from laminar.client import subscription as aio_subscription
-from laminar.client import sync, sync_sinks, sync_subscription
+from laminar.client import sync, sync_datagrams, sync_sinks, sync_subscription
 from laminar.client import topic as aio_topic
 
 TWINS = [
@@ -26,6 +27,7 @@ TWINS = [
     (aio_topic.Topic, sync.Topic),
     (aio_producer.Producer, sync.Producer),
     (aio_reader.Reader, sync.Reader),
+    (aio_datagrams.Datagrams, sync_datagrams.Datagrams),
     (aio_subscription.Subscription, sync_subscription.Subscription),
     (aio_sinks.Sink, sync_sinks.Sink),
     (aio_sinks.Stager, sync_sinks.Stager),

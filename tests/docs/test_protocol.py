@@ -6,8 +6,11 @@ import re
 
 import pytest
 
+from laminar import datagram
+from laminar.node.api.datagrams import MOST_WAITING
 from laminar.node.handshake import Channel, Hello
 from laminar.node.link import HEADER_SIZE, FrameKind
+from laminar.node.reuseport import HASH_POSITION
 from membership.gossip import DIGEST_BYTES, MAGIC, MAX_DATAGRAM_BYTES, SALT_BYTES
 from raft import messages
 from tests.docs.pages import ROOT
@@ -68,3 +71,19 @@ def test_a_datagram_is_laid_out_so() -> None:
     for position, name in zip(positions, ("salt", "digest", "body"), strict=True):
         assert f"| {position} | {name} |" in PAGE
     assert f"at most {MAX_DATAGRAM_BYTES:,} bytes" in PAGE
+
+
+def test_an_append_by_datagram_is_laid_out_so() -> None:
+    """Magic, where the kernel finds the hash, sizes and limits, kinds of answer."""
+    page = PAGE[PAGE.index("# Appends by datagram") : PAGE.index("# Between nodes")]
+
+    assert f"| 0 | magic | `{datagram.QUESTION_MAGIC.decode()}` |" in page
+    assert f"| 0 | magic | `{datagram.ANSWER_MAGIC.decode()}` |" in page
+    assert f"| {HASH_POSITION} | partition hash |" in page
+    assert 2 == page.count(f"| last {datagram.MAC_BYTES} | MAC |")
+    assert f"At most {datagram.MAX_DATAGRAM_BYTES:,} bytes" in page
+    assert f"1 to {datagram.LONGEST_TOPIC_BYTES}" in page
+    assert f"or than {datagram.SMALLEST_ANSWER_LIMIT}" in page
+    assert f"Above {MOST_WAITING:,} questions" in page
+    for kind in datagram.AnswerKind:
+        assert f"| {kind.value} | `{kind.name}` |" in page

@@ -19,6 +19,7 @@ from laminar.node.api.append import AppendRoutes
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
 from laminar.node.api.damage import LOCAL
+from laminar.node.api.datagrams import Datagrams
 from laminar.node.api.exchange import (
     FORWARDED,
     Exchange,
@@ -108,6 +109,7 @@ class Api:
         recover = RecoverRoutes(shard, self._exchange, topics, states)
         progress = ProgressRoutes(shard, fetch)
         sinks = SinkRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
+        self.datagrams = Datagrams(shard, self._locator, topics, limits=self.limits)
         self._append = AppendRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
         self._topics = topics
         self._handlers: dict[str, Handler] = {

@@ -124,6 +124,7 @@ class MetricsRoute:
             "repair": shard.repairs.statistics(),
             "scrub": shard.storage.scrubber.statistics(),
             "http": shard.http.statistics(),
+            "datagrams": shard.api.datagrams.statistics(),
             "transport": shard.transport.statistics(),
             "raft": shard.driver.statistics(),
             "loop": shard.health.statistics(),

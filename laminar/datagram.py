@@ -1,0 +1,277 @@
+"""Appends by datagram: the bytes of a question and of its answer, and the proof that they come from a friend.
+
+One datagram carries one small batch to one partition, and one comes back with the receipt, an error or the
+leader's address. Both end in a MAC under the cluster's secret, over everything before it; a reader checks it
+before it looks at anything else, and what fails is no datagram of ours (`Forged`), to be dropped in silence.
+It proves who sent, and hides nothing. A question begins so that programs in the kernel find the partition's
+hash (`laminar.node.reuseport`). Pure: no socket, clock or randomness. ``docs/protocol.md`` has every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
+
+import mmh3
+import msgspec
+
+from laminar.batch import Buffer
+
+QUESTION_MAGIC: Final = b"LMU1"
+ANSWER_MAGIC: Final = b"LMA1"
+MAC_BYTES: Final = 16
+NUMBER_BYTES: Final = 8
+MAX_DATAGRAM_BYTES: Final = 1_200
+"""Below the smallest path MTU of IPv6 (1,280) with its headers and UDP's: never cut into fragments."""
+LONGEST_TOPIC_BYTES: Final = 200
+
+# Magic, partition hash, kind, length of the topic's name, reserved, partition, number. Big-endian.
+_QUESTION: Final = struct.Struct(">4sIBBHI8s")
+# Magic, kind, shard, reserved, number.
+_ANSWER: Final = struct.Struct(">4sBBH8s")
+# First offset, records, replicas, flags.
+_RECEIPT: Final = struct.Struct(">QIHB")
+_SYNCED, _DUPLICATE = 1, 2
+SMALLEST_ANSWER_LIMIT: Final = 200
+"""An answer is not larger than its question, or than this."""
+
+
+class Forged(Exception):
+    """No datagram of somebody who has the secret: it is dropped, and nobody is told."""
+
+
+class Malformed(Exception):
+    """The sender has the secret, and says something that can't be understood: a field and what it holds.
+
+    `number` is that of the question, to answer with.
+    """
+
+    def __init__(self, message: str, *, field: str, value: Any, limit: Any = None, number: bytes) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
+        self.limit = limit
+        self.number = number
+
+
+class AnswerKind(IntEnum):
+    """What an answer says."""
+
+    RECEIPT = 1
+    """The batch is durable as its topic promises."""
+    PROBLEM = 2
+    """It was refused, or nobody can tell what became of it."""
+    LEADER = 3
+    """Another node leads: ask it."""
+
+
+APPEND: Final = 1
+"""The only kind of question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An append. `number` is drawn by who asks, and comes back with the answer; `frame` is its batch."""
+
+    topic: str
+    partition: int
+    number: bytes
+    frame: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where the batch lies. `duplicate`: it had been appended before."""
+
+    offset: int
+    count: int
+    replicas: int
+    synced: bool
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The node that leads: where its shared port is."""
+
+    host: str
+    port: int
+
+
+Problem: TypeAlias = dict[str, Any]
+"""The members of a problem document that have a value and can't be looked up by its `code`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, and from which shard: the one whose socket got the question."""
+
+    number: bytes
+    shard: int
+    body: Receipt | Problem | Leader
+
+
+def partition_hash(topic: str, partition: int) -> int:
+    """`router.partition_hash`, which a user's program may not import."""
+    return mmh3.hash(topic.encode() + b"\0" + struct.pack("<I", partition), 0, signed=False)
+
+
+def room_bytes(topic: str) -> int:
+    """How large a batch for this topic may be."""
+    return MAX_DATAGRAM_BYTES - _QUESTION.size - len(topic.encode()) - MAC_BYTES
+
+
+class Keys:
+    """The keys made of a secret: one for each direction, so that nothing can be sent back as an answer.
+
+    Without a secret the keys are those of the empty one, which keeps noise out and nobody else.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hashlib.blake2s(secret, person=b"LMU1 key").digest()
+
+    def __repr__(self) -> str:
+        return "<Keys>"
+
+    def _mac(self, content: Buffer, direction: bytes) -> bytes:
+        return hashlib.blake2s(content, digest_size=MAC_BYTES, key=self._key, person=direction).digest()
+
+    def _opened(self, datagram: bytes, *, magic: bytes, size: int, direction: bytes) -> memoryview:
+        """What stands before the MAC, which is right."""
+        if len(datagram) < size + MAC_BYTES or datagram[:4] != magic:
+            raise Forged
+        content = memoryview(datagram)[:-MAC_BYTES]
+        if not hmac.compare_digest(self._mac(content, direction), datagram[-MAC_BYTES:]):
+            raise Forged
+        return content
+
+    def encode_question(self, question: Question) -> bytes:
+        """The datagram; the caller keeps to `room_bytes`."""
+        topic = question.topic.encode()
+        assert len(question.number) == NUMBER_BYTES and 0 < len(topic) <= LONGEST_TOPIC_BYTES, question
+        head = _QUESTION.pack(
+            QUESTION_MAGIC,
+            partition_hash(question.topic, question.partition),
+            APPEND,
+            len(topic),
+            0,
+            question.partition,
+            question.number,
+        )
+        content = b"".join((head, topic, question.frame))
+        return content + self._mac(content, _ASKED)
+
+    def decode_question(self, datagram: bytes) -> Question:
+        """Raises `Forged`, or `Malformed` for what can't be understood."""
+        content = self._opened(datagram, magic=QUESTION_MAGIC, size=_QUESTION.size, direction=_ASKED)
+        _, hashed, kind, length, reserved, partition, number = _QUESTION.unpack_from(content)
+        if kind != APPEND:
+            raise Malformed("no such kind of question", field="kind", value=kind, limit=APPEND, number=number)
+        if reserved:
+            raise Malformed("must be 0", field="reserved", value=reserved, limit=0, number=number)
+        try:
+            topic = str(content[_QUESTION.size : _QUESTION.size + length], "utf-8")
+        except UnicodeDecodeError:
+            topic = ""
+        frame = content[_QUESTION.size + length :]
+        if not topic or length > LONGEST_TOPIC_BYTES or "\0" in topic or not frame:
+            raise Malformed(
+                "the name of a topic, and a batch behind it, are needed",
+                field="topic_bytes",
+                value=length,
+                limit=LONGEST_TOPIC_BYTES,
+                number=number,
+            )
+        if hashed != partition_hash(topic, partition):
+            raise Malformed(
+                f"the hash is not that of {topic}/{partition}",
+                field="partition_hash",
+                value=hashed,
+                limit=partition_hash(topic, partition),
+                number=number,
+            )
+        return Question(topic, partition, number, frame)
+
+    def encode_answer(self, answer: Answer, *, limit_bytes: int) -> bytes:
+        """The datagram; the text of a problem is cut so that it is not larger than `limit_bytes`.
+
+        A limit under `SMALLEST_ANSWER_LIMIT` counts as that.
+        """
+        kind, body = _encode_body(
+            answer.body, max(limit_bytes, SMALLEST_ANSWER_LIMIT) - _ANSWER.size - MAC_BYTES
+        )
+        content = _ANSWER.pack(ANSWER_MAGIC, kind, answer.shard, 0, answer.number) + body
+        return content + self._mac(content, _ANSWERED)
+
+    def decode_answer(self, datagram: bytes) -> Answer:
+        """Raises `Forged`; also for what a newer node may say and we can't understand."""
+        content = self._opened(datagram, magic=ANSWER_MAGIC, size=_ANSWER.size, direction=_ANSWERED)
+        _, kind, shard, _, number = _ANSWER.unpack_from(content)
+        body = content[_ANSWER.size :]
+        try:
+            return Answer(number, shard, _decode_body(kind, body))
+        except (struct.error, msgspec.MsgspecError, ValueError) as error:
+            raise Forged from error
+
+
+_ASKED: Final = b"question"
+_ANSWERED: Final = b"answer"
+
+_leader_decoder: Final = msgspec.msgpack.Decoder(tuple[str, int])
+_problem_decoder: Final = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+def _encode_body(body: Receipt | Problem | Leader, room: int) -> tuple[AnswerKind, bytes]:
+    match body:
+        case Receipt():
+            flags = _SYNCED * body.synced | _DUPLICATE * body.duplicate
+            packed = _RECEIPT.pack(body.offset, body.count, min(body.replicas, 0xFFFF), flags)
+            return AnswerKind.RECEIPT, packed
+        case Leader():
+            return AnswerKind.LEADER, msgspec.msgpack.encode((body.host, body.port))
+        case _:
+            return AnswerKind.PROBLEM, _fitting(body, room)
+
+
+def _fitting(problem: Problem, room: int) -> bytes:
+    """The problem, without what is least needed as far as it must be."""
+    encoded = msgspec.msgpack.encode(problem)
+    if len(encoded) <= room:
+        return encoded
+    detail = str(problem.get("detail", ""))
+    over = len(encoded) - room
+    if over + 3 < len(detail):
+        # Characters may be longer than a byte, so this may cut a little more than needed, never less.
+        cut = detail.encode()[: -over - 3].decode("utf-8", "ignore") + "…"
+        encoded = msgspec.msgpack.encode(problem | {"detail": cut})
+        if len(encoded) <= room:
+            return encoded
+    kept = {name: problem[name] for name in _NEEDED if name in problem}
+    return msgspec.msgpack.encode(kept)
+
+
+_NEEDED: Final = ("status", "code", "outcome", "retry_after_ms")
+
+
+def _decode_body(kind: int, body: memoryview) -> Receipt | Problem | Leader:
+    match kind:
+        case AnswerKind.RECEIPT:
+            if len(body) != _RECEIPT.size:
+                raise ValueError(f"a receipt of {len(body)} bytes")
+            offset, count, replicas, flags = _RECEIPT.unpack(body)
+            return Receipt(offset, count, replicas, bool(flags & _SYNCED), bool(flags & _DUPLICATE))
+        case AnswerKind.PROBLEM:
+            problem = _problem_decoder.decode(body)
+            if not isinstance(problem.get("code"), str) or not isinstance(problem.get("status"), int):
+                raise ValueError("a problem without its code")
+            return problem
+        case AnswerKind.LEADER:
+            return Leader(*_leader_decoder.decode(body))
+        case _:
+            raise ValueError(f"an answer of kind {kind}")

@@ -1,0 +1,250 @@
+"""The client's end of datagrams, before sockets that answer as a test says, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import laminar
+from laminar.batch import Batch
+from laminar.client.errors import Error, Fenced, OutcomeUnknown, TimedOut, Unavailable
+from laminar.datagram import Answer, Keys, Leader, Problem, Question, Receipt
+
+KEYS = Keys(b"")
+Reply = Receipt | Problem | Leader | None
+
+
+class Peer(asyncio.DatagramProtocol):
+    """A node of one socket: `say(question, times it was asked)` is its answer, None for silence."""
+
+    def __init__(self, say: Callable[[Question, int], Reply]) -> None:
+        self.say = say
+        self.asked: list[Question] = []
+        self.heard = asyncio.Event()
+        self.transport: Any = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.transport.get_extra_info("sockname")[:2]
+        return host, port
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        question = KEYS.decode_question(data)
+        self.asked.append(question)
+        self.heard.set()
+        said = self.say(question, sum(each.number == question.number for each in self.asked))
+        if said is not None:
+            answer = KEYS.encode_answer(Answer(question.number, 0, said), limit_bytes=1_000)
+            self.transport.sendto(answer, addr)
+
+
+@asynccontextmanager
+async def peer(say: Callable[[Question, int], Reply]) -> AsyncIterator[Peer]:
+    loop = asyncio.get_running_loop()
+    transport, made = await loop.create_datagram_endpoint(lambda: Peer(say), local_addr=("127.0.0.1", 0))
+    try:
+        yield made
+    finally:
+        transport.close()
+
+
+def placed(question: Question, count: int = 1) -> Receipt:
+    return Receipt(7, count, 3, synced=True, duplicate=False)
+
+
+def problem(code: str, status: int, **more: Any) -> Problem:
+    return {"code": code, "status": status, "detail": f"it is {code}", **more}
+
+
+def heads(made: Peer) -> list[tuple[int, int]]:
+    """Epoch and sequence of each question."""
+    return [
+        (header.producer_epoch, header.sequence)
+        for header in (Batch(memoryview(bytes(each.frame))).header for each in made.asked)
+    ]
+
+
+async def test_what_is_not_answered_is_sent_again_the_same() -> None:
+    """Byte by byte, so that the node knows it again."""
+    async with peer(lambda question, times: placed(question) if times == 3 else None) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                receipt = await datagrams.append(b"x")
+                told = datagrams.statistics()
+
+    assert laminar.Receipt(0, 7, 3, True) == receipt
+    assert {bytes(node.asked[0].frame)} == {bytes(each.frame) for each in node.asked}
+    assert (3, 2) == (told["datagrams"], told["resent"])
+
+
+async def test_without_an_answer_the_outcome_is_unknown_and_the_next_begins_an_epoch() -> None:
+    """An old copy that comes late can't be taken for a newer batch."""
+    silent = True
+    async with peer(lambda question, times: None if silent else placed(question)) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                with pytest.raises(OutcomeUnknown, match=r"0\.3 s; last: 127\.0\.0\.1:\d+ did not answer"):
+                    await datagrams.append(b"x", timeout=0.3)
+                silent = False
+                await datagrams.append(b"y")
+                await datagrams.append(b"z")
+
+    assert [(0, 0), (1, 0), (1, 1)] == list(dict.fromkeys(heads(node)))
+
+
+async def test_a_leader_that_is_named_is_asked_and_remembered() -> None:
+    """Also by those that come after."""
+    async with peer(lambda question, times: placed(question)) as leader:
+        host, port = leader.address
+        async with peer(lambda question, times: Leader(host, port)) as other:
+            async with laminar.aio.connect(other.url) as client:
+                async with client.topic("t").datagrams(partitions=1) as datagrams:
+                    for _ in range(3):
+                        await datagrams.append(b"x")
+
+    assert (1, 3) == (len(other.asked), len(leader.asked))
+
+
+async def test_two_that_name_each_other_are_not_asked_without_a_pause() -> None:
+    """While an election is under way, both may be wrong."""
+    names: dict[str, Leader] = {}
+    async with peer(lambda question, times: names["b"]) as a, peer(lambda question, times: names["a"]) as b:
+        names |= {"a": Leader(*a.address), "b": Leader(*b.address)}
+        async with laminar.aio.connect(a.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                with pytest.raises(OutcomeUnknown):
+                    await datagrams.append(b"x", timeout=1.0)
+
+    assert len(a.asked) + len(b.asked) < 100
+
+
+async def test_a_passing_trouble_is_waited_out_and_a_lasting_one_is_raised() -> None:
+    """As over HTTP, with the same exceptions."""
+
+    def say(question: Question, times: int) -> Reply:
+        if b"fenced" in bytes(question.frame):
+            return problem("fenced", 409, outcome="not_applied", field="producer_epoch", value=0, limit=1)
+        return placed(question) if times > 2 else problem("no_leader", 503, retry_after_ms=1)
+
+    async with peer(say) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                assert 7 == (await datagrams.append(b"x")).offset
+                with pytest.raises(Fenced) as told:
+                    await datagrams.append(b"fenced")
+
+    assert ("not_applied", "producer_epoch", 409) == (told.value.outcome, told.value.field, told.value.status)
+
+
+async def test_a_refusal_after_silence_leaves_the_outcome_unknown() -> None:
+    """The copy that was not answered may have been appended."""
+    async with peer(lambda question, times: problem("unknown_producer", 409) if times == 2 else None) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                with pytest.raises(OutcomeUnknown, match="an earlier copy"):
+                    await datagrams.append(b"x")
+
+
+async def test_what_waits_leaves_together_and_never_more_than_has_room() -> None:
+    """One datagram of a partition is under way at a time."""
+    sizes: list[int] = []
+
+    def say(question: Question, times: int) -> Reply:
+        count = Batch(memoryview(bytes(question.frame))).header.count
+        sizes.append(count)
+        return placed(question, count)
+
+    async with peer(say) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                receipts = await asyncio.gather(*(datagrams.append(b"v" * 100) for _ in range(40)))
+
+    assert 40 == sum(sizes) == len(receipts)
+    assert 4 <= len(sizes) <= 12
+    assert all(len(each.frame) <= 1_200 - 24 - 1 - 16 for each in node.asked)
+
+
+async def test_closing_says_what_becomes_of_what_is_under_way() -> None:
+    """Sent: unknown; not sent yet: not applied; also where only the client is closed."""
+    async with peer(lambda question, times: None) as node:
+        for close_client in (False, True):
+            async with laminar.aio.connect(node.url) as client:
+                datagrams = client.topic("t").datagrams(partitions=1)
+                node.heard.clear()
+                first = asyncio.ensure_future(datagrams.append(b"first"))
+                await node.heard.wait()
+                second = asyncio.ensure_future(datagrams.append(b"second"))
+                await asyncio.sleep(0)
+                await (client.close() if close_client else datagrams.close())
+                ends = await asyncio.gather(first, second, return_exceptions=True)
+                assert [OutcomeUnknown, Unavailable] == [type(end) for end in ends]
+                with pytest.raises(Unavailable):
+                    await datagrams.append(b"third")
+
+
+async def test_what_could_not_be_sent_in_time_was_not_applied() -> None:
+    """It waited behind one that nobody answered."""
+    async with peer(lambda question, times: None) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                first = asyncio.ensure_future(datagrams.append(b"first"))
+                await node.heard.wait()
+                with pytest.raises(TimedOut) as told:
+                    await datagrams.append(b"second", timeout=0.1)
+                first.cancel()
+
+    assert "not_applied" == told.value.outcome
+
+
+async def test_answers_that_prove_nothing_are_not_heard() -> None:
+    """Of another secret, of another number, noise."""
+
+    class Liar(Peer):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            question = KEYS.decode_question(data)
+            said = Answer(question.number, 0, Receipt(1, 1, 1, True, False))
+            self.transport.sendto(Keys(b"another").encode_answer(said, limit_bytes=300), addr)
+            self.transport.sendto(b"noise", addr)
+            said = Answer(b"12345678", 0, Receipt(2, 1, 1, True, False))
+            self.transport.sendto(KEYS.encode_answer(said, limit_bytes=300), addr)
+            super().datagram_received(data, addr)
+
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: Liar(lambda question, times: placed(question)), local_addr=("127.0.0.1", 0)
+    )
+    host, port = transport.get_extra_info("sockname")
+    async with laminar.aio.connect(f"http://{host}:{port}") as client:
+        async with client.topic("t").datagrams(partitions=1) as datagrams:
+            receipt = await datagrams.append(b"x")
+            told = datagrams.statistics()
+    transport.close()
+
+    assert (7, 2) == (receipt.offset, told["forged"])
+
+
+async def test_a_value_that_is_none_and_a_number_of_partitions_that_is_none() -> None:
+    """Said where it is given, before anything is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        async with laminar.aio.connect(f"http://127.0.0.1:{sock.getsockname()[1]}") as client:
+            with pytest.raises(laminar.ConfigError, match="partitions=0"):
+                client.topic("t").datagrams(partitions=0)
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                with pytest.raises(TypeError):
+                    await datagrams.append("text")  # type: ignore[arg-type]  # the mistake that is tested
+                with pytest.raises(Error) as told:
+                    await datagrams.append(b"x", timestamp_ms=1 << 70)
+                assert "invalid" == told.value.code
