@@ -22,6 +22,10 @@ from membership.records import (
     Result,
 )
 
+# Of one partition, the last of those whose nodes have not said that they deleted them. A node that comes back
+# after more moves than that keeps its replica's data until somebody deletes it by hand.
+MAX_REMOVED = 32
+
 Change = tuple[CatalogState, Result]
 
 
@@ -92,7 +96,7 @@ def report_configuration(state: CatalogState, request: ReportConfiguration) -> C
     partition = replace(
         partition,
         leaving=[each for each in partition.leaving if each not in gone],
-        removed=[*partition.removed, *(each.replica for each in gone)],
+        removed=[*partition.removed, *(each.replica for each in gone)][-MAX_REMOVED:],
         configuration_index=request.index,
         version=state.version + 1 if gone else partition.version,
     )

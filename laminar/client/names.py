@@ -7,6 +7,7 @@ anything is sent: from there on nobody of an older epoch writes, so what a parti
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -32,7 +33,8 @@ async def take_name(session: Session, name: str, *, timeout_s: float | None) -> 
         "POST",
         "/v1/producers",
         body=msgspec.json.encode({"name": name}),
-        headers={"Content-Type": "application/json"},
+        # However often it is sent, and whenever it arrives, the name is taken once.
+        headers={"Content-Type": "application/json", "Idempotency-Key": secrets.token_hex(16)},
         timeout_s=timeout_s,
     )
     identity = answer.json()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterable, Iterable, Mapping
 from types import TracebackType
@@ -59,7 +60,9 @@ class Sink:
             return await self._begin(timeout)
 
     async def _begin(self, timeout: float | None) -> int:
-        answer = await self._session.call("POST", sink_path(self.name), timeout_s=timeout)
+        # However often it is sent, and whenever it arrives: it is one beginning.
+        key = {"Idempotency-Key": secrets.token_hex(16)}
+        answer = await self._session.call("POST", sink_path(self.name), headers=key, timeout_s=timeout)
         told = SinkInfo.from_answer(answer.json())
         self._epoch.began(told.epoch, -1 if told.committed is None else told.committed)
         return told.epoch

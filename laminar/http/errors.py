@@ -113,6 +113,13 @@ _ROWS: Final = (
         hint="Send the same again a little later.",
     ),
     _row("no_stage", 409, "Stages of this batch are not there", hint="Stage the batch again."),
+    _row(
+        "stages_lost",
+        409,
+        "What a batch committed is gone from every replica of a partition",
+        hint="This sink goes no further. Restore what is missing, and go on with a sink of another name.",
+        outcome="unknown",
+    ),
     _row("already_committed", 409, "This batch is committed already"),
     _row(
         "out_of_sequence",

@@ -30,6 +30,8 @@ _log = logging.getLogger("laminar.transactions")
 TOPIC = "_transactions"
 RETRY_S = 0.05
 SLOWEST_RETRY_S = 2.0
+# A batch whose stages are gone from a partition.
+LOST_RETRY_S = 30.0
 # A decision that was not published by then is told as such: asking again waits on.
 PUBLISH_WAIT_S = 20.0
 
@@ -76,6 +78,8 @@ class Coordinator:
         self._targets = targets
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
+        # By sink, a decision of which some partition has nothing left, and since when that is known.
+        self._lost: dict[bytes, tuple[Decision, Problem, float]] = {}
         # Sinks whose decision is being published here, and who waits for that.
         self._finishing: dict[bytes, asyncio.Future[None]] = {}
 
@@ -87,21 +91,29 @@ class Coordinator:
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
         return self.partition.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
-    async def begin(self, sink_id: bytes, name: str) -> Sink:
-        """Raise the sink's epoch; whoever drove it before is refused from now on."""
+    async def begin(self, sink_id: bytes, name: str, request: str = "") -> Sink:
+        """Raise the sink's epoch; whoever drove it before is refused from now on.
+
+        Once for each `request` that is named: one that comes late or again fences nobody who began by it.
+        """
+        return await self._raise(sink_id, msgspec.structs.replace(self._sink(sink_id), name=name), request)
+
+    async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
+        """Raise the epoch of a producer's name, as `begin` does a sink's. `producer`: the id that it gets if
+        it has none yet.
+        """
         sink = self._sink(sink_id)
-        begun = msgspec.structs.replace(sink, name=name, epoch=sink.epoch + 1)
+        named = msgspec.structs.replace(sink, name=name, producer=sink.producer or producer)
+        return await self._raise(sink_id, named, request)
+
+    async def _raise(self, sink_id: bytes, sink: Sink, request: str) -> Sink:
+        if request and sink.begun_by == request:
+            partition = self.partition
+            await partition.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
+            return sink
+        begun = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request)
         await self._change(sink_id, begun)
         return begun
-
-    async def take_name(self, sink_id: bytes, name: str, producer: bytes) -> Sink:
-        """Raise the epoch of a producer's name. `producer`: the id that it gets if it has none yet."""
-        sink = self._sink(sink_id)
-        taken = msgspec.structs.replace(
-            sink, name=name, epoch=sink.epoch + 1, producer=sink.producer or producer
-        )
-        await self._change(sink_id, taken)
-        return taken
 
     async def status(self, sink_id: bytes) -> Sink:
         """The sink as it is committed, confirmed by a majority after this call."""
@@ -113,7 +125,8 @@ class Coordinator:
         or a later one was: numbers rise.
 
         Raises 409 `fenced` for an older epoch, `no_stage` where something is not staged any more, 422 for
-        an epoch that never began, and 504 `outcome_unknown` when the commit is not known to be over.
+        an epoch that never began, 504 `outcome_unknown` when the commit is not known to be over, and
+        `stages_lost` when this or the batch before was decided and can't be published any more.
         """
         if epoch > self._sink(sink_id).epoch:
             # Who was deposed unawares has not heard of it: only a leader may deny it.
@@ -135,7 +148,12 @@ class Coordinator:
         sink = self._sink(sink_id)
         if sink.undone is not None:
             # The batch before is decided and not published: its own commit goes on with it.
-            await self._finished(sink_id, sink.undone.number)
+            try:
+                await self._finished(sink_id, sink.undone.number)
+            except Problem as problem:
+                if problem.code == "stages_lost":
+                    problem.outcome = "not_applied"  # of this batch nothing is decided
+                raise
             return await self.commit(sink_id, number, epoch, parts)
         targets = tuple(
             Target(part.topic, part.partition, group)
@@ -164,7 +182,9 @@ class Coordinator:
     # -- publishing ------------------------------------------------------------------------
 
     async def _finished(self, sink_id: bytes, number: int) -> None:
-        """Wait until a decided batch is published everywhere. Raises 504 `outcome_unknown`."""
+        """Wait until a decided batch is published everywhere. Raises 504 `outcome_unknown`, or `stages_lost`
+        where it can't be any more.
+        """
         why = "not yet published in every partition"
         try:
             async with asyncio.timeout(PUBLISH_WAIT_S):
@@ -172,11 +192,17 @@ class Coordinator:
                     sink = self._sink(sink_id)
                     if sink.number >= number and (sink.undone is None or sink.undone.number > number):
                         return
+                    lost = self._lost.get(sink_id)
+                    if lost is not None and lost[0] == sink.undone:
+                        break
                     self._finish(sink_id)
                     await asyncio.shield(self._finishing[sink_id])
+            raise Problem("stages_lost", f"batch {number} of this sink is decided, and {lost[1].detail}")
         except TimeoutError:
             pass
         except Problem as problem:
+            if problem.code == "stages_lost":
+                raise
             why = problem.detail or problem.code
         raise Problem("outcome_unknown", f"batch {number} of this sink is decided, and {why}")
 
@@ -193,7 +219,10 @@ class Coordinator:
         """Go on with what leaders before this one decided."""
         if self.partition.leads:
             for sink_id in self.partition.tables.sinks.undone():
-                self._finish(sink_id)
+                # What is gone comes back with its topic's deletion at most: then the sink goes on.
+                lost = self._lost.get(sink_id)
+                if lost is None or self._loop.time() - lost[2] >= LOST_RETRY_S:
+                    self._finish(sink_id)
 
     def _finish(self, sink_id: bytes) -> None:
         if sink_id not in self._finishing:
@@ -226,8 +255,14 @@ class Coordinator:
                 for error in failed:
                     if not isinstance(error, Problem):
                         raise error
+                    if error.code == "no_stage":
+                        # Only a leader says so, and every leader has the pin, as long as anybody has.
+                        self._lost[sink_id] = (decision, error, self._loop.time())
+                        _log.error("batch %d of sink %s: %s", decision.number, sink.name, error)
+                        return
                 try:
                     if not failed:
+                        self._lost.pop(sink_id, None)
                         now = self._sink(sink_id)
                         if now.undone == decision:
                             # Waited for: behind a commit that was answered nobody is told of one under way.

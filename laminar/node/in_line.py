@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("laminar.shard")
 
 RETRY_S = 0.2
+# How soon it is looked again at a batch that is being committed.
+PINNED_S = 1.0
 FIRST_TERM = 1
 
 
@@ -127,12 +129,18 @@ class InLine:
             await shard.open(entry)
 
     async def change_policies(self) -> None:
-        """Bring each replica's flush policy in line with its topic's settings, while appends go on."""
+        """Bring each replica's flush policy in line with its topic's settings, while appends go on.
+
+        Not to `interval` while a batch is pinned: what is published then is synced as it was promised.
+        """
         shard = self._shard
         changed = []
         for (topic, number), partition in list(shard.partitions.items()):
             record = shard.view.topics().get(topic)
             if record is None or partition.log.policy == policy_of(record.settings):
+                continue
+            if policy_of(record.settings).is_interval and partition.tables.stages.pinned:
+                asyncio.get_running_loop().call_later(PINNED_S, shard.bring_in_line)
                 continue
             try:
                 await shard.storage.set_policy(partition.log, policy_of(record.settings))

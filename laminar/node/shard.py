@@ -30,6 +30,7 @@ from laminar.node.catalog_service import (
     encode_request,
 )
 from laminar.node.catch_up.service import CatchUp
+from laminar.node.coordinator import TOPIC as COORDINATORS
 from laminar.node.in_line import InLine
 from laminar.node.moves import LOOK_S, Moves
 from laminar.node.opening import Opening
@@ -279,6 +280,9 @@ class Shard(Process):
     # -- room ----------------------------------------------------------------------------
 
     def _rules_of(self, topic: str) -> Rules:
+        if topic == COORDINATORS:
+            # What it knows is in its tables, which each start of its log carries: no entry is needed twice.
+            return Rules(retention_bytes=0)
         record = self.view.topics().get(topic)
         return Rules.of(record.settings) if record is not None else Rules()
 

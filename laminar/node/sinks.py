@@ -42,6 +42,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 class Sink(msgspec.Struct, frozen=True, array_like=True):
     """`name` is for people. `number` is that of the last decision, -1 before the first; `undone` is that
     decision while it is not published everywhere. `producer` is the id that belongs to a producer's name.
+    `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     undone: Decision | None = None
     changed_ms: int = 0
     producer: bytes = b""
+    # What a log written before there were such says nothing of.
+    begun_by: str = ""
 
 
 class SinkChange(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,9 @@ from laminar.batch import Header, Kind
 from laminar.node.wire import Buffer
 
 _HEADER = 128
+# Stretches in which the log may not begin. Of more, neighbours are joined: then it begins in steps of a few
+# in a thousand of its publishes.
+MAX_NAMED = 1024
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +95,9 @@ class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
-    """The whole table. `named`: index of a publish, and the lowest entry that it names."""
+    """The whole table. `named`: where the log may not begin, from the first entry of a pair on to before the
+    second: index of a publish, and the lowest entry that it, or another before it, names.
+    """
 
     open: list[tuple[BatchKey, StagedBatch]] = []
     published: list[tuple[bytes, Published]] = []
@@ -114,7 +119,7 @@ class Stages:
     __slots__ = ("_maps", "_undo")
 
     def __init__(self) -> None:
-        # What is open, what was published, what publishes name.
+        # What is open, what was published, what publishes name (in order of their entries).
         self._maps: tuple[dict[BatchKey, StagedBatch], dict[bytes, Published], dict[int, int]] = ({}, {}, {})
         # (index, number of the map, key, value before) of changes that may be truncated.
         self._undo: deque[tuple[int, int, Any, Any]] = deque()
@@ -127,6 +132,11 @@ class Stages:
     def size_bytes(self) -> int:
         """Bytes of all that is open."""
         return sum(batch.size_bytes for batch in self._maps[0].values())
+
+    @property
+    def pinned(self) -> bool:
+        """Whether anything is."""
+        return any(batch.pinned for batch in self._maps[0].values())
 
     def batch(self, key: BatchKey) -> StagedBatch | None:
         """What is staged of a batch, as the log's end has it."""
@@ -219,7 +229,25 @@ class Stages:
         published = Published(record.number, record.epoch, header.index, header.base_offset, header.count)
         self._put(header.index, 1, record.sink, published)
         if record.stages:
-            self._put(header.index, 2, header.index, min(index for index, _ in record.stages))
+            self._name(header.index, min(index for index, _ in record.stages))
+
+    def _name(self, publish: int, first: int) -> None:
+        """Between the first entry that a publish names and itself the log may not begin."""
+        named = self._maps[2]
+        for earlier in list(reversed(named)):
+            if earlier < first:
+                break
+            # They overlap: neither can be the border of anything.
+            first = min(first, named[earlier])
+            self._put(publish, 2, earlier, None)
+        self._put(publish, 2, publish, first)
+        if len(named) > MAX_NAMED:
+            whole = list(named.items())
+            for earlier, _ in reversed(whole):
+                self._put(publish, 2, earlier, None)
+            for place in range(0, len(whole), 2):
+                pair = whole[place : place + 2]
+                self._put(publish, 2, pair[-1][0], pair[0][1])
 
     def started(self, index: int, start_index: int) -> None:
         """Entry `index` lets the log begin behind `start_index`: what was published up to there is gone."""
@@ -228,13 +256,20 @@ class Stages:
 
     def truncated(self, index: int) -> None:
         """Entry `index` and all behind it are gone: roll back."""
+        numbers = set()
         while self._undo and self._undo[-1][0] >= index:
             _, number, key, before = self._undo.pop()
+            numbers.add(number)
             table: dict[Any, Any] = self._maps[number]
             if before is None:
                 table.pop(key, None)
             else:
                 table[key] = before
+        if 2 in numbers:
+            # What comes back comes last: a start that was rolled back had taken the first.
+            ordered = sorted(self._maps[2].items())
+            self._maps[2].clear()
+            self._maps[2].update(ordered)
 
     def committed(self, index: int) -> None:
         """Entries up to `index` will never be truncated."""

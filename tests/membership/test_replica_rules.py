@@ -20,7 +20,7 @@ from membership.records import (
     Result,
     TopicRecord,
 )
-from membership.replica_rules import change_replicas
+from membership.replica_rules import MAX_REMOVED, change_replicas
 
 GROUP = b"g" * 16
 
@@ -48,6 +48,23 @@ def do(state: CatalogState, change: Any) -> tuple[CatalogState, Result]:
     after, result = change_replicas(state, ChangeReplicas(change))
     assert (after is state) == (result.outcome in ("unchanged", "absent", "conflict"))
     return after, result
+
+
+def test_what_never_comes_back_is_remembered_within_bounds() -> None:
+    """The last ones, whose ids are the highest: none is given again."""
+    state = state_of(*"abc")
+    for number in range(2 * MAX_REMOVED):
+        name = f"d{number}"
+        state = replace(state, nodes=state.nodes | {name: node(name)})
+        record = state.partitions["t/0"]
+        gone = record.replicas[-1].replica_id
+        state, result = do(state, step(replica_id=gone, node=name, version=record.version))
+        assert "updated" == result.outcome, result
+        state, _ = do(state, ReportConfiguration("t/0", GROUP, 20 + number, [1, 2]))
+
+    removed = [each.replica_id for each in state.partitions["t/0"].removed]
+    last = state.next_replica_id - 1
+    assert list(range(last - MAX_REMOVED, last)) == removed
 
 
 def test_a_replica_goes_by_way_of_leaving_and_removed() -> None:

@@ -15,11 +15,14 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control
 from laminar.http.errors import Problem
 from laminar.http.records import Limits
+from laminar.node import coordinator as coordinator_module
 from laminar.node.api import sinks
 from laminar.node.api.locate import Where
 from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
+from laminar.node.clock import Clock
 from laminar.node.coordinator import Coordinator, Part
-from laminar.node.sinks import Sink, SinkChange, Target
+from laminar.node.retention import Retention, Rules
+from laminar.node.sinks import Decision, Sink, SinkChange, Target
 from laminar.node.staging import Batch as StagedBatch
 from laminar.node.staging import Staging
 from laminar.node.transport import TcpAddress
@@ -133,6 +136,92 @@ async def test_the_next_batch_is_decided_when_the_one_before_is_published_everyw
 
         assert await first and await second
         assert [0, 1] == targets.published
+
+
+async def test_a_beginning_that_arrives_again_fences_nobody_who_began_by_it(tmp_path: Path) -> None:
+    """Its answer was lost, or it was sent to two nodes: it is one beginning, now and after a restart."""
+    async with lone_partition(tmp_path) as partition:
+        coordinator = Coordinator(partition, Targets(), spawn=Spawned())
+        first = await coordinator.begin(SINK, "s", "one")
+        assert 1 == first.epoch == (await coordinator.begin(SINK, "s", "one")).epoch
+        assert 2 == (await coordinator.begin(SINK, "s", "two")).epoch
+        # Behind another's it is a beginning of its own: nobody goes on under an epoch that was fenced.
+        assert 3 == (await coordinator.begin(SINK, "s", "one")).epoch
+        name = await coordinator.take_name(b"n" * 16, "n", b"p" * 16, "three")
+        again = await coordinator.take_name(b"n" * 16, "n", b"q" * 16, "three")
+        assert (1, b"p" * 16) == (name.epoch, name.producer) == (again.epoch, again.producer)
+    async with lone_partition(tmp_path) as partition:
+        coordinator = Coordinator(partition, Targets(), spawn=Spawned())
+        await until(lambda: partition.leads)
+        assert 3 == (await coordinator.begin(SINK, "s", "one")).epoch
+        assert 4 == (await coordinator.begin(SINK, "s")).epoch
+        assert 5 == (await coordinator.begin(SINK, "s")).epoch
+
+
+class Emptied(Targets):
+    """One of its partitions has lost what it had pinned."""
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+        return b"g" * 16
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        self.published.append(number)
+        if not self.may_publish.is_set():
+            raise Problem("no_stage", "t/0 holds no pinned stages of this batch", outcome="not_applied")
+
+
+async def test_a_batch_whose_stages_are_gone_everywhere_ends_in_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and so does every later one: behind a batch that is not whole nothing is decided."""
+    async with lone_partition(tmp_path) as partition:
+        targets = Emptied()
+        coordinator = Coordinator(partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        for number, outcome in ((0, "unknown"), (0, "unknown"), (1, "not_applied")):
+            with pytest.raises(Problem) as problem:
+                await coordinator.commit(SINK, number, epoch, [PART])
+            assert ("stages_lost", outcome) == (problem.value.code, problem.value.outcome)
+            assert "batch 0" in problem.value.detail and "t/0" in problem.value.detail
+        coordinator.finish_all()
+        assert [0] == targets.published, "it is not tried without end"
+        monkeypatch.setattr(coordinator_module, "LOST_RETRY_S", 0.0)
+        targets.may_publish.set()  # its topic was deleted
+        coordinator.finish_all()
+        await until(lambda: not partition.tables.sinks.undone())
+        assert await coordinator.commit(SINK, 1, epoch, [PART])
+
+
+async def test_the_log_of_the_coordinators_is_trimmed_and_what_they_know_is_not(tmp_path: Path) -> None:
+    """Whole segments go as soon as they are sealed: epochs and decisions travel with the start."""
+    many = tuple(Target("t" * 200, number, b"g" * 16) for number in range(200))
+    async with lone_partition(tmp_path) as partition:
+        coordinator = Coordinator(partition, Targets(), spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s", "one")).epoch
+        retention = Retention(
+            clock=Clock(),
+            rules_of=lambda topic: Rules(retention_bytes=0),
+            space_is_low=lambda: False,
+            hold_ms=1_000,
+        )
+        number = 0
+        while retention.moved == 0:
+            decided = Sink("s", epoch, number, Decision(number, epoch, many), begun_by="one")
+            await partition.append_control(
+                build_control(Kind.SINK, msgspec.msgpack.encode(SinkChange(SINK, decided)))
+            )
+            retention.look(partition)
+            await asyncio.sleep(0)
+            number += 1
+            assert number < 1_000
+        assert partition.log.start.index > 1
+        known = await coordinator.status(SINK)
+    async with lone_partition(tmp_path) as partition:
+        coordinator = Coordinator(partition, Targets(), spawn=Spawned())
+        await until(lambda: partition.leads)
+        found = await coordinator.status(SINK)
+        assert (known.epoch, known.number, known.undone) == (found.epoch, found.number, found.undone)
+        assert epoch == (await coordinator.begin(SINK, "s", "one")).epoch
 
 
 # -- the routes ----------------------------------------------------------------------------

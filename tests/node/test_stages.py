@@ -12,6 +12,7 @@ import pytest
 from laminar.batch import Batch, Header, build, tag_bit, verify
 from laminar.http.errors import Problem
 from laminar.http.records import Records
+from laminar.node import stages as stages_module
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.stages import Stages
@@ -218,6 +219,41 @@ def test_the_table_is_a_function_of_the_log() -> None:
             other = Stages()
             other.restore(stages.stored())
             assert other.stored() == stages.stored()
+
+
+@pytest.mark.parametrize("most", [4, 1024])
+def test_where_the_log_may_begin_is_known_in_bounded_memory(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stretches that overlap are one; of too many, neighbours are: that keeps more, and tears nothing."""
+    monkeypatch.setattr(stages_module, "MAX_NAMED", most)
+    rng = random.Random(3)
+    for _ in range(100):
+        stages, index = Stages(), 0
+        names: dict[int, int] = {}
+        for number in range(40):
+            held = []
+            for _ in range(rng.randrange(1, 3)):
+                index += rng.randrange(1, 4)
+                held.append((index, 1))
+            index += rng.randrange(1, 6)
+            # Of some, a stage is from long ago.
+            if rng.random() < 0.1 and names:
+                held.append((rng.choice(sorted(names)), 1))
+            for sink in (SINK, b"t" * 16):
+                frame = publish_entry(index, sink, number, 1, held)
+                stages.appended(Header.unpack(frame), frame)
+                names[index] = min(first for first, _ in held)
+                index += 1
+        assert len(stages.stored().named) <= most
+        borders = 0
+        for limit in range(index + 1):
+            torn = any(publish > limit >= first for publish, first in names.items())
+            may = stages.start_limit(limit) == limit
+            borders += may
+            assert may <= (not torn)
+            assert may == (not torn) or most == 4
+        assert borders
 
 
 def _apply(stages: Stages, index: int, change: tuple[int, int, int]) -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # would double something.
 _APPENDS = frozenset({"append_to_topic", "append_to_partition"})
 _PROMISES = {
-    KEY: _APPENDS,
+    KEY: _APPENDS | {"begin_producer", "begin_sink"},
     PRODUCER: frozenset({"append_to_partition"}),
     EPOCH: frozenset({"append_to_partition"}),
     SEQUENCE: frozenset({"append_to_partition"}),

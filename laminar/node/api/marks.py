@@ -48,23 +48,29 @@ def is_marked(request: Request) -> bool:
     return KEY in request.headers or PRODUCER in request.headers
 
 
+def key_of(request: Request) -> str | None:
+    """The request's idempotency key, if it has one. Raises 422 `invalid`."""
+    key = request.headers.get(KEY)
+    if key is not None and not _KEY.match(key):
+        raise Problem(
+            "invalid",
+            "an idempotency key is visible ASCII without blanks",
+            field=KEY,
+            value=key,
+            limit=f"1 to {LONGEST_KEY} characters",
+        )
+    return key
+
+
 def mark_of(request: Request, *, scope: str) -> Mark | None:
     """What the head of an append promises; None: nothing. `scope` is what the request appends to in kind: the
     same body to another is another request. Raises 422 `invalid`.
     """
     headers = request.headers
-    key = headers.get(KEY)
+    key = key_of(request)
     if key is not None:
         if PRODUCER in headers:
             raise Problem("invalid", "a key or a producer's number, not both", field=KEY, value=key)
-        if not _KEY.match(key):
-            raise Problem(
-                "invalid",
-                "an idempotency key is visible ASCII without blanks",
-                field=KEY,
-                value=key,
-                limit=f"1 to {LONGEST_KEY} characters",
-            )
         return Mark(_key_id(key, 0), 0, _content(request, scope), key)
     producer = headers.get(PRODUCER)
     if producer is None:

@@ -15,6 +15,7 @@ import msgspec
 from laminar.http.messages import Request, Response
 from laminar.http.routes import check_name
 from laminar.node.api.bodies import json_body
+from laminar.node.api.marks import key_of
 from laminar.node.api.sinks import SinkRoutes
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ProducerRoutes:
         name = json_body(request, _New).name
         producer, epoch = self._shard.rng.randbytes(16), 0
         if name is not None:
-            taken = await self._sinks.take_name(check_name(name, field="name"), producer)
+            named = key_of(request) or self._shard.rng.randbytes(16).hex()
+            taken = await self._sinks.take_name(check_name(name, field="name"), producer, named)
             producer, epoch = taken.producer, taken.epoch
         return Response.json({"producer": producer.hex(), "epoch": epoch, "name": name}, status=201)

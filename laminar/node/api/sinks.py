@@ -22,6 +22,7 @@ from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.locate import Locator
+from laminar.node.api.marks import key_of
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.api.tries import may_retry
 from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
@@ -113,6 +114,8 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     parts: list[Part] = []
     producer: bytes = b""
+    # What names a `begin` or `name`, so that it may be asked again.
+    request: str = ""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -146,8 +149,9 @@ class SinkRoutes:
 
     async def begin(self, request: Request, sink: str) -> Response:
         """POST /v1/sinks/{sink}: a new epoch."""
+        named = key_of(request) or self._shard.rng.randbytes(16).hex()
         await self._made()
-        answer = await self._ask_coordinator("begin", id_of(sink), name=sink)
+        answer = await self._ask_coordinator("begin", id_of(sink), name=sink, request=named)
         return Response.json(_described(sink, answer.sink))
 
     async def describe(self, request: Request, sink: str) -> Response:
@@ -223,10 +227,13 @@ class SinkRoutes:
         result = "applied" if answer.applied else "already"
         return Response.json({"sink": sink, "number": int(number), "result": result})
 
-    async def take_name(self, name: str, producer: bytes) -> Sink:
+    async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
         """The next epoch of a producer's name; see `Coordinator.take_name`."""
         await self._made()
-        return (await self._ask_coordinator("name", id_of_name(name), name=name, producer=producer)).sink
+        answer = await self._ask_coordinator(
+            "name", id_of_name(name), name=name, producer=producer, request=request
+        )
+        return answer.sink
 
     # -- finding leaders -------------------------------------------------------------------
 
@@ -303,9 +310,11 @@ class SinkRoutes:
 
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
         if request.operation == "begin":
-            return SinkAnswer(await coordinator.begin(request.sink, request.name))
+            return SinkAnswer(await coordinator.begin(request.sink, request.name, request.request))
         if request.operation == "name":
-            return SinkAnswer(await coordinator.take_name(request.sink, request.name, request.producer))
+            return SinkAnswer(
+                await coordinator.take_name(request.sink, request.name, request.producer, request.request)
+            )
         if request.operation == "status":
             return SinkAnswer(await coordinator.status(request.sink))
         applied = await coordinator.commit(request.sink, request.number, request.epoch, request.parts)

@@ -239,7 +239,7 @@ def test_promises_that_are_not_kept_are_refused(
         headers={"Laminar-Producer": "ab" * 16, "Laminar-Sequence": "0"},
     )
     problem(answer, 501, "not_implemented", field="laminar-producer")
-    answer = http.post("/v1/sinks/nobody", headers={KEY: "once"})
+    answer = http.put("/v1/sinks/nobody/batches/0", headers={KEY: "once"}, content=b"{}")
     problem(answer, 501, "not_implemented", field="idempotency-key")
 
 

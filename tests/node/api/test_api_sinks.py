@@ -254,3 +254,22 @@ def test_numbers_that_cannot_be_are_refused(
     begin(http, "s8")
     answer = commit(http, "s8", 0, epoch, (topic, partition, [stage_number]))
     assert answer.status_code in (400, 422), answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/sinks/s-twice", "/v1/producers"])
+def test_a_beginning_with_a_key_is_one_however_often_it_is_sent(http: httpx.Client, path: str) -> None:
+    """An answer that was lost costs no epoch; without a key each is one of its own."""
+
+    def begun(key: str | None) -> int:
+        headers = {"Idempotency-Key": key} if key else {}
+        content = b'{"name": "twice"}' if path == "/v1/producers" else b""
+        answer = http.post(path, headers=headers, content=content)
+        assert answer.status_code in (200, 201), answer.text
+        epoch = answer.json()["epoch"]
+        assert isinstance(epoch, int)
+        return epoch
+
+    first = begun("a")
+    assert [0, 0, 1, 1, 2, 3] == [begun(key) - first for key in ("a", "a", "b", "b", None, None)]
+    refused = http.post(path, headers={"Idempotency-Key": "a b"}, content=b'{"name": "t"}')
+    assert (422, "idempotency-key") == (refused.status_code, refused.json()["field"])

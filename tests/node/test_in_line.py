@@ -1,0 +1,47 @@
+"""A shard brought in line with its view: what waits, and for what."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from laminar.batch import Header, build
+from laminar.log.policy import COMMIT
+from laminar.node.in_line import InLine
+from laminar.node.staging import Batch, Staging
+from tests.node.alone import lone_partition
+
+
+async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_published(tmp_path: Path) -> None:
+    """A commit may be decided already: what it publishes is synced before that is said, as promised."""
+    async with lone_partition(tmp_path) as partition:
+        staging, batch = Staging(partition), Batch(sink=b"s" * 16, number=0, epoch=1)
+        frame = build([b"x"])
+        await staging.stage(batch, 0, frame, Header.unpack(frame))
+        await staging.pin(batch, [0])
+        written: list[Any] = []
+        again = asyncio.Event()
+
+        async def write_manifest(entries: list[Any]) -> None:
+            written.append(entries)
+
+        storage = partition._driver._storage
+        shard: Any = SimpleNamespace(
+            partitions={("t", 0): partition},
+            view=SimpleNamespace(topics=lambda: {"t": SimpleNamespace(settings={"flush": "interval"})}),
+            storage=SimpleNamespace(
+                set_policy=storage.set_policy,
+                manifest=SimpleNamespace(entries=[]),
+                write_manifest=write_manifest,
+            ),
+            bring_in_line=again.set,
+        )
+        in_line = InLine(shard)
+        await in_line.change_policies()
+        assert COMMIT == partition.log.policy
+        await asyncio.wait_for(again.wait(), 30)
+        await staging.publish(batch)
+        await in_line.change_policies()
+        assert partition.log.policy.is_interval and len(written) == 1
