@@ -721,7 +721,7 @@ CASES = [
     ),
     _case(
         "begin answers before its epoch is committed",
-        "laminar.node.coordinator:Coordinator.begin",
+        "laminar.node.coordinator:Coordinator._raise",
         "await self._change(sink_id, begun)",
         "self._change(sink_id, begun).add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
