@@ -7,6 +7,7 @@
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
+# make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
 # make clean  remove what the others leave behind (not .venv)
 #
 # Each target sets up what it needs in .venv. REQUIRE=spark turns "no Java, Spark skipped" into a failure.
@@ -18,7 +19,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-state cluster-faults clean pins java steer-deps
+  bench-state cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -75,6 +76,10 @@ sim-many: .venv/.core
 cluster-faults: .venv/.core
 	$(BIN)/python -m tests.cluster.faults --minutes $(or $(MINUTES),3) \
 	  --workload $(or $(WORKLOAD),records) $(OPTIONS)
+
+# A driver of Spark that is killed KILLS times while it copies a topic, and nodes with it: each record once.
+spark-faults: .venv/.spark java
+	$(BIN)/python -m tests.spark.faults --kills $(or $(KILLS),20)
 
 check: .venv/.spark
 	$(BIN)/ruff format --check .

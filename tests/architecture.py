@@ -21,6 +21,7 @@ GENERIC = ("raft", "membership", "router", "ebpf")
 # Modules that are one thing in several files. `laminar.batch` is the door to the others.
 LAYER_OF = {
     "laminar.arrow": "laminar.batch",
+    "laminar.arrow_build": "laminar.batch",
     "laminar.arrow_ipc": "laminar.batch",
     "laminar.arrow_read": "laminar.batch",
     "laminar.columns": "laminar.batch",

@@ -54,15 +54,20 @@ class Sink:
         """The number of the last committed batch, as far as this client knows; None before the first."""
         return self._epoch.committed if self._epoch.committed >= 0 else None
 
-    async def begin(self, *, timeout: float | None = None) -> int:
-        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits."""
-        async with self._beginning:
-            return await self._begin(timeout)
+    async def begin(self, *, epoch: int | None = None, timeout: float | None = None) -> int:
+        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
 
-    async def _begin(self, timeout: float | None) -> int:
+        With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
+        Workers may stage under it before it has begun.
+        """
+        async with self._beginning:
+            return await self._begin(timeout, epoch)
+
+    async def _begin(self, timeout: float | None, epoch: int | None = None) -> int:
+        path = sink_path(self.name) + (f"?epoch={epoch}" if epoch is not None else "")
         # However often it is sent, and whenever it arrives: it is one beginning.
         key = {"Idempotency-Key": secrets.token_hex(16)}
-        answer = await self._session.call("POST", sink_path(self.name), headers=key, timeout_s=timeout)
+        answer = await self._session.call("POST", path, headers=key, timeout_s=timeout)
         told = SinkInfo.from_answer(answer.json())
         self._epoch.began(told.epoch, -1 if told.committed is None else told.committed)
         return told.epoch

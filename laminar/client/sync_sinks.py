@@ -41,9 +41,13 @@ class Sink:
         """The number of the last committed batch, as far as this client knows; None before the first."""
         return self._sink.committed
 
-    def begin(self, *, timeout: float | None = None) -> int:
-        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits."""
-        return self._portal.run(lambda: self._sink.begin(timeout=timeout))
+    def begin(self, *, epoch: int | None = None, timeout: float | None = None) -> int:
+        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
+
+        With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
+        Workers may stage under it before it has begun.
+        """
+        return self._portal.run(lambda: self._sink.begin(epoch=epoch, timeout=timeout))
 
     def describe(self, *, timeout: float | None = None) -> SinkInfo:
         """The sink as it is now; `NotFound` before its first `begin`."""

@@ -150,7 +150,13 @@ ROUTES: Final = (
         body=True,
     ),
     Route("GET", _S, "describe_sink", "Describe a sink: its epoch, and the last batch that was committed"),
-    Route("POST", _S, "begin_sink", "Begin to drive a sink: older drivers are refused from now on"),
+    Route(
+        "POST",
+        _S,
+        "begin_sink",
+        "Begin to drive a sink: older drivers are refused from now on",
+        ("epoch",),
+    ),
     Route(
         "POST",
         _S + "/batches/{number}/stages",

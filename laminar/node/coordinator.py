@@ -91,12 +91,21 @@ class Coordinator:
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
         return self.partition.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
-    async def begin(self, sink_id: bytes, name: str, request: str = "") -> Sink:
+    async def begin(self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0) -> Sink:
         """Raise the sink's epoch; whoever drove it before is refused from now on.
 
         Once for each `request` that is named: one that comes late or again fences nobody who began by it.
+        With `epoch` to this very one: 409 `fenced` when somebody else began it or a later one, 422 `invalid`
+        when it is not the next.
         """
-        return await self._raise(sink_id, msgspec.structs.replace(self._sink(sink_id), name=name), request)
+        sink = self._sink(sink_id)
+        if epoch > sink.epoch + 1:
+            # Who was deposed unawares has not heard of those between: only a leader may deny them.
+            await self.partition.confirmed_end()
+            sink = self._sink(sink_id)
+        if epoch and epoch != sink.epoch + 1 and not (request and sink.begun_by == request):
+            raise _not_the_epoch(sink, epoch)
+        return await self._raise(sink_id, msgspec.structs.replace(sink, name=name), request)
 
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
         """Raise the epoch of a producer's name, as `begin` does a sink's. `producer`: the id that it gets if
@@ -169,14 +178,7 @@ class Coordinator:
         """Whether this batch is decided already; raises `Problem` when it may not be by who asks."""
         sink = self._sink(sink_id)
         if epoch != sink.epoch:
-            raise Problem(
-                "fenced" if epoch < sink.epoch else "invalid",
-                f"the epoch of sink {sink.name!r} is {sink.epoch}",
-                field="epoch",
-                value=epoch,
-                limit=sink.epoch,
-                outcome="not_applied",
-            )
+            raise _not_the_epoch(sink, epoch)
         return number <= sink.number
 
     # -- publishing ------------------------------------------------------------------------
@@ -275,3 +277,14 @@ class Coordinator:
                 pause_s = min(2 * pause_s, SLOWEST_RETRY_S)
         finally:
             self._finishing.pop(sink_id).set_result(None)
+
+
+def _not_the_epoch(sink: Sink, epoch: int) -> Problem:
+    return Problem(
+        "fenced" if epoch <= sink.epoch else "invalid",
+        f"the epoch of sink {sink.name!r} is {sink.epoch}",
+        field="epoch",
+        value=epoch,
+        limit=sink.epoch,
+        outcome="not_applied",
+    )

@@ -1,6 +1,6 @@
-"""Laminar as a source of Spark: ``spark.readStream.format("laminar")`` and ``spark.read.format("laminar")``.
+"""Laminar as a source and a sink of Spark: ``format("laminar")``, in batches and in streams.
 
-Spark finds the source by itself (`pyspark_laminar`); `configure` sets what makes it fast. This
+Spark finds it by itself (`pyspark_laminar`); `configure` sets what makes it fast. This
 module loads neither pyspark nor pyarrow: Spark's processes import it before they need them.
 """
 

@@ -60,7 +60,8 @@ OPTIONS: Final = {
     "tag": "both",
     "gcFreeze": "both",
 }
-_BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
+# Which of them say what to read: one must.
+SUBJECTS: Final = ("subscribe", "subscribePattern", "assign")
 # Options of the Kafka source that are none here, by their lower-cased names, and what to use.
 _KAFKA_WORDS: Final = {
     "kafka.bootstrap.servers": "laminar.endpoints",
@@ -127,7 +128,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     With `streaming` None, what depends on it is left alone: when only the schema is asked for. Raises
     ValueError, which names the option.
     """
-    options = _Given(given, streaming)
+    options = Given(given, streaming, OPTIONS)
     topics, pattern, assigned = _subject(options)
     default_start = "earliest" if streaming is False else "latest"
     strategy = options.word("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
@@ -137,7 +138,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         topics=topics,
         pattern=pattern,
         assigned=assigned,
-        endpoints=_endpoints(options.get("laminar.endpoints")),
+        endpoints=endpoints_of(options.get("laminar.endpoints")),
         token=options.get("laminar.token"),
         timeout_ms=options.number("laminar.timeoutMs", 120_000),
         start=start,
@@ -159,22 +160,24 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     )
 
 
-class _Given:
-    """Options by their proper names, read as what they should be."""
+class Given:
+    """Options of a `table` by their proper names, read as what they should be."""
 
-    def __init__(self, given: Mapping[str, str], streaming: bool | None) -> None:
+    def __init__(self, given: Mapping[str, str], streaming: bool | None, table: Mapping[str, str]) -> None:
+        self._table = table
         self._values: dict[str, str] = {}
+        by_lower = {name.lower(): name for name in table}
         for key, value in given.items():
-            name = _BY_LOWER.get(key.lower())
+            name = by_lower.get(key.lower())
             if name is None:
-                raise ValueError(_unknown(key))
-            where = OPTIONS[name]
+                raise ValueError(_unknown(key, by_lower))
+            where = table[name]
             if where != "both" and streaming is not None and (where == "stream") is not streaming:
                 raise ValueError(f"option {name} means nothing in a {'stream' if streaming else 'batch'}")
             self._values[name] = value
 
     def get(self, name: str) -> str | None:
-        assert name in OPTIONS, f"{name} is not in the table of options"
+        assert name in self._table, f"{name} is not in the table of options"
         return self._values.get(name)
 
     def text(self, name: str) -> str | None:
@@ -223,20 +226,19 @@ class _Given:
         return int(found[1]) * _UNITS_MS[found[2]]
 
 
-def _unknown(key: str) -> str:
+def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
     if key.lower().startswith("kafka.") or key.lower() in _KAFKA_WORDS:
         ours = _KAFKA_WORDS.get(key.lower())
         return f"option {key} is of the Kafka source" + (f"; here it is {ours}" if ours else "")
-    near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1)
-    return f"there is no option {key}" + (f"; did you mean {_BY_LOWER[near[0]]}?" if near else "")
+    near = difflib.get_close_matches(key.lower(), by_lower, n=1)
+    return f"there is no option {key}" + (f"; did you mean {by_lower[near[0]]}?" if near else "")
 
 
-def _subject(options: _Given) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
+def _subject(options: Given) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
     """(topics, pattern, partitions), of which one is not empty."""
-    ways = ("subscribe", "subscribePattern", "assign")
-    if len([way for way in ways if options.get(way) is not None]) != 1:
-        raise ValueError(f"exactly one of the options {', '.join(ways)} says what to read")
-    subscribed, pattern, assigned = map(options.get, ways)
+    if len([way for way in SUBJECTS if options.get(way) is not None]) != 1:
+        raise ValueError(f"exactly one of the options {', '.join(SUBJECTS)} says what to read")
+    subscribed, pattern, assigned = map(options.get, SUBJECTS)
     if subscribed is not None:
         topics = tuple(sorted({name.strip() for name in subscribed.split(",") if name.strip()}))
         if not topics:
@@ -259,7 +261,7 @@ def _subject(options: _Given) -> tuple[tuple[str, ...], str | None, tuple[Partit
     return (), None, tuple(partitions)
 
 
-def _place(options: _Given, side: str, default: str, *, barred: str | None) -> Place:
+def _place(options: Given, side: str, default: str, *, barred: str | None) -> Place:
     """Where to start or end; a time goes before times by partition, and those before offsets."""
     timestamp = options.optional_number(f"{side}Timestamp", least=0)
     if timestamp is not None:
@@ -281,13 +283,13 @@ def _place(options: _Given, side: str, default: str, *, barred: str | None) -> P
     return Place("offsets", values=values)
 
 
-def _endpoints(text: str | None) -> tuple[str, ...]:
+def endpoints_of(text: str | None) -> tuple[str, ...]:
     """URLs; ``host:port`` alone is one of HTTP."""
     urls = [url.strip() for url in (text or "").split(",") if url.strip()]
     return tuple(url if ":/" in url or url.startswith("unix:") else f"http://{url}" for url in urls)
 
 
-def _columns(options: _Given) -> tuple[str, ...]:
+def _columns(options: Given) -> tuple[str, ...]:
     named = options.get("columns")
     if named is None:
         extra = ("headers",) if options.flag("includeHeaders", False) else ()

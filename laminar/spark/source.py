@@ -1,4 +1,4 @@
-"""The class behind ``format("laminar")``: which reader serves which kind of query.
+"""The class behind ``format("laminar")``: which reader or writer serves which kind of query.
 
 Spark makes one for every ``.load()``, in a process of its own, and pickles it: so it does no I/O and knows
 nothing but the options. Spark's look-up imports this module in sessions that never use it; so nothing but
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from laminar.spark.batch_reader import BatchReader
     from laminar.spark.stream_reader import StreamReader
+    from laminar.spark.writers import BatchWriter, StreamWriter
 
 
 class LaminarDataSource(DataSource):
@@ -26,9 +27,12 @@ class LaminarDataSource(DataSource):
         return "laminar"
 
     def schema(self) -> str:
-        from laminar.spark.options import parse
+        from laminar.spark.options import SUBJECTS, Options, parse
 
-        return parse(self.options).schema
+        # Spark asks this of a write too, whose options are the sink's; a read without a subject is refused
+        # by its reader.
+        reads = any(self.options.get(name) is not None for name in SUBJECTS)
+        return parse(self.options).schema if reads else Options().schema
 
     def reader(self, schema: StructType) -> BatchReader:
         from laminar.spark.batch_reader import BatchReader, PushdownReader
@@ -47,3 +51,22 @@ class LaminarDataSource(DataSource):
             raise RuntimeError(f"streams from Laminar need Spark 4.2 or newer ({missing})") from missing
 
         return StreamReader(parse(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from laminar.spark.sink_options import parse_sink
+        from laminar.spark.writers import BatchWriter
+
+        _refuse(overwrite, "mode overwrite")
+        return BatchWriter(parse_sink(self.options, streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        from laminar.spark.sink_options import parse_sink
+        from laminar.spark.writers import StreamWriter
+
+        _refuse(overwrite, "outputMode complete")
+        return StreamWriter(parse_sink(self.options, streaming=True), schema)
+
+
+def _refuse(overwrite: bool, said: str) -> None:
+    if overwrite:
+        raise ValueError(f"{said} can not be: a topic is only appended to, so it is append")

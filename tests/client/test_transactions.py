@@ -56,6 +56,29 @@ async def test_a_block_commits_all_it_appended_and_nothing_is_seen_before(client
     assert ("new", {"h": b"x"}, 1_000) == (record.tag, record.headers, record.timestamp)
 
 
+async def test_workers_stage_under_an_epoch_that_begins_with_the_commit(client: Client) -> None:
+    """It begins if nobody else began since it was read; who stages and is late is refused."""
+    await client.create_topic("later")
+    sink = client.sink("later")
+    early, late = sink.stage(0, epoch=1), sink.stage(0, epoch=2)
+    async with early, late:
+        early.append("later", b"early")
+        late.append("later", b"late")
+
+    assert 1 == await sink.begin(epoch=1)
+    with pytest.raises(laminar.Fenced):
+        await sink.begin(epoch=1)
+    assert "applied" == await sink.commit(0, [early.staged], epoch=1)
+    assert 2 == await client.sink("later").begin(epoch=2)
+    with pytest.raises(laminar.Fenced):
+        await sink.begin(epoch=1)
+    with pytest.raises(laminar.Error) as wrong:
+        await sink.begin(epoch=4)
+
+    assert ("epoch", 4, 2) == (wrong.value.field, int(wrong.value.value), int(wrong.value.limit))
+    assert [[b"early"]] == await values(client, "later")
+
+
 async def test_an_exception_leaves_nothing_and_the_number_stays_free(client: Client) -> None:
     """Even of what was staged already, also once the same number is committed with other records."""
     await client.create_topic("c", partitions=2)

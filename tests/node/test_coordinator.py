@@ -113,6 +113,23 @@ async def test_pitfall_41_an_epoch_that_began_while_targets_pinned_refuses_the_o
         assert [] == targets.published and -1 == (await coordinator.status(SINK)).number
 
 
+async def test_a_named_epoch_begins_once_and_only_as_the_next(tmp_path: Path) -> None:
+    """Who asks again is told again, nobody else; once a later one began it is over."""
+    async with lone_partition(tmp_path) as partition:
+        coordinator = Coordinator(partition, Targets(), spawn=Spawned())
+
+        for _ in range(2):
+            assert 1 == (await coordinator.begin(SINK, "s", "one", epoch=1)).epoch
+        with pytest.raises(Problem, match="the epoch of sink 's' is 1"):
+            await coordinator.begin(SINK, "s", "other", epoch=1)
+        assert 2 == (await coordinator.begin(SINK, "s")).epoch
+        for epoch, code in ((1, "fenced"), (2, "fenced"), (4, "invalid")):
+            with pytest.raises(Problem) as problem:
+                await coordinator.begin(SINK, "s", "another", epoch=epoch)
+            assert (code, 2) == (problem.value.code, problem.value.limit)
+        assert 2 == (await coordinator.status(SINK)).epoch
+
+
 async def test_the_next_batch_is_decided_when_the_one_before_is_published_everywhere(tmp_path: Path) -> None:
     """However early it was pinned."""
     async with lone_partition(tmp_path) as partition:

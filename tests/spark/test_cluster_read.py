@@ -1,4 +1,4 @@
-"""Three nodes: reads are spread over replicas, and a node's death costs a query time, not records."""
+"""Three nodes: reads are spread over replicas; the death of a node costs time, not records, nor doubles."""
 
 from __future__ import annotations
 
@@ -99,3 +99,39 @@ def test_a_query_reads_everything_once_though_a_node_is_killed(
     values = sorted(int(row.value) for row in spark.read.parquet(str(tmp_path / "out")).collect())
     assert 25 == len(sent)
     assert list(range(3_000)) == values
+
+
+def test_topic_to_topic_over_a_nodes_death(
+    nodes: LocalCluster, topic: laminar.Topic[bytes], spark: SparkSession, tmp_path: Path
+) -> None:
+    """SIGKILL of a node that leads, stages and coordinates: each record is there once, each key in order."""
+    with laminar.connect(nodes.urls) as client:
+        out = client.create_topic(f"{topic.name}-out", partitions=PARTITIONS + 1, replicas=3)
+        fill(topic, 3_000)
+        query = (
+            spark.readStream.format("laminar")
+            .option("laminar.endpoints", ",".join(nodes.urls))
+            .option("subscribe", topic.name)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", "300")
+            .load()
+            .select("key", "value")
+            .writeStream.format("laminar")
+            .option("laminar.endpoints", ",".join(nodes.urls))
+            .option("topic", out.name)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            while sum(out.offsets().values()) < 500:
+                assert query.isActive, query.exception()
+            nodes.kill(1)
+            query.processAllAvailable()
+            nodes.restart(1)
+        finally:
+            query.stop()
+
+        by_key: dict[bytes | None, list[int]] = {}
+        for record in out.read():
+            by_key.setdefault(record.key, []).append(int(record.raw))
+    assert {b"key %d" % key: list(range(key, 3_000, 17)) for key in range(17)} == by_key

@@ -10,6 +10,7 @@ import pytest
 from laminar.spark import SETTINGS
 from laminar.spark.offsets import Place
 from laminar.spark.options import COLUMNS, OPTIONS, parse
+from laminar.spark.sink_options import SINK_COLUMNS, SINK_OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
 
@@ -126,6 +127,8 @@ def test_an_option_of_the_other_kind_of_query_is_refused(
 
 def test_every_option_column_and_setting_is_documented() -> None:
     """docs/spark.md has a row for each, and no row for what is not there."""
-    rows = re.findall(r"^\| `([A-Za-z.]+)` \|", DOCS.read_text("utf-8"), re.M)
+    reading, _, writing = DOCS.read_text("utf-8").partition("\n## Writing")
+    rows, written = (re.findall(r"^\| `([A-Za-z.]+)` \|", part, re.M) for part in (reading, writing))
 
     assert sorted([*OPTIONS, *COLUMNS, *SETTINGS]) == sorted(rows)
+    assert sorted([*SINK_OPTIONS, *SINK_COLUMNS]) == sorted(written)

@@ -148,10 +148,11 @@ class SinkRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def begin(self, request: Request, sink: str) -> Response:
-        """POST /v1/sinks/{sink}: a new epoch."""
+        """POST /v1/sinks/{sink}?epoch=: a new epoch, or this very one."""
+        epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
         named = key_of(request) or self._shard.rng.randbytes(16).hex()
         await self._made()
-        answer = await self._ask_coordinator("begin", id_of(sink), name=sink, request=named)
+        answer = await self._ask_coordinator("begin", id_of(sink), name=sink, epoch=epoch, request=named)
         return Response.json(_described(sink, answer.sink))
 
     async def describe(self, request: Request, sink: str) -> Response:
@@ -310,7 +311,8 @@ class SinkRoutes:
 
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
         if request.operation == "begin":
-            return SinkAnswer(await coordinator.begin(request.sink, request.name, request.request))
+            begun = await coordinator.begin(request.sink, request.name, request.request, epoch=request.epoch)
+            return SinkAnswer(begun)
         if request.operation == "name":
             return SinkAnswer(
                 await coordinator.take_name(request.sink, request.name, request.producer, request.request)

@@ -1,0 +1,120 @@
+"""What a task does for the sink: it stages its rows for a batch, and tells its driver what it staged.
+
+A stage is seen by nobody until the driver commits it. A commit publishes the stages of a partition in the
+order of their numbers: so a number begins with that of the task, for rows to stand in Spark's order, and
+goes on with one drawn at random, for two attempts at a task not to meet. What counts Spark says; the rest
+goes away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from laminar.client.errors import Error, NotFound
+from laminar.client.records import SinkInfo, Staged, StagedPart
+from laminar.client.session import BATCH_TYPE
+from laminar.client.sinks import Sink
+from laminar.client.stager import batch_path
+from laminar.spark.cluster import Cluster
+from laminar.spark.rows import Places, Rows, Stage
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# The 53 bits of a stage's number: task, attempt, and stage of that. Tasks beyond lose their order, no more.
+TASK_BITS: Final = 14
+ATTEMPT_BITS: Final = 21
+COUNT_BITS: Final = 18
+# Stages on their way at a time, of up to 1 MiB each.
+WIDTH: Final = 12
+
+
+async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
+    """The sink as it is now; of epoch 0 before its first begin."""
+    try:
+        return await Sink(cluster.session, name).describe()
+    except NotFound:
+        return SinkInfo(name, 0, None, publishing=False)
+
+
+class TaskStager:
+    """Stages rows for batch `number` of the sink `name`, under `epoch`; one for each attempt at a `task`."""
+
+    def __init__(self, cluster: Cluster, name: str, *, number: int, epoch: int, task: int) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._number = number
+        self._epoch = epoch
+        self._attempt = cluster.session.rng.getrandbits(ATTEMPT_BITS)
+        first = min(task, (1 << TASK_BITS) - 1) << ATTEMPT_BITS | self._attempt
+        self._next_stage = first << COUNT_BITS
+        self._last_stage = self._next_stage + (1 << COUNT_BITS) - 1
+        self._under_way: deque[Future[None]] = deque()
+        self._staged: dict[tuple[str, int], list[int]] = {}
+        self._records = 0
+
+    def stage(
+        self, batches: Iterable[pyarrow.RecordBatch], positions: dict[str, int], *, topic: str | None
+    ) -> Staged | None:
+        """Stage all rows; None when the batch was committed meanwhile, by an earlier try of it.
+
+        Raises ValueError for rows that cannot be written, `Error` for what the cluster refused.
+        """
+        rows = Rows(positions, topic=topic, places_of=self._places)
+        try:
+            for batch in batches:
+                for stage in rows.put(batch):
+                    self._send(stage)
+            for stage in rows.finish():
+                self._send(stage)
+            while self._under_way:
+                self._under_way.popleft().result()
+        except Error as error:
+            if error.code != "already_committed":
+                raise
+            for _ in batches:
+                pass
+            return None
+        finally:
+            for future in self._under_way:
+                future.cancel()
+        parts = tuple(
+            StagedPart(name, partition, tuple(stages))
+            for (name, partition), stages in sorted(self._staged.items())
+        )
+        return Staged(self._name, self._number, self._epoch, parts, self._records)
+
+    def _places(self, topic: str) -> Places:
+        try:
+            known = self._cluster.run(self._cluster.session.topic_map(topic))
+        except NotFound:
+            raise ValueError(f"there is no topic {topic!r} to write to: topics are made beforehand") from None
+        return Places(len(known.places), first=self._attempt)
+
+    def _send(self, stage: Stage) -> None:
+        topic, partition, frame, records = stage
+        while len(self._under_way) >= WIDTH:
+            self._under_way.popleft().result()
+        number = self._next_stage
+        if number > self._last_stage:
+            raise ValueError(f"a task writes at most {1 << COUNT_BITS} stages of a batch: use more tasks")
+        self._next_stage += 1
+        self._staged.setdefault((topic, partition), []).append(number)
+        self._records += records
+        self._under_way.append(self._cluster.submit(self._post(topic, partition, number, frame)))
+
+    async def _post(self, topic: str, partition: int, number: int, frame: bytearray) -> None:
+        session = self._cluster.session
+        places = await session.topic_map(topic)
+        await session.call(
+            "POST",
+            f"{batch_path(self._name, self._number)}/stages?topic={quote(topic, safe='')}"
+            f"&partition={partition}&stage={number}&epoch={self._epoch}",
+            body=frame,
+            headers={"Content-Type": BATCH_TYPE},
+            first=places.leader(partition),
+        )

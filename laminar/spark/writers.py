@@ -1,0 +1,190 @@
+"""``df.write`` and ``df.writeStream`` into topics: tasks stage, the driver commits, each batch counts once.
+
+A stream's sink is named after the query, whose id is in its checkpoint, and its batches have Spark's numbers.
+Spark tells the id and the number to the tasks alone. So a task reads the sink's epoch and stages under the
+next one; the driver begins that very epoch and commits. It cannot, if another driver of the same checkpoint
+did so since. A batch write begins its sink in the driver, before its tasks.
+
+Spark pickles a writer into each task, and makes another for each commit: none keeps anything.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from laminar.client.configuration import Endpoints, resolve
+from laminar.client.errors import Fenced
+from laminar.client.records import Staged
+from laminar.spark.sink_options import SinkOptions, check_sink_schema
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError as missing:  # Spark 4.0
+    raise RuntimeError(f"writing to Laminar needs Spark 4.1 or newer ({missing})") from missing
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark import TaskContext
+    from pyspark.sql.types import StructType
+
+    from laminar.client.sinks import Sink
+    from laminar.spark.cluster import Cluster
+
+STREAM_PREFIX = "spark-"
+WRITE_PREFIX = "spark-write-"
+
+
+@dataclass(frozen=True)
+class StagedMessage(WriterCommitMessage):
+    """What a task tells its driver: `staged` is None if the batch was committed before."""
+
+    sink: str
+    number: int
+    epoch: int
+    staged: Staged | None
+
+
+class _Writer:
+    """What both kinds of writers do in a task, and where."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        self._positions = check_sink_schema(schema, topic=options.topic)
+        # Found in the driver, for everybody.
+        self._endpoints: Endpoints = resolve(options.endpoints or None, options.token)
+
+    def _cluster(self) -> Cluster:
+        from laminar.spark.cluster import cluster
+
+        return cluster(self._endpoints, timeout_ms=self._options.timeout_ms)
+
+    def _sink(self, name: str) -> Sink:
+        from laminar.client.sinks import Sink
+
+        return Sink(self._cluster().session, name)
+
+    def _stage(
+        self, rows: Iterable[pyarrow.RecordBatch], name: str, *, number: int, epoch: int
+    ) -> StagedMessage:
+        from laminar.spark.cluster import tune
+        from laminar.spark.staging import TaskStager
+
+        here = self._cluster()
+        if self._options.gc_freeze:
+            tune()
+        stager = TaskStager(here, name, number=number, epoch=epoch, task=_context().partitionId())
+        staged = stager.stage(rows, self._positions, topic=self._options.topic)
+        return StagedMessage(name, number, epoch, staged)
+
+    def _committed_before(
+        self, rows: Iterable[pyarrow.RecordBatch], name: str, *, number: int, epoch: int
+    ) -> StagedMessage:
+        for _ in rows:
+            pass  # Spark waits until all is taken
+        return StagedMessage(name, number, epoch, None)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """``df.write.format("laminar").mode("append").save()``; made in the driver, when the write begins."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        # Without a name of its own a write is atomic, and the sink is its alone.
+        self._name, self._number = options.transaction or (f"{WRITE_PREFIX}{uuid.uuid4()}", 0)
+        sink = self._sink(self._name)
+        self._epoch = self._cluster().run(sink.begin())
+        self._already = sink.committed is not None and sink.committed >= self._number
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
+        do = self._committed_before if self._already else self._stage
+        return do(iterator, self._name, number=self._number, epoch=self._epoch)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        staged = [each.staged for each in _told(messages) if each.staged is not None]
+        if self._already or any(each.parts for each in staged):
+            work = self._sink(self._name).commit(self._number, staged, epoch=self._epoch)
+            self._cluster().run(work)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing: what is not committed goes away, and what is stays, though Spark was not told so."""
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """``df.writeStream.format("laminar").start()``; made anew for each batch, and for each commit."""
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
+        from laminar.spark.staging import sink_info
+
+        name, number = _batch_of_task()
+        here = self._cluster()
+        known = here.run(sink_info(here, name))
+        already = known.committed is not None and known.committed >= number
+        do = self._committed_before if already else self._stage
+        return do(iterator, name, number=number, epoch=known.epoch + 1)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        told = _told(messages)
+        staged = [each.staged for each in told if each.staged is not None]
+        if len(staged) == len(told) and not any(each.parts for each in staged):
+            return
+        self._cluster().run(self._commit(told, staged, batchId))
+
+    async def _commit(self, told: list[StagedMessage], staged: list[Staged], number: int) -> None:
+        sink = self._sink(told[0].sink)
+        if len(staged) < len(told):
+            # Committed in an earlier run: what may be missing is that all partitions show it.
+            await sink.commit(number, [], epoch=await sink.begin())
+            return
+        epochs = {each.epoch for each in told}
+        if len(epochs) > 1:
+            raise _fenced(sink.name, number, f"its epoch rose to {max(epochs)} while tasks were staging")
+        epoch = epochs.pop()
+        try:
+            await sink.begin(epoch=epoch)
+        except Fenced as error:
+            raise _fenced(sink.name, number, f"its epoch is {error.limit}") from error
+        if sink.committed is not None and sink.committed >= number:
+            raise _fenced(sink.name, number, f"batch {sink.committed} is committed")
+        await sink.commit(number, staged, epoch=epoch)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: what is not committed goes away, and what is stays, though Spark was not told so."""
+
+
+def _told(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+    return [each for each in messages if isinstance(each, StagedMessage)]
+
+
+def _context() -> TaskContext:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "only a task may ask"
+    return context
+
+
+def _batch_of_task() -> tuple[str, int]:
+    """The sink and the number of the batch that this task belongs to, as Spark tells its tasks."""
+    context = _context()
+    query = context.getLocalProperty("sql.streaming.queryId")
+    number = context.getLocalProperty("streaming.sql.batchId")
+    if query is None or number is None:
+        raise RuntimeError(
+            "Spark did not tell this task its query and batch: continuous mode is not supported"
+        )
+    return STREAM_PREFIX + query, int(number)
+
+
+def _fenced(sink: str, number: int, why: str) -> Fenced:
+    return Fenced(
+        f"another driver works on this query's checkpoint: of sink {sink!r} {why}; batch {number} is not"
+        " committed by this one",
+        code="fenced",
+        field="epoch",
+        outcome="not_applied",
+    )
