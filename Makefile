@@ -54,9 +54,12 @@ log-long: .venv/.core
 log-mutants: .venv/.core
 	$(BIN)/python -m tests.log.mutants
 
-# 10,000 ordinary connections for each number of shards, and how evenly they are spread.
+# 10,000 ordinary connections for each number of shards, and how evenly they are spread; 100,000 appends by
+# datagram over 64 partitions, each done by its owner.
 steer-long: .venv/.core
 	CONNECTIONS=10000 $(BIN)/python -m pytest -q -s -p no:xdist tests/node/test_reuseport.py -k spread
+	DATAGRAMS=100000 $(BIN)/python -m pytest -q -s -p no:xdist tests/cluster/test_datagrams.py -k owner \
+	  --timeout=1800
 
 # A whole cluster in one thread: production code over simulated time, wires and disks, and everything that can
 # go wrong. `make sim SEED=17` runs one world and shows the end of its trace, `make sim-many SECONDS=600` many.

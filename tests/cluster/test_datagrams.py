@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import signal
 import socket
 from collections import Counter
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 import laminar
@@ -17,15 +22,23 @@ from laminar.client.records import Receipt
 from laminar.datagram import Keys, Leader, Question
 from laminar.datagram import Receipt as Placed
 from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.nodes import serve
+from router import owner_shard, partition_hash
 from tests.cluster.bad_wire import open_wires
 
 PATIENCE_S = 60.0
+# Appends to each node of the test that counts them; `make steer-long` has 100,000.
+DATAGRAMS = int(os.environ.get("DATAGRAMS", "2000"))
 
 
 def address(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None
     return parts.hostname, parts.port
+
+
+def figures_of(url: str) -> str:
+    return httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE_S).text
 
 
 def leader_of(cluster: LocalCluster, topic: str, partition: int = 0) -> str:
@@ -203,3 +216,83 @@ async def test_a_bad_wire_and_a_killed_leader_lose_and_double_nothing(cluster: L
     print(f"{len(receipts)} receipts, {len(unknown)} unknown, {dict(counts)}, {statistics}")
     assert min(counts["lost"], counts["doubled"], counts["late"]) > 10
     assert statistics["resent"] > 0
+
+
+@pytest.mark.parametrize(("host", "shards"), [("127.0.0.1", 2), ("::1", 3)])
+async def test_appends_over_64_partitions_are_each_done_by_the_owner(host: str, shards: int) -> None:
+    """As many as each shard owns are counted there, whatever had to be sent again, and none is doubled."""
+    each, partitions = DATAGRAMS // 64, range(64)
+    with serve(shards=shards, settings={"host": host}) as url:
+        async with laminar.aio.connect(url, timeout=PATIENCE_S) as client:
+            topic = await client.create_topic("counted", partitions=64)
+            async with topic.datagrams() as datagrams:
+
+                async def fill(partition: int) -> list[int]:
+                    receipts = [await datagrams.append(b"21.5", partition=partition) for _ in range(each)]
+                    return [receipt.offset for receipt in receipts]
+
+                offsets = await asyncio.gather(*map(fill, partitions))
+                told = datagrams.statistics()
+        figures = await asyncio.to_thread(figures_of, url)
+
+    assert [list(range(each))] * 64 == offsets
+    owned = Counter(owner_shard(partition_hash("counted", partition), shards) for partition in partitions)
+    counted = {
+        (name, int(shard)): int(float(value))
+        for name, shard, value in re.findall(
+            r'^laminar_datagrams_(\w+){process="shard (\d+)"} (\S+)', figures, re.MULTILINE
+        )
+    }
+    assert {shard: each * owned[shard] for shard in range(shards)} == {
+        shard: counted["appended", shard] for shard in range(shards)
+    }
+    print(f"{64 * each} appends by datagram to {host}, {shards} shards: {dict(owned)} partitions, {told}")
+
+
+async def test_each_shard_is_killed_in_turn_under_load(real_disk: Path) -> None:
+    """Datagrams wait in its socket, or are sent again: none is lost or doubled, all land where they did."""
+    with LocalCluster(real_disk / "one", nodes=1, shards=3) as cluster:
+        node = cluster.members[0]
+        async with laminar.aio.connect(node.url, timeout=PATIENCE_S) as client:
+            topic = await client.create_topic("killed", partitions=12)
+            receipts: dict[bytes, Receipt] = {}
+            came = asyncio.Event()
+
+            async def work(datagrams: laminar.aio.Datagrams[bytes], partition: int) -> None:
+                number = 0
+                while True:
+                    value = b"%d/%d" % (partition, number)
+                    receipts[value] = await datagrams.append(value, partition=partition)
+                    number += 1
+                    came.set()
+
+            async def each_has_more(count: int) -> None:
+                before = Counter(receipt.partition for receipt in receipts.values())
+                async with asyncio.timeout(PATIENCE_S):
+                    while any(
+                        mine < before[partition] + count
+                        for partition in range(12)
+                        for mine in [sum(r.partition == partition for r in receipts.values())]
+                    ):
+                        came.clear()
+                        await came.wait()
+
+            async with topic.datagrams() as datagrams:
+                workers = [asyncio.ensure_future(work(datagrams, partition)) for partition in range(12)]
+                try:
+                    await each_has_more(3)
+                    for shard in range(3):
+                        pids = json.loads((node.data / "node.json").read_text())["pids"]
+                        os.kill(pids[f"shard {shard}"], signal.SIGKILL)
+                        await each_has_more(3)
+                finally:
+                    for worker in workers:
+                        worker.cancel()
+                    ends = await asyncio.gather(*workers, return_exceptions=True)
+                assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+            found = [record async for record in topic.read()]
+
+    places = {(record.partition, record.offset): bytes(record.raw) for record in found}
+    times = Counter(places.values())
+    assert all(places[receipt.partition, receipt.offset] == value for value, receipt in receipts.items())
+    assert all(count == 1 for count in times.values())
