@@ -31,8 +31,8 @@ demo: .venv/.spark java
 # The first stage is pure or small and shares the cores. The second runs real nodes, then Spark, alone.
 # What `make check` runs is left out here. What fails is run once more, alone: docs/decisions/0011.
 SMALL := -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs --ignore=tests/spark \
-  --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py --ignore=tests/test_licences.py
-WHOLE := -p no:xdist tests/cluster tests/docs tests/spark
+  --ignore=tests/ebpf --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py --ignore=tests/test_licences.py
+WHOLE := -p no:xdist tests/ebpf tests/cluster tests/docs tests/spark
 AGAIN := --last-failed --last-failed-no-failures none --maxfail 1
 test: .venv/.spark java
 	$(BIN)/python -m pytest -q $(SMALL) || { test $$? = 1 && $(BIN)/python -m pytest $(SMALL) -n 0 $(AGAIN); }

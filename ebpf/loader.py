@@ -10,12 +10,14 @@ import ctypes
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ebpf import kernel
 from ebpf.interfaces import Interface, interfaces, network_namespace
 from ebpf.layout import SLOTS, NodePlan
+from ebpf.requirements import Requirement
 from ebpf.shared import FILE_SYSTEM, FOLDER, Shared, locked, nodes_in, remove, sweep
 from ebpf.toolchain import MAPS, CompileError, compile_program, digest
 
@@ -66,9 +68,21 @@ class Membership:
             self.lock = -1
 
 
-def join(interface: Interface, plan: NodePlan, *, pid: int) -> Membership:
+def modes_of(interface: Interface) -> tuple[int, ...]:
+    """How to attach there, the best first: natively where there is a device of its own, with a driver.
+
+    A virtual one (veth, tun, ...) can leave a packet's checksum to be filled in later. A packet that is
+    redirected natively loses the mark that says so, and is then thrown away; a generic program keeps it.
+    """
+    if interface.loopback or interface.kind:
+        return (kernel.XDP_SKB_MODE,)
+    return kernel.XDP_DRIVER_MODE, kernel.XDP_SKB_MODE
+
+
+def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int] | None = None) -> Membership:
     """Steer what `plan` says on this interface, for a node whose supervisor is `pid`.
 
+    `modes`: ways to attach the program, if not those of `modes_of`; one that is attached stays as it is.
     Loads and attaches the program if no other node has; that brings a compiler into this process, so be
     short-lived. `NotSteered` with the reason.
     """
@@ -80,13 +94,22 @@ def join(interface: Interface, plan: NodePlan, *, pid: int) -> Membership:
                 sweep()
                 folder = _folder_of(interface)
                 if not folder.exists() and program is not None:
-                    program.attach(interface, folder)
+                    program.attach(interface, folder, modes or modes_of(interface))
                 if folder.exists():
                     return _enter(interface, folder, plan, pid)
             program = _Program.load()  # unlocked: it takes its time
     finally:
         if program is not None:
             program.close()
+
+
+def try_loading() -> tuple[Requirement, str]:
+    """Compile and load the program, and attach it to nothing: whether that works, and what is said of it."""
+    try:
+        _Program.load().close()
+    except NotSteered as reason:
+        return Requirement(name="program", met=False, found=str(reason)), reason.log
+    return Requirement(name="program", met=True, found="accepted by the kernel's verifier"), ""
 
 
 def mount_file_system() -> None:
@@ -132,9 +155,9 @@ class _Program:
         except OSError as error:
             raise NotSteered(f"the kernel does not take the program: {error.strerror}") from error
 
-    def attach(self, interface: Interface, folder: Path) -> None:
-        """Attach natively, else generically, and pin everything."""
-        link = _attach(self.fd, interface)
+    def attach(self, interface: Interface, folder: Path, modes: Sequence[int]) -> None:
+        """Attach in the first mode that is possible, and pin everything."""
+        link = _attach(self.fd, interface, modes)
         try:
             folder.mkdir()
             for name in MAPS:
@@ -152,8 +175,7 @@ class _Program:
             os.close(fd)
 
 
-def _attach(program: int, interface: Interface) -> int:
-    modes = [kernel.XDP_SKB_MODE] if interface.loopback else [kernel.XDP_DRIVER_MODE, kernel.XDP_SKB_MODE]
+def _attach(program: int, interface: Interface, modes: Sequence[int]) -> int:
     for flags in modes:
         try:
             return kernel.attach(program, interface.index, flags=flags)

@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 
 from ebpf import kernel
-from ebpf.toolchain import find_bcc, find_headers
+from ebpf.toolchain import HEADERS_VARIABLE, find_bcc, find_headers
 
 OLDEST_KERNEL = (5, 15)
 """From here on a generic program may redirect to a CPU; before, the packet was lost."""
@@ -90,6 +90,9 @@ def _headers() -> Requirement:
     headers = find_headers()
     if headers is not None:
         return Requirement(name="kernel headers", met=True, found=str(headers.generated))
+    if HEADERS_VARIABLE in os.environ:
+        said = f"{HEADERS_VARIABLE} names no folder of kernel headers: {os.environ[HEADERS_VARIABLE]}"
+        return Requirement(name="kernel headers", met=False, found=said)
     package = f"linux-headers-{_DEBIAN_ARCH.get(platform.machine(), 'generic')}"
     return Requirement(
         name="kernel headers", met=False, found="no kernel headers are installed", package=package

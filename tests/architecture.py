@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node": (*GENERIC, "laminar.log", *BELOW_THE_CLIENT),
     "laminar.cli": (
         *("laminar", "laminar.client", "laminar.spark", "laminar.testing", "laminar.node", "laminar.log"),
-        *("router", *BELOW_THE_CLIENT),
+        *("router", "ebpf", *BELOW_THE_CLIENT),
     ),
 }
 

@@ -128,6 +128,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[guards.RUN_VARIABLE] = config.stash[run_key]
+    # No node of a test touches this machine's interfaces; tests/ebpf asks for it in networks of its own.
+    os.environ["LAMINAR_STEER"] = "off"
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

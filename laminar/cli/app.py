@@ -37,6 +37,7 @@ FAMILIES = (
     Family("node", "The nodes of the cluster."),
     Family("group", "The replicas of one partition together."),
     Family("log", "The files of logs, on this machine; no server is asked."),
+    Family("steer", "Packets to the CPU of their shard, by XDP, on this machine."),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
 )
@@ -150,6 +151,18 @@ COMMANDS = (
         "laminar.cli.log:reindex",
         "Make the index files of a stopped node anew.",
         "laminar log reindex /var/lib/laminar",
+    ),
+    Command(
+        "steer status",
+        "laminar.cli.steer:status",
+        "Show what is steered on this machine, and how many packets were.",
+        "laminar steer status",
+    ),
+    Command(
+        "steer check",
+        "laminar.cli.steer:check",
+        "Show whether this machine can steer, and what it lacks.",
+        "laminar steer check",
     ),
     Command(
         "context add",

@@ -24,7 +24,9 @@ _HOUR_MS = 3_600_000
 
 # Variables with our prefix that are not settings of a node: they are the client's, the command line's or
 # the tests'.
-_OTHER_VARIABLES = frozenset({"LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_CONTEXT", "LAMINAR_CONFIG"})
+_OTHER_VARIABLES = frozenset(
+    {"LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_CONTEXT", "LAMINAR_CONFIG", "LAMINAR_KERNEL_HEADERS"}
+)
 _OTHER_PREFIXES = ("LAMINAR_TEST_", "LAMINAR_BENCH_")
 
 
@@ -50,6 +52,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     secret: str = ""
     weight: float = 1.0
     pin: str = "auto"
+    steer: str = "auto"
     drain_ms: int = 10_000
     log_level: str = "info"
     log_format: str = "auto"
@@ -182,6 +185,13 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "pin each shard to a CPU: auto (if there are enough, and no other node pins there), on, off",
         _one_of("auto", "on", "off"),
+    ),
+    Setting(
+        "steer",
+        str,
+        "bring packets to the CPU of their shard by XDP: auto (if this machine can, and host is not on the "
+        "loopback), require (or don't start), off",
+        _one_of("auto", "require", "off"),
     ),
     Setting("drain_ms", int, "time that a stop may take before children are killed", _between(0, 600_000)),
     Setting("log_level", str, "how much is logged", _one_of("debug", "info", "warning", "error")),

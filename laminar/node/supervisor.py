@@ -41,6 +41,7 @@ from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
 from laminar.node.settings import Settings, is_loopback, shards_of_this_machine
 from laminar.node.sockets import NodeSockets, open_kept_sockets, open_sockets, plan_ports
+from laminar.node.steering import Steering
 
 log = logging.getLogger("laminar.supervisor")
 
@@ -147,6 +148,7 @@ class Supervisor:
         self._children = {role: _Child(role) for role in node_roles(shards)}
         self._claims = host.CpuClaims()
         self._cpus = host.plan_pinning(settings.pin, shards, self._claims)
+        self._steering = Steering(settings.steer)
         self._selector = selectors.DefaultSelector()
         self._lifeline, self._lifeline_end = os.pipe()
         self._signal_pipe = os.pipe()
@@ -169,6 +171,7 @@ class Supervisor:
                 return self._run()
             finally:
                 self._kill_all()
+                self._steering.end()
                 self._folder.remove_node_file()
                 self._sockets.close()
                 self._claims.release()
@@ -180,6 +183,8 @@ class Supervisor:
             log.info("no secret is set: every listener is on loopback (%s) only", self._settings.host)
         gc.collect()
         gc.freeze()  # so that the children's collectors don't write to, and thus copy, the pages they share
+        if not self._steering.begin(self._sockets, self._cpus, self._fork):
+            return EXIT_FAILED
         if not self._recover():
             return EXIT_FAILED
         for child in self._children.values():
@@ -294,6 +299,8 @@ class Supervisor:
             os.close(ready)
             self._sockets.close_all_but(sockets)
             if isinstance(role, str):
+                if self._steering.controller_cpu is not None:
+                    os.sched_setaffinity(0, {self._steering.controller_cpu})
                 return self._entry_points.controller(boot)
             if self._cpus is not None:
                 os.sched_setaffinity(0, {self._cpus[role]})
@@ -313,6 +320,7 @@ class Supervisor:
 
         def child() -> int:
             self._selector.close()
+            self._steering.let_go()
             for fd in (*self._signal_pipe, self._lifeline_end):
                 os.close(fd)
             for sibling in self._children.values():

@@ -166,9 +166,9 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code of `laminar.node.supervisor.serve`."""
     names = {row.flag: row.name for row in SETTINGS}
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    settings = load(
-        config=None, environ={}, flags={names[flag]: value for flag, value in given.items()}
-    ).settings
+    # Wires are cut here by other means, and a program on them would only cost each start its compiling.
+    flags = {"steer": "off"} | {names[flag]: value for flag, value in given.items()}
+    settings = load(config=None, environ={}, flags=flags).settings
     return serve(settings, environment=FaultyEnvironment(os.path.abspath(settings.data)))
 
 
