@@ -43,6 +43,14 @@ LONGEST_RESEND_MS = 1_000
 SILENT_COPIES = 2
 
 
+class _Forgotten(Exception):
+    """The partition remembers too many newer producers, or this one idled for days.
+
+    What came before has its receipts, and of this batch there was one copy, which was refused just now: so it
+    may begin the next epoch.
+    """
+
+
 class _Record:
     """One record on its way."""
 
@@ -270,9 +278,8 @@ class Datagrams(Generic[T]):
         try:
             while batch := self._take(lane):
                 lane.flying = batch
-                frame = self._build(batch, epoch=lane.epoch, sequence=lane.sequence)
                 try:
-                    placed = await self._deliver(lane, frame)
+                    placed = await self._see_to_its_end(lane, batch)
                 except Error as error:
                     lane.epoch += 1
                     lane.sequence = 0
@@ -288,6 +295,14 @@ class Datagrams(Generic[T]):
             lane.queue.clear()
         finally:
             lane.task = None
+
+    async def _see_to_its_end(self, lane: _Lane, batch: list[_Record]) -> Placed:
+        try:
+            return await self._deliver(lane, self._build(batch, epoch=lane.epoch, sequence=lane.sequence))
+        except _Forgotten:
+            lane.epoch += 1
+            lane.sequence = 0
+            return await self._deliver(lane, self._build(batch, epoch=lane.epoch, sequence=0))
 
     def _take(self, lane: _Lane) -> list[_Record]:
         """The next records that fit into a datagram together, without those that nobody waits for."""
@@ -317,7 +332,10 @@ class Datagrams(Generic[T]):
     # -- one batch until its answer ------------------------------------------------------------
 
     async def _deliver(self, lane: _Lane, frame: bytearray) -> Placed:
-        """Send until a receipt comes. Raises the `Error` of a refusal, `OutcomeUnknown` if nobody waits."""
+        """Send until a receipt comes.
+
+        Raises the `Error` of a refusal, `OutcomeUnknown` if nobody waits any more, `_Forgotten`.
+        """
         number = os.urandom(NUMBER_BYTES)
         datagram = self._keys.encode_question(Question(self._topic, lane.partition, number, frame))
         answers = self._waiting[number] = asyncio.Queue()
@@ -359,6 +377,8 @@ class Datagrams(Generic[T]):
                     pause_s = 0.0 if redirects % (REDIRECTS_AT_ONCE + 1) else backoff.next_ms() / 1000
                     continue
                 lane.last = str(body.get("detail") or body["code"])
+                if body["code"] == "unknown_producer" and lane.sequence > 0 and copies == 1:
+                    raise _Forgotten
                 pause_s = self._pause_after(lane, body, backoff, certain=copies == answered)
         finally:
             del self._waiting[number]

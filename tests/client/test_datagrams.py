@@ -157,6 +157,23 @@ async def test_a_refusal_after_silence_leaves_the_outcome_unknown() -> None:
                     await datagrams.append(b"x")
 
 
+async def test_a_forgotten_producer_begins_the_next_epoch() -> None:
+    """One of very many is forgotten where others come after it; what has a receipt stays as it is."""
+
+    def say(question: Question, times: int) -> Reply:
+        header = Batch(memoryview(bytes(question.frame))).header
+        forgotten = (header.producer_epoch, header.sequence) == (0, 2)
+        return problem("unknown_producer", 409, outcome="unknown") if forgotten else placed(question)
+
+    async with peer(say) as node:
+        async with laminar.aio.connect(node.url) as client:
+            async with client.topic("t").datagrams(partitions=1) as datagrams:
+                for _ in range(4):
+                    await datagrams.append(b"x")
+
+    assert [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] == heads(node)
+
+
 async def test_what_waits_leaves_together_and_never_more_than_has_room() -> None:
     """One datagram of a partition is under way at a time."""
     sizes: list[int] = []
