@@ -2,7 +2,8 @@
 # make test   everything that proves something, under 15 minutes on 2 cores
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
-#             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends)
+#             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
+#             make bench-streams: a record of gigabytes beside appends)
 # make log-mutants  each rule of durability switched off: which test notices
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
@@ -19,7 +20,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-state cluster-faults spark-faults clean pins java steer-deps
+  bench-state bench-streams cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -98,6 +99,9 @@ bench-log: .venv/.core
 
 bench-raft: .venv/.core
 	$(BIN)/python -m benches.bench_raft $(OPTIONS)
+
+bench-streams: .venv/.core
+	$(BIN)/python -m benches.bench_streams $(OPTIONS)
 
 bench-state: .venv/.core
 	$(BIN)/python -m benches.bench_state $(OPTIONS)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from laminar.client.sync import Client, Delivery, Producer, Reader, Topic, connect
     from laminar.client.sync_datagrams import Datagrams
     from laminar.client.sync_sinks import Sink, Stager, Transaction
+    from laminar.client.sync_values import Value
     from laminar.embedded import embed
 
 # name -> (module, attribute); None as attribute: the module itself.
@@ -94,6 +95,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     },
     "Datagrams": ("laminar.client.sync_datagrams", "Datagrams"),
     **{name: ("laminar.client.sync_sinks", name) for name in ("Sink", "Stager", "Transaction")},
+    "Value": ("laminar.client.sync_values", "Value"),
     "Subscription": ("laminar.client.sync_subscription", "Subscription"),
 }
 
@@ -132,6 +134,7 @@ __all__ = [
     "Trimmed",
     "Unavailable",
     "Undelivered",
+    "Value",
     "__version__",
     "aio",
     "connect",

@@ -19,6 +19,7 @@ from laminar.client.records import (
 from laminar.client.sinks import Sink, Stager, Transaction
 from laminar.client.subscription import Subscription
 from laminar.client.topic import Topic
+from laminar.client.values import Value
 
 __all__ = [
     "Client",
@@ -39,5 +40,6 @@ __all__ = [
     "TopicInfo",
     "Transaction",
     "Trimmed",
+    "Value",
     "connect",
 ]

@@ -144,6 +144,8 @@ def _headers(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
 
 def _cells(batch: Batch, entry: Entry, *, column: Column, kind: pyarrow.DataType) -> pyarrow.Array:
     count = batch.header.count
+    if column is Column.VALUE and batch.is_large:
+        return pyarrow.nulls(count, kind)
     frame = pyarrow.py_buffer(batch.frame)
     if frame.address % _ALIGNMENT == 0 and not entry.codec:
         offsets = frame.slice(entry.offsets_position, 4 * (count + 1))

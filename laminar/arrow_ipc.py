@@ -248,7 +248,7 @@ class _Body:
             self.batch.check_text()
         entry = self.batch.entry(column)
         cells = self.batch.cells(column)
-        if entry is None or cells is None:
+        if entry is None or cells is None or (column is Column.VALUE and self.batch.is_large):
             # All null: one run of zeros is validity and offsets of every such column.
             if self._zeros is None:
                 self._zeros, _ = self._put(bytes(4 * (self.length + 1)))

@@ -28,7 +28,7 @@ NO_PRODUCER = bytes(16)
 
 class Kind(IntEnum):
     """What a batch is. `DATA` holds records; `STAGED` holds such as get their offsets from a `PUBLISH`, which
-    names them; the body of any other is one opaque payload.
+    names them, or bytes of a record that is larger than a batch; the body of any other is one opaque payload.
     """
 
     DATA = 0
@@ -51,6 +51,8 @@ class Flag(IntFlag):
     OPENS_SEGMENT = 1
     # Id and sequence of the producer are the hashes of an idempotency key and of what came with it.
     KEYED = 2
+    # Its one record is larger than a batch, and its value empty here (`laminar.large`): only as it is read.
+    LARGE = 4
 
 
 class BatchError(ValueError):
@@ -110,7 +112,7 @@ _BODY_CRC_AT = 120
 _CRC_AT = 124
 _FLAGS_AT = 6
 _KINDS = tuple(Kind)
-_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED)
+_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED | Flag.LARGE)
 # Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
 _COUNTED = (Kind.DATA, Kind.PUBLISH)
 _NUMBERED = (Kind.DATA, Kind.STAGED)
@@ -122,7 +124,7 @@ class Header:
 
     `checkpoint` is the highest of the numbers that a producer's user gave the records, `floor` one that all
     up to it are durable in every partition; 0: none. In a `STAGED` batch they are the number of the stage and
-    the count of its records.
+    the count of its records, 0 for a part of a large record.
     """
 
     kind: Kind
@@ -336,6 +338,21 @@ def as_staged(
     _COUNT.pack_into(frame, _COUNT_AT, 0)
     _PRODUCER.pack_into(frame, _PRODUCER_AT, sink, epoch, 0, number)
     _NUMBERS.pack_into(frame, _NUMBERS_AT, stage, records)
+
+
+def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
+    """An unstamped part of a large record: a `STAGED` batch of no records, whose body are the bytes."""
+    return seal(bytearray(HEADER_SIZE) + value, Kind.STAGED, producer_id=upload, checkpoint=number)
+
+
+def as_large(stub: Buffer, *, publish: Header) -> bytearray:
+    """The batch that stands for a large record as its readers see it: where its publish stands in the log."""
+    frame = bytearray(stub)
+    _HEADER_KIND.pack_into(frame, _KIND_AT, Kind.DATA, Flag.LARGE)
+    _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, publish.base_offset)
+    _CLOCK.pack_into(frame, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
+    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+    return frame
 
 
 def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytearray:

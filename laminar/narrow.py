@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from laminar.columns import NULLS, VARIABLE, Cells, Codec, Column, Entry, assemble, read_directory
-from laminar.frame import Buffer, Header, replace_body
+from laminar.frame import Buffer, Flag, Header, replace_body
 
 
 def narrow(frame: Buffer, keep: Container[int]) -> bytearray:
     """`frame`, a verified batch of records, with its `keep` columns only; values not kept are empty ones.
 
-    Compressed columns stay compressed. Raises `BatchError` for a directory that is wrong.
+    Compressed columns stay compressed. What stands for a record larger than a batch comes as it is: its
+    headers say so. Raises `BatchError` for a directory that is wrong.
     """
     header = Header.unpack(frame)
+    if header.flags & Flag.LARGE:
+        return bytearray(frame)
     entries = read_directory(frame, header)
     return replace_body(frame, assemble(header.count, list(_cells(frame, entries, header.count, keep))))
 

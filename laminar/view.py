@@ -24,7 +24,7 @@ from laminar.columns import (
     tag_hash,
     unfold,
 )
-from laminar.frame import BatchError, Buffer, Header, Kind, verify
+from laminar.frame import BatchError, Buffer, Flag, Header, Kind, verify
 
 if TYPE_CHECKING:
     import pyarrow
@@ -110,6 +110,11 @@ class Batch:
     @property
     def next_offset(self) -> int:
         return self.header.next_offset
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its one record is larger than a batch, and has no value here: see `laminar.large`."""
+        return bool(self.header.flags & Flag.LARGE)
 
     @property
     def columns(self) -> Set[int]:
@@ -281,7 +286,8 @@ class Batch:
 
         Columns, or those of them that `columns` names, in that order: ``offset`` int64, ``timestamp``
         timestamp[us, UTC], ``key`` binary, ``value`` binary, ``tag`` utf8; and ``headers``, a map of utf8 to
-        binary, only if named. All batches have the same schema; what this one lacks is null.
+        binary, only if named. All batches have the same schema; what this one lacks is null, as is the value
+        of a record larger than a batch.
         """
         from laminar.arrow import record_batch  # pyarrow is an extra
 

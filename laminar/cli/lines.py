@@ -33,6 +33,8 @@ class Record(Protocol):
     @property
     def raw(self) -> bytes: ...
     @property
+    def large_bytes(self) -> int | None: ...
+    @property
     def tag(self) -> str | None: ...
     @property
     def timestamp(self) -> int: ...
@@ -97,7 +99,9 @@ def as_json(record: Record) -> bytes:
         shown["tag"] = record.tag
     if record.headers:
         shown["headers"] = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
-    return msgspec.json.encode(shown | _text_or_base64("value", record.raw)) + b"\n"
+    large_bytes = record.large_bytes
+    value = _text_or_base64("value", record.raw) if large_bytes is None else {"value_bytes": large_bytes}
+    return msgspec.json.encode(shown | value) + b"\n"
 
 
 def _text_or_base64(name: str, raw: bytes) -> dict[str, str]:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from laminar.client.errors import Error
+from laminar.large import size_of
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -62,7 +65,25 @@ class Record(Generic[T_co]):
 
     @property
     def value(self) -> T_co:
+        """Decoded by the topic's codec. Of a large record: b"" without one, with one an `Error`."""
+        frame = self._batch.frame
+        if frame.is_large and self._batch.decode is not identity:
+            raise Error(
+                f"the value of {self.topic}/{self.partition} at {self.offset} has {self.large_bytes} bytes",
+                code="large_record",
+                value=self.offset,
+                hint="topic.open(record.partition, record.offset) reads it",
+            )
         return self._batch.decode(self.raw)
+
+    @property
+    def large_bytes(self) -> int | None:
+        """The length of a value that is larger than a batch: `raw` is empty, `Topic.open` reads it.
+
+        None for any other record.
+        """
+        frame = self._batch.frame
+        return size_of(frame) if frame.is_large else None
 
     @property
     def key(self) -> bytes | None:

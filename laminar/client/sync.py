@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from laminar.client import client as aio_client
 from laminar.client import producer as aio_producer
@@ -38,6 +39,8 @@ from laminar.client.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.sync_datagrams import Datagrams
 from laminar.client.sync_sinks import Sink, Transaction
 from laminar.client.sync_subscription import Subscription
+from laminar.client.sync_values import Value
+from laminar.client.uploads import PART_BYTES, joined_chunks_of
 
 if TYPE_CHECKING:
     import datetime
@@ -48,6 +51,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
+
+
+class Readable(Protocol):
+    """A binary file, as far as it is read."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Delivery:
@@ -348,6 +357,45 @@ class Topic(Generic[T]):
             )
         )
 
+    def append_stream(
+        self,
+        source: Iterable[bytes] | Readable,
+        key: Key = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        part_bytes: int = PART_BYTES,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Append one record whose value is all that `source` gives: a binary file, or chunks of bytes.
+
+        Of any length, in the memory of a few parts; nobody sees anything of it before all is durable. It is
+        bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout` in
+        seconds is how long a part may go without its answer, over all retries. When this raises nothing is
+        appended, but for `OutcomeUnknown`.
+        """
+        run = self._portal.run
+        upload = run(
+            lambda: self._topic.begin_upload(
+                key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+                part_bytes=part_bytes,
+                timeout=timeout,
+            )
+        )
+        try:
+            for chunk in joined_chunks_of(source):
+                run(partial(upload.write, chunk))
+            return run(upload.finish)
+        except BaseException:
+            run(upload.abort)
+            raise
+
     def producer(
         self,
         *,
@@ -414,6 +462,15 @@ class Topic(Generic[T]):
         """
         datagrams = self._topic.datagrams(secret=secret, partitions=partitions, timeout=timeout)
         return Datagrams(self._portal, datagrams)
+
+    def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
+        """The value of one record as a stream: ``with topic.open(0, 812) as value``. Of any length.
+
+        For records whose `large_bytes` is not None there is no other way; for any it works. `timeout` in
+        seconds is for each piece. `NotFound` where there is no such record (yet), `OffsetExpired` where it
+        is gone.
+        """
+        return Value(self._portal, self._topic.open(partition, offset, timeout=timeout))
 
     def subscribe(
         self,

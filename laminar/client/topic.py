@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from laminar.client.codecs import Codec, not_bytes
 from laminar.client.cursors import CursorState, cursor_path
 from laminar.client.datagrams import Datagrams
 from laminar.client.decisions_window import Outbox
-from laminar.client.errors import OutcomeUnknown
+from laminar.client.errors import ConfigError, OutcomeUnknown
 from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnExpired
 from laminar.client.names import Named, begin_named
 from laminar.client.producer import (
@@ -27,6 +27,8 @@ from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo
 from laminar.client.sender import Sender
 from laminar.client.session import Session, topic_path
 from laminar.client.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
+from laminar.client.uploads import PART_BYTES, Upload, check_partition, chunks_of
+from laminar.client.values import Value
 from laminar.route import Route
 
 if TYPE_CHECKING:
@@ -66,9 +68,30 @@ class Topic(Generic[T]):
         Appends that run at the same time are joined into batches. Never doubled, whatever happens
         on the way; `OutcomeUnknown` if the deadline passed without a receipt.
         """
+        raw: Any = value if self.codec is None else self.codec.encode(value)
+        return await self._append_raw(
+            raw,
+            key,
+            tag=tag,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            partition=partition,
+            timeout=timeout,
+        )
+
+    async def _append_raw(
+        self,
+        raw: Any,
+        key: str | bytes | None,
+        *,
+        tag: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_ms: int | None,
+        partition: int | None,
+        timeout: float | None,
+    ) -> Receipt:
         sender = await self._appending()
         outbox = sender.outbox
-        raw: Any = value if self.codec is None else self.codec.encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
             raise wrong
         if isinstance(key, str):
@@ -194,6 +217,93 @@ class Topic(Generic[T]):
             self._session, self.name, self.codec, secret=secret, partitions=partitions, timeout=timeout
         )
 
+    async def append_stream(
+        self,
+        source: AsyncIterable[bytes],
+        key: str | bytes | None = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        part_bytes: int = PART_BYTES,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Append one record whose value is all that `source` gives: ``async for``, or `read` as of a stream.
+
+        Of any length, in the memory of a few parts; nobody sees anything of it before all is durable. It is
+        bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout` in
+        seconds is how long a part may go without its answer, over all retries. When this raises nothing is
+        appended, but for `OutcomeUnknown`.
+        """
+        upload = await self.begin_upload(
+            key,
+            tag=tag,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            partition=partition,
+            part_bytes=part_bytes,
+            timeout=timeout,
+        )
+        try:
+            async for chunk in chunks_of(source):
+                await upload.write(chunk)
+            return await upload.finish()
+        except BaseException:
+            await upload.abort()
+            raise
+
+    async def begin_upload(
+        self,
+        key: str | bytes | None,
+        *,
+        tag: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_ms: int | None,
+        partition: int | None,
+        part_bytes: int,
+        timeout: float | None,
+    ) -> Upload:
+        """`append_stream` for who writes by himself."""
+        if part_bytes < 1:
+            raise ConfigError(
+                "a part has at least one byte", code="bad_part", field="part_bytes", value=part_bytes, limit=1
+            )
+        places = await self._session.topic_map(self.name, timeout_s=timeout)
+        count = len(places.places)
+        raw_key = key.encode() if isinstance(key, str) else key
+        if partition is not None:
+            check_partition(self.name, partition, count)
+            chosen = partition
+        elif raw_key is not None:
+            chosen = Route.even(count).partition_of_key(raw_key)
+        else:
+            chosen = self._session.rng.randrange(count)
+
+        async def small(value: bytes) -> Receipt:
+            return await self._append_raw(
+                value,
+                raw_key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=chosen,
+                timeout=timeout,
+            )
+
+        return Upload(
+            self._session,
+            self.name,
+            chosen,
+            key=raw_key,
+            tag=tag,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            first_bytes=part_bytes,
+            timeout_s=self._session.timeout_s if timeout is None else timeout,
+            small=small,
+        )
+
     # -- reading -------------------------------------------------------------------------------
 
     def read(
@@ -232,6 +342,15 @@ class Topic(Generic[T]):
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
         )
+
+    def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
+        """The value of one record as a stream: ``async with topic.open(0, 812) as value``. Of any length.
+
+        For records whose `large_bytes` is not None there is no other way; for any it works. `timeout` in
+        seconds is for each piece. `NotFound` where there is no such record (yet), `OffsetExpired` where it
+        is gone.
+        """
+        return Value(self._session, self.name, partition, offset, timeout_s=timeout)
 
     def subscribe(
         self,

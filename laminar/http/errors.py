@@ -139,6 +139,7 @@ _ROWS: Final = (
     _row("target_too_long", 414, "The request target is too long"),
     _row("unsupported_media_type", 415, "The body's type or encoding is not known"),
     _row("offset_beyond_end", 416, "The offset lies beyond the partition's end"),
+    _row("range_not_satisfiable", 416, "The range lies behind the value's end"),
     _row("expectation_failed", 417, "The expectation is not known", hint="Only `Expect: 100-continue` is."),
     _row(
         "not_a_replica",

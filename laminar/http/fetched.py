@@ -16,6 +16,7 @@ from laminar.http.errors import Problem
 from laminar.http.messages import Request
 from laminar.http.payload import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.times import format_time
+from laminar.large import size_of
 from laminar.narrow import narrow
 
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers")
@@ -116,7 +117,9 @@ def encode_fetch(
         picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
         if format_ is FetchFormat.ARROW:
             return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
-        rows = [_document(record, columns) for batch, rows in picked for record in _records(batch, rows)]
+        rows = [
+            _document(record, columns, batch) for batch, rows in picked for record in _records(batch, rows)
+        ]
     except BatchError as error:
         # The frame's checksums were right when the log read it: its producer wrote it so.
         raise Problem(
@@ -213,14 +216,13 @@ def _as_arrow(picked: _Picked, columns: Sequence[str] | None) -> list[Buffer]:
 
 def _records(batch: Batch, rows: Sequence[int]) -> Iterator[Record]:
     base = batch.base_offset
-    base = batch.base_offset
     if isinstance(rows, range):
         return batch.records(base + rows.start, base + rows.stop)
     records = list(batch.records(base + rows[0], base + rows[-1] + 1))
     return (records[row - rows[0]] for row in rows)
 
 
-def _document(record: Record, columns: Sequence[str] | None) -> dict[str, Any]:
+def _document(record: Record, columns: Sequence[str] | None, batch: Batch) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for name in columns if columns is not None else _COLUMNS:
         if name == "offset":
@@ -233,6 +235,9 @@ def _document(record: Record, columns: Sequence[str] | None) -> dict[str, Any]:
         elif name == "headers":
             for field, value in record.headers.items():
                 _put(document, "headers", value, field)
+        elif name == "value" and batch.is_large:
+            # It is read by the record's offset.
+            document["value_bytes"] = size_of(batch)
         else:
             cell = record.key if name == "key" else record.value
             if cell is not None:

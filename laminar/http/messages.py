@@ -90,11 +90,11 @@ class Response:
     """An answer. `header_block` is headers already encoded; it comes before `headers`.
 
     A `body` of several buffers is written without joining; an async iterator
-    is sent chunked (or until the connection's end in HTTP/1.0). `close` ends
-    the connection after it.
+    is sent chunked (or until the connection's end in HTTP/1.0), unless its
+    `length` is known. `close` ends the connection after it.
     """
 
-    __slots__ = ("body", "close", "header_block", "headers", "status")
+    __slots__ = ("body", "close", "header_block", "headers", "length", "status")
 
     def __init__(
         self,
@@ -104,12 +104,14 @@ class Response:
         *,
         header_block: bytes = b"",
         close: bool = False,
+        length: int | None = None,
     ) -> None:
         self.status = status
         self.headers = headers
         self.body = body
         self.header_block = header_block
         self.close = close
+        self.length = length
 
     @classmethod
     def json(cls, value: Any, status: int = 200, *, headers: Sequence[tuple[str, str]] = ()) -> Response:

@@ -280,26 +280,33 @@ class Outbound(asyncio.BufferedProtocol):
     def _begin_stream(
         self, head: RequestHead, response: Response, body: AsyncIterator[Buffer], close: bool
     ) -> None:
-        chunked = head.http11
-        if not chunked:
+        length = response.length
+        chunked = head.http11 and length is None
+        if not chunked and length is None:
             self._stopped = close = True
         block = self._block(head, response, close)
         if chunked:
             block.append(b"Transfer-Encoding: chunked\r\n")
-        block.append(b"\r\n")
+        block.append(b"\r\n" if length is None else _length_line(length))
         self._out.append(b"".join(block))
         self._flush_joined()
         self._stream = asyncio.get_running_loop().create_task(
-            self._send_stream(head, body, chunked=chunked), name=f"stream {head.target}"
+            self._send_stream(head, body, chunked=chunked, length=length), name=f"stream {head.target}"
         )
 
-    async def _send_stream(self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool) -> None:
+    async def _send_stream(
+        self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool, length: int | None
+    ) -> None:
         """Send what the iterator gives. A failure cuts the connection: a body that just ends looks whole."""
+        sent = 0
         try:
             if head.method != "HEAD":
                 async for part in body:
                     await self._writable()
+                    sent += len(part)
+                    assert length is None or sent <= length, f"{sent} bytes of a body of {length}"
                     self._write_pieces(encode_chunk(part) if chunked else [part])
+                assert length is None or sent == length, f"{sent} bytes of a body of {length}"
                 if chunked:
                     self._write_pieces([LAST_CHUNK])
         except asyncio.CancelledError:

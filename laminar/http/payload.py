@@ -75,6 +75,14 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 raise Problem(
                     "invalid", "only batches of records are appended", field="kind", value=int(header.kind)
                 )
+            if header.flags & Flag.LARGE:
+                raise Problem(
+                    "invalid",
+                    "this batch stands for a record whose value is elsewhere: it was fetched",
+                    field="flags",
+                    value=header.flags,
+                    hint="GET .../records/{offset} reads the value, an upload appends it.",
+                )
             check_directory(
                 frame,
                 max_records=limits.max_records,

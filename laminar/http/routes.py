@@ -128,6 +128,22 @@ ROUTES: Final = (
         "Begin an epoch of a producer in a partition: older ones are refused from now on",
         ("epoch",),
     ),
+    Route(
+        "PUT",
+        _P + "/uploads/{upload}/parts/{part}",
+        "upload_part",
+        "Upload a part of a record that is larger than a request",
+        body=True,
+    ),
+    Route(
+        "POST",
+        _P + "/uploads/{upload}",
+        "publish_upload",
+        "Append the record whose parts were uploaded",
+        (*_APPEND_QUERY, "parts", "size_bytes", "crc32c"),
+        body=True,
+    ),
+    Route("DELETE", _P + "/uploads/{upload}", "drop_upload", "Drop an upload's parts"),
     Route("GET", _P + "/digest", "digest", "Digest a replica's committed log", ("to_index",)),
     Route("GET", _T + "/cursors", "list_cursors", "List a topic's cursors", _LIST_QUERY),
     Route("GET", _T + "/cursors/{cursor}", "describe_cursor", "Describe a cursor: positions and lag"),
@@ -276,9 +292,9 @@ def _allowed(operations: Mapping[str, str]) -> list[str]:
 
 def _check(params: Mapping[str, str]) -> None:
     for name, value in params.items():
-        if name in ("topic", "cursor", "sink", "group", "member"):
+        if name in ("topic", "cursor", "sink", "group", "member", "upload"):
             check_name(value, field=name)
-        elif name in ("partition", "offset", "version", "number") and not _NUMBER.match(value):
+        elif name in ("partition", "offset", "version", "number", "part") and not _NUMBER.match(value):
             raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)
 
 

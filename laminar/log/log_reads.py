@@ -24,7 +24,7 @@ from laminar.log.disk import Buffer
 from laminar.log.errors import DamagedRange, EntriesGone, StorageError
 from laminar.log.quarantine import Damage, Quarantine
 from laminar.log.reading import Piece, Readers, read_frames
-from laminar.log.rows import UNKNOWN_KIND, Row, is_frame_of, row_place
+from laminar.log.rows import UNKNOWN_KIND, Row, is_frame_of, row_is_shown, row_mask, row_place
 from laminar.log.segment_rows import ColdRows, Segment
 from laminar.log.state import LogFiles, LogStart
 from laminar.log.walk import check_chunk
@@ -185,12 +185,20 @@ class LogReads:
         Both are `last_index + 1` if there is none. Looks at rows only; where a run is long it may be cut.
         Raises `EntriesGone` when entries go meanwhile.
         """
+        return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
 
+    async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
+        """As `find_tagged`, of entries that are not staged."""
+        return await self._find_run(first_index, last_index, row_is_shown)
+
+    async def _find_run(
+        self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]
+    ) -> tuple[int, int]:
         def look() -> tuple[int, int]:
             if not self.start.index < index <= last_index <= self.last_index:
                 raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
             segment = self.segment_of(index)
-            return segment.tagged(index, min(last_index, segment.last_index), bit)
+            return segment.run(index, min(last_index, segment.last_index), wanted)
 
         index = first_index
         while True:

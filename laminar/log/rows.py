@@ -143,6 +143,12 @@ def row_mask(rows: Buffer, slot: int) -> int:
     return int(mask) if kind != UNKNOWN_KIND else _ALL_TAGS
 
 
+def row_is_shown(rows: Buffer, slot: int) -> bool:
+    """Whether a row's entry is not a staged one, which holds nothing that anybody reads where it stands."""
+    _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
+    return bool(kind != STAGED_KIND)
+
+
 def row_offset(rows: Buffer, slot: int) -> int:
     """The offset of the first record of a row's entry."""
     offset: int = _OFFSET.unpack_from(rows, slot * ROW_SIZE)[0]

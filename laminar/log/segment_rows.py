@@ -8,13 +8,12 @@ little memory, and opening it reads a row a segment. Touched by the loop only.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from laminar.log.disk import Buffer
 from laminar.log.rows import (
     ROW_SIZE,
     Row,
-    row_mask,
     row_next_offset,
     row_offset,
     row_offsets,
@@ -169,8 +168,8 @@ class Segment:
         if chunk.cuts == self.cuts:
             self.file.rows_cache.put(self.file, chunk.number, rows)
 
-    def tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
-        """The first of these entries whose tags have `bit`, and the one behind the run that it begins.
+    def run(self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]) -> tuple[int, int]:
+        """The first of these entries whose row is `wanted`, and the one behind the run that it begins.
 
         Twice the one behind them all, if there is none. Looks at the rows that lie together in memory only:
         an answer that ends at `last_index` of them is to be gone on from. Raises `ColdRows`.
@@ -178,10 +177,10 @@ class Segment:
         rows, place = self.rows_at(first_index - self.first_index)
         behind = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
         slot = place
-        while slot < behind and not row_mask(rows, slot) & bit:
+        while slot < behind and not wanted(rows, slot):
             slot += 1
         end = slot
-        while end < behind and row_mask(rows, end) & bit:
+        while end < behind and wanted(rows, end):
             end += 1
         return first_index + slot - place, first_index + end - place
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from laminar.batch import Header, Kind, as_published, tag_bit
+from laminar.batch import Header, Kind, as_large, as_published, tag_bit
 from laminar.http.errors import Problem
 from laminar.log.errors import DamagedRange, EntriesGone
 from laminar.log.log import Log
@@ -54,10 +54,18 @@ async def frames(readable: Readable, offset: int, *, max_bytes: int) -> list[Buf
     index = await readable.log.find_offset(offset)
     found: list[Buffer] = []
     size = 0
+    staged = False
     while index is not None and index <= last and (not found or size < max_bytes):
         wanted = max(1, max_bytes - size)
+        stop = last
         try:
-            read = await _read(readable.log, index, last, max_bytes=wanted)
+            if staged:
+                # There may be gigabytes of them between two records: they are passed over by their rows.
+                index, behind = await readable.log.find_shown(index, last)
+                if index > last:
+                    break
+                stop = behind - 1
+            read = await read_some(readable.log, index, stop, max_bytes=wanted)
         except EntriesGone:
             if found:
                 break
@@ -85,7 +93,9 @@ async def frames(readable: Readable, offset: int, *, max_bytes: int) -> list[Buf
                     return found
                 size += sum(map(len, published))
                 continue
-            # What is staged is read as well, and counts: the next read begins behind it.
+            if frame[5] == Kind.STAGED:
+                staged = True
+                continue
             size += len(frame)
             if frame[5] == Kind.DATA:
                 found.append(frame)
@@ -93,7 +103,7 @@ async def frames(readable: Readable, offset: int, *, max_bytes: int) -> list[Buf
     return found
 
 
-async def _read(log: Log, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
+async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
     """As `Log.read`, without a turn of the loop where memory has it. Raises `EntriesGone` also where the log
     begins behind the first by now.
     """
@@ -123,7 +133,9 @@ async def tagged_frames(
             index = first
             while index < behind and (not found or size < max_bytes):
                 try:
-                    read = await _read(readable.log, index, behind - 1, max_bytes=max(1, max_bytes - size))
+                    read = await read_some(
+                        readable.log, index, behind - 1, max_bytes=max(1, max_bytes - size)
+                    )
                 except DamagedRange as damage:
                     if damage.next_offset > damage.first_offset:
                         raise
@@ -159,7 +171,7 @@ async def _published(
     readable: Readable, publish: Buffer, offset: int, *, max_bytes: int
 ) -> tuple[list[Buffer], bool]:
     """The batches that a `publish` entry gives offsets, from the one that holds `offset` on, at least one if
-    there is one, and whether that are all.
+    there is one, and whether that are all. For a record larger than a batch, the one that stands for it.
 
     Raises `EntriesGone`, and `DamagedRange` with the offsets of the first when that is damaged.
     """
@@ -168,12 +180,15 @@ async def _published(
     found: list[Buffer] = []
     size = 0
     base_offset = header.base_offset
-    for index, records in publish_record(publish).stages:
+    record = publish_record(publish)
+    if record.large is not None:
+        return [as_large(record.large.stub, publish=header)], True
+    for index, records in record.stages:
         if base_offset + records > offset:
             if found and size >= max_bytes:
                 return found, False
             try:
-                staged = await _read(log, index, index, max_bytes=1)
+                staged = await read_some(log, index, index, max_bytes=1)
             except DamagedRange as damage:
                 if found:
                     return found, False

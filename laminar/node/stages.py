@@ -5,6 +5,10 @@ invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* p
 the sink's coordinator says what becomes of them. A *publish* names them and takes their offsets, all at
 once: from then on readers see them where the publish stands, and they are kept as long as it is.
 
+An *upload* is the same of one record that is larger than a batch: its stages are parts of the value, bytes
+and no records, and its publish takes one offset. It is of one partition, whose leader decides alone: so
+nobody pins it. What was published is remembered for a while: a publish that comes again is recognised.
+
 Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
 when it is truncated. It knows one partition; who decides, and over which partitions, is the coordinator's
 (CONSENSUS.md 11).
@@ -26,10 +30,16 @@ _HEADER = 128
 # Stretches in which the log may not begin. Of more, neighbours are joined: then it begins in steps of a few
 # in a thousand of its publishes.
 MAX_NAMED = 1024
+# Published uploads that are remembered, by count and by age in the log.
+MAX_UPLOADS = 1_000
+UPLOAD_AGE_MS = 24 * 3_600_000
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One staged entry: its place in the log, its number within its batch, and what it holds."""
+    """One staged entry: its place in the log, its number within its batch, and what it holds.
+
+    One of no `records` is a part of an upload: as many bytes as its body has.
+    """
 
     index: int
     number: int
@@ -39,16 +49,29 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
     append_time_ms: int
     body_crc: int
 
+    @property
+    def body_bytes(self) -> int:
+        return self.size_bytes - _HEADER
+
 
 # The sink's id (16 bytes), the number of its batch, and the epoch under which it was staged.
 BatchKey: TypeAlias = tuple[bytes, int, int]
 
 
+def upload_key(upload: bytes) -> BatchKey:
+    """Of an upload by its id (16 bytes). No sink has an epoch 0."""
+    return (upload, 0, 0)
+
+
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age."""
+    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age.
+
+    No stage has a number above `highest`; -1: not known.
+    """
 
     stages: tuple[Stage, ...]
     pinned: bool = False
+    highest: int = -1
 
     @property
     def size_bytes(self) -> int:
@@ -63,6 +86,17 @@ class Published(msgspec.Struct, frozen=True, array_like=True):
     index: int
     offset: int
     count: int
+
+
+class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
+    """An upload that was published: its entry, when that was appended, its record's offset, what it is."""
+
+    index: int
+    time_ms: int
+    offset: int
+    parts: int
+    size_bytes: int
+    crc32c: int
 
 
 class PinOperation(IntEnum):
@@ -82,16 +116,28 @@ class PinRecord(msgspec.Struct, frozen=True, array_like=True):
     stages: list[int] = []
 
 
+class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a `publish` says of an upload's record: bytes and CRC-32C of its value, and the batch that stands
+    for it (`laminar.large.build_stub`), unstamped.
+    """
+
+    size_bytes: int
+    crc32c: int
+    stub: bytes
+
+
 class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
 
-    It says everything a reader needs, so that one who has no table can follow it.
+    Of an upload: `sink` is its id, and the entries are (index, bytes) in the order of the parts. It says
+    everything a reader needs, so that one who has no table can follow it.
     """
 
     sink: bytes
     number: int
     epoch: int
     stages: list[tuple[int, int]]
+    large: LargeRecord | None = None
 
 
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
@@ -102,6 +148,7 @@ class StoredStages(msgspec.Struct, frozen=True, array_like=True):
     open: list[tuple[BatchKey, StagedBatch]] = []
     published: list[tuple[bytes, Published]] = []
     named: list[tuple[int, int]] = []
+    uploads: list[tuple[bytes, PublishedUpload]] = []
 
 
 _pin_decoder = msgspec.msgpack.Decoder(PinRecord)
@@ -119,8 +166,14 @@ class Stages:
     __slots__ = ("_maps", "_undo")
 
     def __init__(self) -> None:
-        # What is open, what was published, what publishes name (in order of their entries).
-        self._maps: tuple[dict[BatchKey, StagedBatch], dict[bytes, Published], dict[int, int]] = ({}, {}, {})
+        # What is open, what was published of sinks, what publishes name (in order of their entries), which
+        # uploads were published.
+        self._maps: tuple[
+            dict[BatchKey, StagedBatch],
+            dict[bytes, Published],
+            dict[int, int],
+            dict[bytes, PublishedUpload],
+        ] = ({}, {}, {}, {})
         # (index, number of the map, key, value before) of changes that may be truncated.
         self._undo: deque[tuple[int, int, Any, Any]] = deque()
 
@@ -145,13 +198,23 @@ class Stages:
     def stage(self, key: BatchKey, number: int) -> Stage | None:
         """A stage that is open, as the log's end has it."""
         batch = self._maps[0].get(key)
-        if batch is None:
+        if batch is None or -1 < batch.highest < number:
             return None
+        if number < len(batch.stages) and batch.stages[number].number == number:
+            return batch.stages[number]
         return next((stage for stage in batch.stages if stage.number == number), None)
 
     def published(self, sink: bytes) -> Published | None:
         """The last batch of a sink that was published here, as the log's end has it."""
         return self._maps[1].get(sink)
+
+    def upload(self, upload: bytes) -> PublishedUpload | None:
+        """An upload that was published here, if it is remembered, as the log's end has it."""
+        return self._maps[3].get(upload)
+
+    def open_uploads(self) -> int:
+        """How many uploads have parts here and are not published."""
+        return sum(1 for batch in self._maps[0].values() if not batch.stages[0].records)
 
     def batches(self) -> Iterator[tuple[BatchKey, StagedBatch]]:
         """All that is open, in order of first entry."""
@@ -202,7 +265,9 @@ class Stages:
                 body_crc=header.body_crc,
             )
             before = self._maps[0].get(key, StagedBatch(stages=()))
-            self._put(header.index, 0, key, StagedBatch((*before.stages, stage), before.pinned))
+            known = before.highest >= 0 or not before.stages
+            highest = max(before.highest, stage.number) if known else -1
+            self._put(header.index, 0, key, StagedBatch((*before.stages, stage), before.pinned, highest))
         elif header.kind is Kind.PIN:
             pin = _pin_decoder.decode(memoryview(frame)[_HEADER:])
             self._pinned(header.index, pin)
@@ -226,8 +291,11 @@ class Stages:
         # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
         for key in [key for key in self._maps[0] if key[0] == record.sink and key[1] <= record.number]:
             self._put(header.index, 0, key, None)
-        published = Published(record.number, record.epoch, header.index, header.base_offset, header.count)
-        self._put(header.index, 1, record.sink, published)
+        if record.large is not None:
+            self._published_upload(header, record, record.large)
+        else:
+            published = Published(record.number, record.epoch, header.index, header.base_offset, header.count)
+            self._put(header.index, 1, record.sink, published)
         if record.stages:
             self._name(header.index, min(index for index, _ in record.stages))
 
@@ -248,6 +316,19 @@ class Stages:
             for place in range(0, len(whole), 2):
                 pair = whole[place : place + 2]
                 self._put(publish, 2, pair[-1][0], pair[0][1])
+
+    def _published_upload(self, header: Header, record: PublishRecord, large: LargeRecord) -> None:
+        uploads = self._maps[3]
+        now_ms = header.append_time_ms
+        # By what is in the table and the entry alone, so that every replica forgets the same.
+        for upload, old in sorted(uploads.items(), key=_by_index):
+            if len(uploads) < MAX_UPLOADS and old.time_ms + UPLOAD_AGE_MS >= now_ms:
+                break
+            self._put(header.index, 3, upload, None)
+        published = PublishedUpload(
+            header.index, now_ms, header.base_offset, len(record.stages), large.size_bytes, large.crc32c
+        )
+        self._put(header.index, 3, record.sink, published)
 
     def started(self, index: int, start_index: int) -> None:
         """Entry `index` lets the log begin behind `start_index`: what was published up to there is gone."""
@@ -281,14 +362,16 @@ class Stages:
 
     def stored(self) -> StoredStages:
         """The whole table as the log's end has it; the same for the same log."""
-        open_, published, named = self._maps
-        return StoredStages(sorted(open_.items()), sorted(published.items()), sorted(named.items()))
+        open_, published, named, uploads = self._maps
+        return StoredStages(
+            sorted(open_.items()), sorted(published.items()), sorted(named.items()), sorted(uploads.items())
+        )
 
     def stored_at(self, index: int) -> StoredStages:
         """The table as it was behind entry `index`: the last that was committed, or one behind it."""
         copy = Stages()
         # Values are replaced, never changed: so the copies may be shallow.
-        copy._maps = (dict(self._maps[0]), dict(self._maps[1]), dict(self._maps[2]))
+        copy._maps = (dict(self._maps[0]), dict(self._maps[1]), dict(self._maps[2]), dict(self._maps[3]))
         copy._undo = deque(self._undo)
         copy.truncated(index + 1)
         return copy.stored()
@@ -296,4 +379,8 @@ class Stages:
     def restore(self, stored: StoredStages) -> None:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
         self._undo.clear()
-        self._maps = (dict(stored.open), dict(stored.published), dict(stored.named))
+        self._maps = (dict(stored.open), dict(stored.published), dict(stored.named), dict(stored.uploads))
+
+
+def _by_index(item: tuple[bytes, PublishedUpload]) -> int:
+    return item[1].index

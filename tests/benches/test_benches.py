@@ -176,6 +176,21 @@ def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_d
     assert [] == list(real_disk.iterdir())
 
 
+def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
+    """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
+    command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-streams: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert {"in_ratio", "out_ratio", "in_mb_per_s", "out_mb_per_s", "grown_mib"} <= figures.keys()
+    assert all(figure >= 0 for figure in figures.values()), figures
+    assert [] == list(real_disk.iterdir())
+
+
 def test_what_three_processes_did_at_once_is_one_figure() -> None:
     """Rates add up, each over its own seconds; latencies are looked at together."""
     rate, p50, p99 = together([Loaded(2.0, (1.0, 9.0)), Loaded(1.0, (3.0,)), Loaded(1.0, ())])

@@ -27,6 +27,7 @@ class Shown:
     tag: str | None = "late"
     timestamp: int = 981_173_106_789
     headers: Mapping[str, bytes] = field(default_factory=lambda: {"trace": b"7"})
+    large_bytes: int | None = None
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,14 @@ def test_json_hides_nothing(raw: bytes, key: bytes | None) -> None:
     assert key == bytes_of("key")
     assert b"\n" == line[-1:]
     assert 1 == line.count(b"\n")
+
+
+def test_json_shows_how_large_a_large_record_is() -> None:
+    """And no value, which is read by its offset."""
+    shown = json.loads(as_json(Shown(raw=b"", large_bytes=5 << 30)))
+
+    assert 5 << 30 == shown["value_bytes"]
+    assert "value" not in shown
 
 
 @pytest.mark.parametrize(

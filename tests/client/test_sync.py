@@ -19,8 +19,9 @@ from laminar.client import producer as aio_producer
 from laminar.client import reader as aio_reader
 from laminar.client import sinks as aio_sinks
 from laminar.client import subscription as aio_subscription
-from laminar.client import sync, sync_datagrams, sync_sinks, sync_subscription
+from laminar.client import sync, sync_datagrams, sync_sinks, sync_subscription, sync_values
 from laminar.client import topic as aio_topic
+from laminar.client import values as aio_values
 
 TWINS = [
     (aio_client.Client, sync.Client),
@@ -32,6 +33,7 @@ TWINS = [
     (aio_sinks.Sink, sync_sinks.Sink),
     (aio_sinks.Stager, sync_sinks.Stager),
     (aio_sinks.Transaction, sync_sinks.Transaction),
+    (aio_values.Value, sync_values.Value),
 ]
 # What only one face needs: the other's machinery.
 ONLY_ASYNC = {
@@ -43,6 +45,7 @@ ONLY_ASYNC = {
     "still_owned",
     "ready",
     "expect",
+    "begin_upload",
 }
 
 

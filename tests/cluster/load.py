@@ -118,7 +118,8 @@ async def converged(
                 told = await asyncio.to_thread(get_json, url, headers={"Laminar-Local": "1"})
                 if told is not None:
                     digests.setdefault(number, {})[replica["node"]] = told["digest"]
-                    indexes.setdefault(number, set()).add(told["committed_index"])
+                    # Of what was digested: a replica that catches up has more by now.
+                    indexes.setdefault(number, set()).add(told["to_index"])
         level = all(len(found) == 1 for found in indexes.values())
         whole = len(digests) == partitions and all(len(found) == wanted for found in digests.values())
         if level and whole:

@@ -373,6 +373,35 @@ async def test_http_1_0_is_closed_unless_it_asks_otherwise() -> None:
     assert b"".join(b"%04d" % number * 1000 for number in range(50)) == body
 
 
+async def test_a_stream_of_known_length_says_it_and_the_connection_goes_on() -> None:
+    """As an answer that is whole: also in HTTP/1.0, and to HEAD."""
+    expected = b"".join(b"%04d" % number * 1000 for number in range(50))
+    head = b"HEAD /measured-stream HTTP/1.1\r\nHost: a\r\n\r\n"
+    kept = b"GET /measured-stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    async with serving(Mirror()) as (_, url):
+        raw = await exchange(url, kept + GET % b"measured-stream" + head)
+
+    answers = raw.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert 3 == len(answers)
+    assert [expected, expected, b""] == [answer.partition(b"\r\n\r\n")[2] for answer in answers]
+    for answer in answers:
+        assert b"Content-Length: 200000\r\n" in answer
+        assert b"Transfer-Encoding" not in answer
+
+
+@pytest.mark.parametrize("stream", [b"short-stream", b"long-stream"])
+async def test_a_stream_of_another_length_than_it_says_cuts_the_connection(stream: bytes) -> None:
+    """What comes behind it is never taken for some of it, nor the other way round."""
+    async with serving(Mirror()) as (_, url):
+        raw = b""
+        try:
+            raw = await exchange(url, GET % stream + GET % b"a")
+        except ConnectionError:
+            pass
+
+    assert raw.count(b"HTTP/1.1") <= 1
+
+
 async def test_a_stream_that_breaks_cuts_the_connection() -> None:
     """An end that looked like the body's end would be believed."""
     async with serving(Mirror()) as (_, url):

@@ -79,9 +79,9 @@ def test_a_problem_is_answered_as_rfc_9457_says() -> None:
 def test_every_route_is_found(route: object) -> None:
     """By its own template filled in; a GET by HEAD too."""
     method, template, operation = route[:3]  # type: ignore[index]
-    numbers = {"partition": "3", "offset": "812", "version": "0", "number": "7"}
+    numbers = {"partition": "3", "offset": "812", "version": "0", "number": "7", "part": "9"}
     path, params = template, {}
-    names = "topic partition version offset cursor node sink number producer group member"
+    names = "topic partition version offset cursor node sink number producer group member upload part"
     for name in names.split():
         if f"{{{name}}}" in template:
             params[name] = numbers.get(name, "a.b-C_9")

@@ -40,8 +40,11 @@ from laminar.node.api.replica_states import PartitionRoutes, ReplicaStates
 from laminar.node.api.sinks import SinkRoutes
 from laminar.node.api.topics import MAX_PARTITIONS, MAX_REPLICAS, TopicRoutes
 from laminar.node.api.trim import TrimRoutes
+from laminar.node.api.uploads import UploadRoutes
+from laminar.node.api.values import ValueRoutes
 from laminar.node.coordinator import TOPIC
 from laminar.node.transport import Peer
+from laminar.node.uploads import MAX_OPEN, MAX_PARTS
 
 if TYPE_CHECKING:
     from laminar.node.process import Method
@@ -56,6 +59,8 @@ _PROMISES = {
     EPOCH: frozenset({"append_to_partition"}),
     SEQUENCE: frozenset({"append_to_partition"}),
 }
+# What is sent to a partition's leader, who may be named to a client that asks for that.
+_REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
 COMMIT_WAIT_S = 10.0
 SWEEP_S = 0.5
 
@@ -69,6 +74,8 @@ _OTHER_LIMITS = {
     "max_wait_ms": LONGEST_WAIT_MS,
     "max_partitions": MAX_PARTITIONS,
     "max_replicas": MAX_REPLICAS,
+    "max_upload_parts": MAX_PARTS,
+    "max_uploads_of_partition": MAX_OPEN,
 }
 
 # What nobody does to a topic of the system's.
@@ -80,6 +87,9 @@ _SYSTEMS_OWN = frozenset(
         "append_to_topic",
         "append_to_partition",
         "delete_records",
+        "upload_part",
+        "publish_upload",
+        "drop_upload",
     )
 )
 
@@ -110,6 +120,7 @@ class Api:
         progress = ProgressRoutes(shard, fetch)
         sinks = SinkRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
         self.datagrams = Datagrams(shard, self._locator, topics, limits=self.limits)
+        uploads = UploadRoutes(shard, self._locator, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
         self._topics = topics
         self._handlers: dict[str, Handler] = {
@@ -125,7 +136,10 @@ class Api:
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,
-            "fetch_one": fetch.record,
+            "fetch_one": ValueRoutes(shard, fetch, self._locator).value,
+            "upload_part": uploads.part,
+            "publish_upload": uploads.publish,
+            "drop_upload": uploads.drop,
             "delete_records": TrimRoutes(shard, fetch).records,
             "recover_partition": recover.recover,
             "offsets": fetch.offsets,
@@ -235,7 +249,7 @@ class Api:
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
         """307 to the owner's shard, for clients that ask for it; None when we serve it ourselves."""
-        appends = operation == "append_to_partition"
+        appends = operation in _REDIRECTED_APPENDS
         if not appends and operation not in ("fetch", "fetch_one", "offsets"):
             return None
         record = self._topics.partition_record(params["topic"], params["partition"])

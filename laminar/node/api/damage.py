@@ -68,7 +68,7 @@ async def elsewhere(
             response = await ask(passed, where)
         except Problem:
             continue
-        if response.status == 200:
+        if response.status in (200, 206):
             return response
     return None
 

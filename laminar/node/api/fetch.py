@@ -1,4 +1,4 @@
-"""Reads: batches and records of a partition, its bounds, one record, and a replica's digest.
+"""Reads: batches and records of a partition, its bounds, and a replica's digest.
 
 Committed data never changes, so any replica may serve it; what a replica cannot know is
 whether it has all there is. `read=leader` asks a majority for that; `min_offset` says what
@@ -11,7 +11,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from laminar.batch import Batch, BatchError, Kind
+from laminar.batch import Kind
 from laminar.http.errors import Problem
 from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format
 from laminar.http.messages import Request, Response
@@ -38,7 +38,7 @@ GIVE_UP_S = 5.0
 RETRY_S = 0.02
 _ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
 OFFSET_LIMIT = 2**53
-_DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
+DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 
 
 class FetchRoutes:
@@ -53,7 +53,7 @@ class FetchRoutes:
 
     # -- finding a replica ----------------------------------------------------------------
 
-    async def _serve_or_pass(
+    async def serve_or_pass(
         self, request: Request, topic: str, number: str, *, leader: bool
     ) -> Partition | Response:
         """The partition if this shard may answer, else the answer of one that may."""
@@ -69,14 +69,14 @@ class FetchRoutes:
         problem = Problem("no_leader", f"no replica of {topic}/{number} answers", outcome="not_applied")
         for where in self._locator.replicas(topic, record.number):
             try:
-                return await self._pass_on(request, where)
+                return await self.pass_on(request, where)
             except Problem as error:
                 problem = error
         raise problem
 
     async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
         """The partition if it is led here, else the leader's answer. For what may be repeated."""
-        return await self._serve_or_pass(request, topic, partition, leader=True)
+        return await self.serve_or_pass(request, topic, partition, leader=True)
 
     async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
         """As the leader has it, looked for again when another has taken over: a read may be repeated."""
@@ -88,7 +88,7 @@ class FetchRoutes:
             if here is not None and here.leads:
                 return here
             try:
-                response = await self._pass_on(request, where)
+                response = await self.pass_on(request, where)
             except Problem as problem:
                 self._locator.forget(topic, number)
                 if problem.code not in _ANOTHER_LEADS or loop.time() >= deadline:
@@ -98,7 +98,7 @@ class FetchRoutes:
                 return response
             await asyncio.sleep(RETRY_S)
 
-    async def _pass_on(self, request: Request, where: Where) -> Response:
+    async def pass_on(self, request: Request, where: Where) -> Response:
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
         passed: PassedResponse = await self._exchange.ask(
             where.address,
@@ -124,7 +124,7 @@ class FetchRoutes:
         to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
         check_fields(query.get("fields"), format_)
         skip = skips(request)
-        served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
+        served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
         deadline = asyncio.get_running_loop().time() + wait_s
@@ -146,7 +146,7 @@ class FetchRoutes:
                 else:
                     frames, behind = await served.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
             except DamagedRange as damage:
-                response = await self._elsewhere(request, served, offset)
+                response = await self.elsewhere(request, served, offset)
                 if response is not None:
                     return response
                 if not skip:
@@ -167,13 +167,13 @@ class FetchRoutes:
             response.headers = [*response.headers, (SKIPPED, ",".join(skipped))]
         return response
 
-    async def _elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
+    async def elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
         """What another replica answers to a read that meets damage here."""
         own = self._shard.view.partition_url(self._shard.boot.node, partition.topic, partition.number)
         others = [
             where for where in self._locator.replicas(partition.topic, partition.number) if where.url != own
         ]
-        return await elsewhere(request, offset, others, self._pass_on)
+        return await elsewhere(request, offset, others, self.pass_on)
 
     async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
         """Never older than the client has seen: wait for `min_offset`, then 503 `behind`."""
@@ -216,7 +216,7 @@ class FetchRoutes:
             return partition.start_offset
         if text == "latest":
             return partition.end_offset
-        if not _DIGITS.match(text) or int(text) >= OFFSET_LIMIT:
+        if not DIGITS.match(text) or int(text) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid",
                 "offset is a number, `earliest` or `latest`",
@@ -266,10 +266,10 @@ class FetchRoutes:
             wanted=request.query.get("fields"),
             behind=behind,
         )
-        headers = [("Content-Type", fetched.content_type), *self._place(partition, fetched.next_offset)]
+        headers = [("Content-Type", fetched.content_type), *self.place(partition, fetched.next_offset)]
         return Response(200, headers, fetched.body)
 
-    def _place(self, partition: Partition, next_offset: int) -> list[tuple[str, str]]:
+    def place(self, partition: Partition, next_offset: int) -> list[tuple[str, str]]:
         """What every answer about data says of where it came from."""
         return [
             *self._identity,
@@ -279,66 +279,6 @@ class FetchRoutes:
             ("Laminar-Next-Offset", str(next_offset)),
         ]
 
-    async def record(self, request: Request, topic: str, partition: str, offset: str) -> Response:
-        """GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
-        if not _DIGITS.match(offset) or int(offset) >= OFFSET_LIMIT:
-            raise Problem(
-                "invalid", "an offset is a number", field="offset", value=offset, limit=OFFSET_LIMIT
-            )
-        served = await self._serve_or_pass(request, topic, partition, leader=False)
-        if isinstance(served, Response):
-            return served
-        wanted = int(offset)
-        if wanted >= served.end_offset and not served.leads:
-            served_by_leader = await self._serve_or_pass(request, topic, partition, leader=True)
-            if isinstance(served_by_leader, Response):
-                return served_by_leader
-            served = served_by_leader
-        if wanted < served.start_offset:
-            raise expired(served, wanted)
-        if wanted >= served.end_offset and served.leads:
-            await served.confirmed_end()  # a leader that was deposed unawares would deny what is there
-        if wanted >= served.end_offset:
-            raise Problem(
-                "no_such_record",
-                f"the partition ends at {served.end_offset}",
-                field="offset",
-                value=wanted,
-                limit=served.end_offset,
-            )
-        # The group tells apart two topics of one name, of which one was deleted.
-        etag = f'"{served.replica.group.hex()}/{wanted}"'
-        always = [("ETag", etag), ("Cache-Control", "immutable"), *self._place(served, wanted + 1)]
-        if etag in request.headers.get("if-none-match", ""):
-            return Response(304, always)
-        try:
-            frames = await served.frames(wanted, max_bytes=1)
-        except DamagedRange as damage:
-            response = await self._elsewhere(request, served, None)
-            if response is not None:
-                return response
-            raise problem_of(damage, served, node=self._shard.boot.node, offset=wanted) from damage
-        try:
-            return self._one(Batch(frames[0], verified=True), wanted, always)
-        except BatchError as error:
-            # The frame's checksums were right when the log read it: its producer wrote it so.
-            raise Problem("damaged", str(error), field=error.field, value=wanted) from error
-
-    def _one(self, batch: Batch, offset: int, always: list[tuple[str, str]]) -> Response:
-        record = next(batch.records(offset, offset + 1))
-        headers = [
-            ("Content-Type", "application/octet-stream"),
-            ("Laminar-Timestamp", format_time(record.timestamp)),
-            *always,
-        ]
-        if record.key is not None:
-            headers.append(("Laminar-Key", _visible(record.key)))
-        if record.tag is not None:
-            headers.append(("Laminar-Tag", _visible(record.tag.encode())))
-        for name, value in (record.headers or {}).items():
-            headers.append((f"Laminar-Header-{_visible(name.encode())}", _visible(value)))
-        return Response(200, headers, bytes(record.value))
-
     # -- bounds and digests -----------------------------------------------------------------
 
     async def offsets(self, request: Request, topic: str, partition: str) -> Response:
@@ -346,7 +286,7 @@ class FetchRoutes:
         read = request.query.get("read", "leader")
         if read not in ("replica", "leader"):
             raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
-        served = await self._serve_or_pass(request, topic, partition, leader=read == "leader")
+        served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
         if read == "leader":
@@ -364,7 +304,7 @@ class FetchRoutes:
                 "start_offset": served.start_offset,
                 "end_offset": served.end_offset,
             },
-            headers=self._place(served, offset),
+            headers=self.place(served, offset),
         )
 
     async def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
@@ -382,7 +322,7 @@ class FetchRoutes:
 
     async def digest(self, request: Request, topic: str, partition: str) -> Response:
         """GET .../digest?to_index=N|committed: sha256 over the replica's committed log, byte for byte."""
-        served = await self._serve_or_pass(request, topic, partition, leader=False)
+        served = await self.serve_or_pass(request, topic, partition, leader=False)
         if isinstance(served, Response):
             return served
         text = request.query.get("to_index", "committed")
@@ -415,10 +355,3 @@ class FetchRoutes:
                 ],
             }
         )
-
-
-def _visible(raw: bytes | bytearray | memoryview) -> str:
-    """Bytes as a header may carry them: printable ASCII, the rest percent-encoded."""
-    return "".join(
-        chr(byte) if 0x20 < byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in bytes(raw)
-    )

@@ -50,6 +50,8 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> dict[str, str]:
         "group": "readers",
         "member": "one",
         "node": node["node"],
+        "upload": "dump",
+        "part": "0",
     }
 
 

@@ -1,0 +1,116 @@
+"""Records larger than a batch: what stands for one where batches are read, and the checksum of its whole.
+
+The value of such a record lies in parts, in entries of their own. Whoever reads batches gets a *stub* in its
+place: a batch of one record with the key, the tag, the time and the headers of the large one, an empty value,
+`Flag.LARGE` in its head, and two more headers that say how long the value is and what its checksum is. The
+value is read by the record's offset, in pieces. This module decides what a stub is; it does not know where
+parts are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from laminar.batch import BatchError, Buffer, build
+from laminar.view import Batch
+
+# The headers of a stub that are not its record's: the value's bytes, decimal, and its CRC-32C, 8 hex digits.
+SIZE_HEADER = "laminar-large"
+CRC_HEADER = "laminar-crc32c"
+
+# CRC-32C's polynomial, without its highest term, lowest power in the highest bit.
+_POLYNOMIAL = 0x82F63B78
+_ONE = 1 << 31
+
+
+def build_stub(
+    *,
+    key: Buffer | None,
+    tag: str | None,
+    headers: Mapping[str, bytes] | None,
+    timestamp_ms: int | None,
+    size_bytes: int,
+    crc32c: int,
+) -> bytearray:
+    """What stands for a record of so many bytes, unstamped."""
+    told = {SIZE_HEADER: b"%d" % size_bytes, CRC_HEADER: b"%08x" % crc32c}
+    return build(
+        [b""], keys=[key], tags=[tag], timestamps=[timestamp_ms], headers=[{**(headers or {}), **told}]
+    )
+
+
+def size_of(batch: Batch) -> int:
+    """The bytes of the value that a stub stands for. Raises `BatchError` where it does not say."""
+    return _told(batch, SIZE_HEADER, 10)
+
+
+def checksum_of(batch: Batch) -> int:
+    """The CRC-32C of the value that a stub stands for. Raises `BatchError` where it does not say."""
+    return _told(batch, CRC_HEADER, 16)
+
+
+def _told(batch: Batch, name: str, base: int) -> int:
+    headers = batch.headers
+    cell = headers[0].get(name) if headers else None
+    try:
+        return int(cell or b"", base)
+    except ValueError:
+        raise batch.bad(BatchError("malformed", f"header {name} is {cell!r}", field=name)) from None
+
+
+def combine(before: int, checksum: int, length: int, *, often: bool = False) -> int:
+    """The CRC-32C of bytes from that of the first of them, and that of the `length` bytes behind those.
+
+    As zlib's `crc32_combine`: the checksum of what came before is multiplied by x to the power of the bits
+    that follow, modulo the polynomial. It takes 50 µs, whatever the length; 1 µs where this length comes
+    `often`, for a table of 2 ms.
+    """
+    if not often:
+        return _product(_power(length), before) ^ checksum
+    lowest, low, high, highest = _table(length)
+    return (
+        lowest[before & 255]
+        ^ low[before >> 8 & 255]
+        ^ high[before >> 16 & 255]
+        ^ highest[before >> 24]
+        ^ checksum
+    )
+
+
+@lru_cache(maxsize=16)
+def _table(length: int) -> tuple[list[int], ...]:
+    """Products with x to the power of 8 * `length`, of each byte at each of its four places."""
+    power = _power(length)
+    bits = [_product(power, 1 << bit) for bit in range(32)]
+    table = []
+    for place in range(0, 32, 8):
+        products = [0]
+        for bit in bits[place : place + 8]:
+            products += [product ^ bit for product in products]
+        table.append(products)
+    return tuple(table)
+
+
+@lru_cache(maxsize=64)
+def _power(length: int) -> int:
+    """x to the power of 8 * `length`."""
+    result, square, bits = _ONE, _ONE >> 1, 8 * length
+    while bits:
+        if bits & 1:
+            result = _product(square, result)
+        square = _product(square, square)
+        bits >>= 1
+    return result
+
+
+def _product(a: int, b: int) -> int:
+    """Of two polynomials, modulo the polynomial."""
+    result, term = 0, _ONE
+    while a:
+        if a & term:
+            result ^= b
+            a ^= term
+        term >>= 1
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return result
