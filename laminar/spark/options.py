@@ -51,6 +51,7 @@ OPTIONS: Final = {
     "minOffsetsPerTrigger": "stream",
     "maxTriggerDelay": "stream",
     "pollTimeoutMs": "stream",
+    "cursor": "stream",
     "minPartitions": "both",
     "maxRecordsPerPartition": "both",
     "maxBytesPerPartition": "both",
@@ -65,7 +66,7 @@ SUBJECTS: Final = ("subscribe", "subscribePattern", "assign")
 # Options of the Kafka source that are none here, by their lower-cased names, and what to use.
 _KAFKA_WORDS: Final = {
     "kafka.bootstrap.servers": "laminar.endpoints",
-    "kafka.group.id": None,
+    "kafka.group.id": "cursor",
     "groupidprefix": None,
     "kafkaconsumer.polltimeoutms": "laminar.timeoutMs",
     "fetchoffset.numretries": "laminar.timeoutMs",
@@ -108,6 +109,7 @@ class Options:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 15 * 60_000
     poll_timeout_ms: int = 250
+    cursor: str | None = None
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = MAX_BYTES_PER_PARTITION
@@ -150,6 +152,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         min_offsets_per_trigger=options.optional_number("minOffsetsPerTrigger"),
         max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", 15 * 60_000),
         poll_timeout_ms=options.number("pollTimeoutMs", 250, least=0),
+        cursor=options.text("cursor"),
         min_partitions=options.optional_number("minPartitions"),
         max_records_per_partition=options.optional_number("maxRecordsPerPartition"),
         max_bytes_per_partition=options.size_bytes("maxBytesPerPartition") or MAX_BYTES_PER_PARTITION,

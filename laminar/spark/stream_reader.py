@@ -26,6 +26,7 @@ from laminar.spark.cluster import Cluster, cluster, resolve_endpoints
 from laminar.spark.columns import check_schema
 from laminar.spark.offsets import AT_LATEST, Positions, decode, encode, place_of_symbol
 from laminar.spark.options import Options
+from laminar.spark.progress import ProgressCursor
 from laminar.spark.succession import admitted
 from laminar.spark.tasks import RangePartition, read_partition
 from laminar.spark.watch import Watch
@@ -44,6 +45,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._endpoints = resolve_endpoints(options)
         self._watch: Watch | None = None
+        self._progress: ProgressCursor | None = None
         self._target: Positions | None = None
         self._idle_at: Positions | None = None
         self._last_batch_s: float | None = None
@@ -72,11 +74,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The empty batch that this makes pins it: from here on the journal has numbers.
             return encode(here.run(here.positions(self._options, place, beyond_is_error=strict)))
         positions = decode(start)
+        self._report(positions, at_rest=False)
         reached = self._reach(positions)
         if self._target is None and not self._is_enough(plan.lag(positions, reached)):
             self._await_news(positions)
             reached = self._reach(positions)
         if not self._is_enough(plan.lag(positions, reached)):
+            self._report(positions, at_rest=True)
             return start  # the very same text: anything else would be news
         self._last_batch_s = time.monotonic()
         if isinstance(limit, (ReadMaxRows, ReadMaxBytes)):
@@ -93,6 +97,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends as last heard, for the query's progress; asks nobody."""
         return encode(self._watch.ends) if self._watch is not None else None
+
+    def _report(self, committed: Positions, *, at_rest: bool) -> None:
+        # What Spark asks to go on from is committed: the batch before is.
+        if self._options.cursor is not None:
+            if self._progress is None:
+                self._progress = ProgressCursor(self._cluster(), self._options.cursor)
+            self._progress.write(committed, at_rest=at_rest)
 
     def _reach(self, positions: Positions) -> Positions:
         # The target was confirmed by a majority, while what the watch heard may be older than that.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from laminar.spark import cluster as clusters
 from laminar.spark.offsets import decode
 from laminar.spark.options import parse
 from laminar.spark.plan import Range
+from laminar.testing.cluster import get_json
 
 types = pytest.importorskip("pyspark.sql.types")
 pytest.importorskip("pyarrow")
@@ -22,6 +24,7 @@ pytest.importorskip("pyarrow")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402  # only with pyspark
 
 from laminar.spark.stream_reader import StreamReader  # noqa: E402  # only with pyspark
+from laminar.spark.watch import Watch  # noqa: E402  # behind what is skipped without pyspark
 
 Topic = laminar.Topic[bytes]
 ALL = ReadAllAvailable()
@@ -32,8 +35,9 @@ def reader(topic: Topic, url: str, no_connection_is_left: None) -> Iterator[Call
     """``reader(option=value, ...)``: a stream's reader of the test's topic."""
     made: list[StreamReader] = []
 
-    def make(**options: str) -> StreamReader:
-        given = {"laminar.endpoints": url, "subscribe": topic.name, **options}
+    def make(**options: str | None) -> StreamReader:
+        named = {"laminar.endpoints": url, "subscribe": topic.name, **options}
+        given = {name: value for name, value in named.items() if value is not None}
         schema = types.StructType().add("value", types.BinaryType())
         made.append(StreamReader(parse(given, streaming=True), schema))
         return made[-1]
@@ -47,6 +51,12 @@ def fill(topic: Topic, count: int, *, partition: int = 0) -> None:
     with topic.producer() as producer:
         for number in range(count):
             producer.send(b"%d" % number, partition=partition)
+
+
+def cursor_positions(url: str, topic: Topic) -> dict[str, int]:
+    """Where the cursor `job` stands."""
+    found: dict[str, int] = get_json(f"{url}/v1/topics/{topic.name}/cursors/job")["positions"]
+    return found
 
 
 def read_values(reader: StreamReader, start: dict[str, int], end: dict[str, int]) -> list[int]:
@@ -186,6 +196,57 @@ def test_available_now_stops_at_what_was_there(topic: Topic, reader: Callable[..
 
     assert 5 == end[f"{topic.name}:0"]
     assert end is one.latestOffset(end, ALL)
+
+
+def test_a_cursor_shows_how_far_a_query_has_come(
+    topic: Topic, reader: Callable[..., StreamReader], url: str
+) -> None:
+    """What Spark goes on from is committed, so it is written; at the latest when all is read."""
+    fill(topic, 10)
+    one = reader(startingOffsets="earliest", cursor="job", pollTimeoutMs="10")
+    start = one.latestOffset(one.initialOffset(), ALL)
+    written = []
+    while (end := one.latestOffset(start, ReadMaxRows(4))) != start:
+        written.append(cursor_positions(url, topic))
+        start = end
+
+    assert {"0": 0, "1": 0, "2": 0} == written[0]
+    assert {"0": 10, "1": 0, "2": 0} == cursor_positions(url, topic)
+
+
+def test_a_cursor_that_belongs_to_others_is_a_warning(
+    topic: Topic, reader: Callable[..., StreamReader], url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query goes on: its checkpoint is what counts."""
+    fill(topic, 10)
+    body = json.dumps({"positions": {"0": 3}, "owner": "them"}).encode()
+    request = urllib.request.Request(f"{url}/v1/topics/{topic.name}/cursors/job", data=body, method="PUT")
+    request.add_header("Content-Type", "application/json")
+    urllib.request.urlopen(request, timeout=10).close()
+    one = reader(startingOffsets="earliest", cursor="job")
+    start = one.latestOffset(one.initialOffset(), ALL)
+
+    assert 10 == one.latestOffset(start, ALL)[f"{topic.name}:0"]
+    assert "cursor job was not moved" in caplog.text
+
+
+def test_what_is_made_later_joins_without_a_restart(
+    client: laminar.Client, reader: Callable[..., StreamReader], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that fits the pattern, whenever it is made, from its first record on."""
+    monkeypatch.setattr(Watch, "LOOK_S", 0.05)
+    client.create_topic("later-a", partitions=1, replicas=1).append(b"0")
+    one = reader(subscribe=None, subscribePattern="later-.*", pollTimeoutMs="20")
+    start = one.latestOffset(one.initialOffset(), ALL)
+    client.create_topic("later-b", partitions=2, replicas=1).append(b"7", partition=1)
+    end = start
+    deadline = time.monotonic() + 30
+    while end == start and time.monotonic() < deadline:
+        end = one.latestOffset(start, ALL)
+
+    assert {"later-a:0": 1, "v": 1} == start
+    assert {"later-a:0": 1, "later-b:0": 0, "later-b:1": 1, "v": 1} == end
+    assert [7] == read_values(one, start, end)
 
 
 def test_a_successor_comes_after_the_last_record_of_what_it_replaced(

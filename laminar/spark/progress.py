@@ -1,0 +1,68 @@
+"""How far a query has come, kept as a named cursor, so that its lag shows beside other consumers'.
+
+For people only: where a query goes on stands in Spark's checkpoint, and nothing here may fail or hold up a
+query. So a cursor that can't be written is a warning, and while there is much to read it is written once a
+second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from laminar.client.cursors import cursor_path
+from laminar.client.errors import Error
+from laminar.spark.cluster import Cluster
+from laminar.spark.offsets import Partition, Positions
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 1.0
+# Longer than that a trigger does not wait for it.
+PATIENCE_S: Final = 2.0
+
+
+class ProgressCursor:
+    """Writes a query's committed positions to the cursor `name` of each topic that it reads."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._written: Positions = {}
+        self._tried_at_s = float("-inf")
+
+    def write(self, positions: Mapping[Partition, int], *, at_rest: bool) -> None:
+        """Spark has committed `positions`; `at_rest`: there is nothing more to read just now."""
+        changed = {place: offset for place, offset in positions.items() if self._written.get(place) != offset}
+        now_s = time.monotonic()
+        if not changed or (not at_rest and now_s - self._tried_at_s < EVERY_S):
+            return
+        self._tried_at_s = now_s
+        try:
+            self._cluster.run(self._put(changed))
+        except TimeoutError:
+            log.warning("cursor %s was not moved: no answer within %g s", self._name, PATIENCE_S)
+        except Error as error:
+            log.warning("cursor %s was not moved: %s", self._name, error)
+        else:
+            self._written |= changed
+
+    async def _put(self, changed: Positions) -> None:
+        topics: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in changed.items():
+            topics.setdefault(topic, {})[str(partition)] = offset
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(self._put_topic(topic, found) for topic, found in topics.items()))
+
+    async def _put_topic(self, topic: str, positions: Mapping[str, int]) -> None:
+        await self._cluster.session.call(
+            "PUT",
+            cursor_path(topic, self._name),
+            body=msgspec.json.encode({"positions": positions}),
+            headers={"Content-Type": "application/json"},
+        )
