@@ -125,7 +125,8 @@ class Sink:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
 
         Returns once every partition has published its part. Batches are committed one after the other, their
-        numbers rising. `Fenced` when a newer driver began; `OutcomeUnknown` when nobody can tell in time:
+        numbers rising. `Fenced` when a newer driver began (its `outcome` is ``unknown`` where an earlier try
+        of this commit may have been decided before that); `OutcomeUnknown` when nobody can tell in time:
         `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
         epoch that another client began, `already` may be what an earlier try of this very commit did.
         """
