@@ -163,8 +163,22 @@ CUT_CONFIGURATION: list[Any] = [("data", 0), ("configure", 1), ("sync",), ("comm
 # A key behind the document, and one in it.
 KEPT_KEY: list[Any] = [("keyed", 0), ("sync",), ("commit", 0), ("keep",), ("keyed", 1), ("sync",)]
 
+# What was not committed when the document was kept, and is cut.
+CUT_STATE: list[Any] = [
+    ("data", 0),
+    ("sync",),
+    ("commit", 0),
+    ("data", 1),
+    ("cursor", 0, 7),
+    ("keyed", 0),
+    ("keep",),
+    ("truncate", 3),
+    ("sync",),
+]
+
 
 @settings(max_examples=150, deadline=None)
+@example(CUT_STATE, 0)
 @example(CUT_CONFIGURATION, 0)
 @example(KEPT_KEY, 0)
 @given(st.lists(STEPS, max_size=40), st.integers(0, 2**32))
