@@ -15,6 +15,7 @@ from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client
 from tests.sim.drivers import Driver
 from tests.sim.nemesis import Nemesis
+from tests.sim.uploaders import Uploader
 from tests.sim.watch import Watch
 from tests.sim.world import Options, SimClock, World
 
@@ -90,6 +91,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         clients = _begin(world, watch)
         nemesis = Nemesis(world, pause_s=options.fault_pause_s)
         drivers = _drivers(world, watch)
+        clients += _uploaders(world, watch)
         for client in clients:
             client.start(pause_s=options.client_pause_s)
         for driver in drivers:
@@ -152,6 +154,14 @@ def _drivers(world: World, watch: Watch) -> list[Driver]:
     return [
         Driver(world, watch, 100 + place, sink="s", topic=TOPIC, partitions=options.partitions)
         for place in range(options.drivers)
+    ]
+
+
+def _uploaders(world: World, watch: Watch) -> list[Uploader]:
+    options = world.options
+    return [
+        Uploader(world, watch, 150 + place, topic=TOPIC, partitions=options.partitions)
+        for place in range(options.uploaders)
     ]
 
 

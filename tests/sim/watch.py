@@ -21,10 +21,12 @@ from laminar.node.process import Process
 from laminar.node.replica import Machine as Follower
 from laminar.node.replica import Replica
 from laminar.node.shard import Shard
+from laminar.node.stages import publish_record
 from laminar.node.wire import ConfigurationRecord, configuration_record
 from raft.configuration import ConfigurationRefused, check_step
 from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.sim.sinks import Ledger
+from tests.sim.uploads import UploadLedger
 from tests.sim.world import Machine, World
 
 Buffer = bytes | bytearray | memoryview
@@ -127,7 +129,7 @@ class Watcher:
         if header.kind == Kind.CONFIGURATION:
             self._configured.append(header.index)
         if self._replica.core.is_leader:
-            if header.kind == Kind.PUBLISH:
+            if header.kind == Kind.PUBLISH and publish_record(frame).large is None:
                 self._watch.ledger.publishing(self._who(), frame)
             self._watch.on_entry("taken", self._group.name, header)
         self._inner.appended(header, frame)
@@ -186,6 +188,7 @@ class Watch:
         # How often more was lost than the promise covers.
         self.losses = 0
         self.ledger = Ledger()
+        self.uploads = UploadLedger()
         # Told of each entry that a leader takes, and of each that is committed: what, which group, its head.
         self.on_entry: Callable[[str, str, Header], None] = lambda what, group, header: None
         world.watch = self.process
@@ -275,7 +278,11 @@ class Watch:
                 f"{who}: offset {header.base_offset} where {len(group.values)} comes next"
             )
             if header.kind == Kind.PUBLISH:
-                values = self.ledger.published(who, group.name, header, frame)
+                record = publish_record(frame)
+                if record.large is None:
+                    values = self.ledger.published(who, group.name, header, frame)
+                else:
+                    values = self.uploads.published(who, group.name, header, record, record.large)
             else:
                 values = [bytes(value) for value in Batch(frame).values]
             group.values.extend(values)
@@ -288,7 +295,10 @@ class Watch:
                 group.sequences[key] = header.sequence
                 producer = key
         if header.kind == Kind.STAGED:
-            self.ledger.staged(group.name, header, frame)
+            if header.floor:
+                self.ledger.staged(group.name, header, frame)
+            else:
+                self.uploads.staged(group.name, header, frame)
         if header.kind == Kind.SINK:
             self.ledger.changed(who, frame)
         if header.kind == Kind.CONFIGURATION:
@@ -361,6 +371,7 @@ class Watch:
                 }
             )
             + self.ledger.happened
+            + self.uploads.happened
         )
 
     # -- the end ---------------------------------------------------------------------------

@@ -73,6 +73,8 @@ class Options:
     clients: int = 2
     # Of one sink, all at a time.
     drivers: int = 2
+    # Who append records larger than a batch. None by default: a seed's history would be another.
+    uploaders: int = 0
     client_pause_s: float = 0.5
     fault_pause_s: float = 10.0
     # The last so many nodes have not joined when the trouble begins.
