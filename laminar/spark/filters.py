@@ -26,8 +26,8 @@ from pyspark.sql.datasource import (
 from laminar.spark.plan import EVERY_ROW, Range, RowFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Columns of which no cell is ever null.
-_NEVER_NULL = ("value", "topic", "partition", "offset", "timestamp", "timestampType")
+# Columns of which no cell is ever null. A value is, of a record larger than a batch.
+_NEVER_NULL = ("topic", "partition", "offset", "timestamp", "timestampType")
 # What a comparison with a whole number says of the lowest, and of the one behind the highest.
 _LOWEST = {GreaterThan: 1, GreaterThanOrEqual: 0, EqualTo: 0}
 _BEHIND = {LessThan: 0, LessThanOrEqual: 1, EqualTo: 1}

@@ -54,7 +54,7 @@ def left(*filters: Filter) -> list[Range]:
         ),
         ([LessThan(("offset",), 10)], []),
         ([GreaterThan(("offset",), 19)], []),
-        ([IsNotNull(("offset",)), IsNotNull(("value",))], WHOLE),
+        ([IsNotNull(("offset",)), IsNotNull(("timestamp",))], WHOLE),
     ],
 )
 def test_ranges_are_cut(filters: list[Filter], expected: list[Range]) -> None:
@@ -97,6 +97,7 @@ def test_the_option_tag_stays() -> None:
         EqualTo(("key",), b"k"),
         IsNotNull(("key",)),
         IsNotNull(("tag",)),
+        IsNotNull(("value",)),
         EqualTo(("headers", "key"), "x"),
         GreaterThan(("timestamp",), datetime(2020, 1, 1)),  # without a zone: not ours to guess
     ],
