@@ -38,6 +38,7 @@ FAMILIES = (
     Family("group", "The replicas of one partition together."),
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("steer", "Packets to the CPU of their shard, by XDP, on this machine."),
+    Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
 )
@@ -163,6 +164,24 @@ COMMANDS = (
         "laminar.cli.steer:check",
         "Show whether this machine can steer, and what it lacks.",
         "laminar steer check",
+    ),
+    Command(
+        "pipeline archive",
+        "laminar.cli.pipeline:archive",
+        "Write a topic to Parquet by day, each record once; run again, it goes on where it was.",
+        "laminar pipeline archive flights archive/flights",
+    ),
+    Command(
+        "pipeline replay",
+        "laminar.cli.pipeline:replay",
+        "Write an archive, or a time range of a topic, into another topic: once, each key in order.",
+        "laminar pipeline replay flights-again --archive archive/flights",
+    ),
+    Command(
+        "pipeline audit",
+        "laminar.cli.pipeline:audit",
+        "Compare what producers say they wrote with what a topic holds: lost, doubled, reordered.",
+        "laminar pipeline audit flights claims.jsonl --id header:id",
     ),
     Command(
         "context add",

@@ -138,7 +138,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         sink = self._sink(told[0].sink)
         if len(staged) < len(told):
             # Committed in an earlier run: what may be missing is that all partitions show it.
-            await sink.commit(number, [], epoch=await sink.begin())
+            epoch = await sink.begin()
+            # Else this would commit the batch as an empty one.
+            assert sink.committed is not None and sink.committed >= number, (sink.committed, number)
+            await sink.commit(number, [], epoch=epoch)
             return
         epochs = {each.epoch for each in told}
         if len(epochs) > 1:

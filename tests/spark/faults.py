@@ -26,7 +26,7 @@ KEYS = 50
 FROM, TO = "from", "to"
 # Kills come so long after the query's first commit of a run, at random below.
 LONGEST_LIFE_S = 8.0
-START_LIMIT_S = 180.0
+START_LIMIT_S = 600.0
 
 
 def drive(urls: str, checkpoint: str, *, until_done: bool) -> None:

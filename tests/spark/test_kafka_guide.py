@@ -1,4 +1,4 @@
-"""docs/spark-kafka.md is all of the Kafka guide's options for reading, and what it says of each holds."""
+"""docs/spark-kafka.md is all of the Kafka guide's options, and what it says of each holds."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ minOffsetsPerTrigger maxTriggerDelay minPartitions groupIdPrefix kafka.group.id 
 startingOffsetsByTimestampStrategy""".split()
 
 
-def rows() -> dict[str, tuple[str, str]]:
+def rows(*, writing: bool = False) -> dict[str, tuple[str, str]]:
     """By what stands in the first column, the mark and what stands beside it."""
-    text = (ROOT / "docs/spark-kafka.md").read_text()
+    text = (ROOT / "docs/spark-kafka.md").read_text().partition("\n## Writing\n")[2 if writing else 0]
     found = re.findall(r"^\| (`.*?`) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
     return {name.strip("`"): (mark, beside) for name, mark, beside in found}
 
@@ -43,11 +43,12 @@ def functions(path: Path) -> set[str]:
 
 def test_all_of_the_guide_is_marked_and_what_is_same_is_tested() -> None:
     """A test that was renamed is renamed in the table too."""
-    table = rows()
+    read, written = rows(), rows(writing=True)
 
-    assert set(GUIDE) <= table.keys()
-    assert {"same", "different", "absent"} == {mark for mark, _ in table.values()}
-    for name, (mark, beside) in table.items():
+    assert set(GUIDE) <= read.keys()
+    assert {"key", "value", "headers", "topic", "partition", "includeHeaders"} <= written.keys()
+    assert {"same", "different", "absent"} == {mark for mark, _ in read.values()}
+    for name, (mark, beside) in [*read.items(), *written.items()]:
         named = re.findall(r"`(tests/[^`:]+)::([^`]+)`", beside)
         assert bool(named) == (mark == "same"), name
         for path, test in named:

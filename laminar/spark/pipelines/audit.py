@@ -1,0 +1,136 @@
+"""Audit: what producers say they wrote against what a topic holds: lost, doubled, reordered, not claimed.
+
+A *claim* is one row for each record that a producer has a receipt for: an `id` that the record carries, and
+where order matters an `ordinal` that rises with each record of one key. Both sides meet in one join by id, so
+it scales as Spark's joins do; no record is held in the driver but the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from laminar.spark.pipelines.session import PLACE, read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+KINDS = ("lost", "doubled", "reordered", "unclaimed")
+EXAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Records of one kind: how many, and the first few of them, as id, key and where they stand."""
+
+    kind: str
+    count: int
+    examples: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """An unclaimed record is no fault by itself: a producer that got no receipt may have written it."""
+
+    claims: int
+    records: int
+    findings: list[Finding]
+
+    @property
+    def sound(self) -> bool:
+        return not any(each.count for each in self.findings if each.kind != "unclaimed")
+
+
+def read_claims(spark: SparkSession, path: str) -> DataFrame:
+    """Claims in a folder or file of Parquet, or of JSON lines where the name ends in ``.json`` or ``.jsonl``.
+
+    ValueError if it has no column `id`.
+    """
+    suffix = path.rstrip("/").rpartition(".")[2].lower()
+    claims = spark.read.json(path) if suffix in ("json", "jsonl") else spark.read.parquet(path)
+    if "id" not in claims.columns:
+        raise ValueError(f"{path}: claims have a column id, and may have ordinal; here are {claims.columns}")
+    return claims
+
+
+def identity(given: str) -> Column:
+    """The column that a record carries its id in: ``key``, ``value``, ``header:NAME`` or ``json:$.path``."""
+    from pyspark.sql import functions as f
+
+    kind, _, name = given.partition(":")
+    if given in ("key", "value"):
+        return f.col(given).cast("string")
+    if kind == "header" and name:
+        named = f.filter("headers", lambda each: each["key"] == name)
+        return f.get(named, f.lit(0))["value"].cast("string")
+    if kind == "json" and name.startswith("$"):
+        return f.get_json_object(f.col("value").cast("string"), name)
+    raise ValueError(f"an id is key, value, header:NAME or json:$.path, not {given!r}")
+
+
+def audit(
+    spark: SparkSession, cluster: Mapping[str, str], topic: str, claims: DataFrame, *, id: str = "value"
+) -> Audited:
+    """Compare `claims` (columns `id`, and `ordinal` or not) with what is committed in `topic` now.
+
+    Lost: claimed, and not there. Doubled: an id that is there more than once. Reordered: a record that
+    stands behind one of its key whose ordinal is higher. A record without an id is unclaimed. Raises what
+    Spark does.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    held = read_topic(spark, cluster, topic, *PLACE, "key", "value", "headers")
+    held = held.select(*PLACE, "key", identity(id).alias("id"))
+    ordered = "ordinal" in claims.columns
+    said = claims.select(
+        f.col("id").cast("string").alias("id"),
+        (f.col("ordinal").cast("bigint") if ordered else f.lit(None).cast("bigint")).alias("ordinal"),
+    ).dropDuplicates(["id"])
+    copies = held.groupBy("id").agg(
+        f.count("*").alias("copies"), f.min(f.struct("partition", "offset", "key")).alias("first")
+    )
+    joined = (
+        said.withColumn("claimed", f.lit(True))
+        .join(copies, "id", "full_outer")
+        .select("id", "ordinal", "claimed", f.coalesce("copies", f.lit(0)).alias("copies"), "first.*")
+        .persist()
+    )
+    before = (
+        Window.partitionBy("partition", "key").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    in_place = joined.where("claimed and copies > 0 and ordinal is not null").withColumn(
+        "highest", f.max("ordinal").over(before)
+    )
+    wrong = {
+        "lost": joined.where("copies = 0"),
+        "doubled": joined.where("copies > 1 and id is not null"),
+        "reordered": in_place.where("ordinal < highest"),
+        "unclaimed": joined.where("claimed is null"),
+    }
+    try:
+        totals = joined.agg(f.count("claimed").alias("claims"), f.sum("copies").alias("records")).collect()[0]
+        findings = [_finding(kind, wrong[kind]) for kind in KINDS]
+    finally:
+        joined.unpersist()
+    return Audited(claims=totals["claims"], records=totals["records"] or 0, findings=findings)
+
+
+def _finding(kind: str, rows: DataFrame) -> Finding:
+    from pyspark.sql import functions as f
+
+    shown = [
+        name
+        for name in ("id", "key", "partition", "offset", "copies", "ordinal", "highest")
+        if name in rows.columns
+    ]
+    count = rows.agg(f.sum("copies") if kind == "unclaimed" else f.count("*")).collect()[0][0] or 0
+    if not count:
+        return Finding(kind=kind, count=0, examples=[])
+    examples = rows.withColumn("key", f.col("key").cast("string")).orderBy("partition", "offset", "id")
+    found = [
+        {name: value for name, value in row.asDict().items() if value is not None}
+        for row in examples.select(*shown).limit(EXAMPLES).collect()
+    ]
+    return Finding(kind=kind, count=int(count), examples=found)

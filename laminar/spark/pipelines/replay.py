@@ -1,0 +1,152 @@
+"""Replay: records of an archive, or of a time range of a topic, into another topic, each key in order.
+
+The work is cut into slices of offsets, the same in each partition; a slice is one batch of a sink that is
+named after the whole job. So each is written whole and once: a job that died is started again with the same
+arguments and goes on with the slice behind the last that was committed.
+
+A partition of the source is one task, and a task's rows keep their order in the sink: so a key does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from laminar.spark.pipelines.archive import read_archive
+from laminar.spark.pipelines.session import PLACE, RECORD, read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a run did: records and slices it wrote, slices that were there already, and the job's sink."""
+
+    sink: str
+    records: int
+    slices: int
+    slices_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Offsets of one partition of the source, the end exclusive."""
+
+    partition: int
+    start: int
+    end: int
+
+    def slice(self, number: int, records: int) -> Extent:
+        """The part of it that belongs to a slice; empty behind the end."""
+        start = min(self.start + number * records, self.end)
+        return Extent(self.partition, start, min(start + records, self.end))
+
+
+def replay(
+    spark: SparkSession,
+    cluster: Mapping[str, str],
+    to: str,
+    *,
+    archive: str | None = None,
+    topic: str | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    keep_partitions: bool = False,
+    slice_records: int = 1_000_000,
+    progress: Callable[[int, int], None] = lambda done, slices: None,
+) -> Replayed:
+    """Write what `archive` (a folder) or `topic` holds into the topic `to`.
+
+    Of records from `since_ms` to before `until_ms` only, epoch milliseconds, by the time that they carry;
+    within each partition all between the first and the last of them. Keys say where they go, unless
+    `keep_partitions`. A slice has up to `slice_records` of each partition. Raises what Spark raises.
+    """
+    if (archive is None) is (topic is None):
+        raise ValueError("either an archive or a topic is replayed")
+    rows = (
+        read_archive(spark, archive)
+        if archive is not None
+        else read_topic(spark, cluster, topic or "", *PLACE, *RECORD)
+    )
+    extents = _extents(rows, since_ms=since_ms, until_ms=until_ms)
+    job = [
+        archive,
+        topic,
+        to,
+        slice_records,
+        keep_partitions,
+        [(e.partition, e.start, e.end) for e in extents],
+    ]
+    sink = f"replay-{hashlib.sha256(json.dumps(job).encode()).hexdigest()[:24]}"
+    slices = max((-(-(each.end - each.start) // slice_records) for each in extents), default=0)
+    first = _committed(cluster, sink) + 1
+    records = 0
+    for number in range(first, slices):
+        parts = [each.slice(number, slice_records) for each in extents]
+        parts = [each for each in parts if each.start < each.end]
+        if topic is not None:
+            ranges = {
+                option: json.dumps({topic: {str(e.partition): getattr(e, side) for e in parts}})
+                for option, side in (("startingOffsets", "start"), ("endingOffsets", "end"))
+            }
+            assigned = {"assign": json.dumps({topic: [e.partition for e in parts]})}
+            chosen = _read_ranges(spark, cluster, {**ranges, **assigned})
+        else:
+            chosen = _in_order(rows, parts)
+        keep = [*RECORD, "partition"] if keep_partitions else list(RECORD)
+        chosen.select(*keep).write.format("laminar").options(**cluster).options(
+            topic=to, txnAppId=sink, txnVersion=str(number)
+        ).mode("append").save()
+        records += sum(each.end - each.start for each in parts)
+        progress(number + 1, slices)
+    return Replayed(
+        sink=sink, records=records, slices=max(0, slices - first), slices_before=min(first, slices)
+    )
+
+
+def _extents(rows: DataFrame, *, since_ms: int | None, until_ms: int | None) -> list[Extent]:
+    from pyspark.sql import functions as f
+
+    if since_ms is not None:
+        rows = rows.where(f.col("timestamp") >= f.timestamp_millis(f.lit(since_ms)))
+    if until_ms is not None:
+        rows = rows.where(f.col("timestamp") < f.timestamp_millis(f.lit(until_ms)))
+    found = rows.groupBy("partition").agg(f.min("offset").alias("start"), f.max("offset").alias("last"))
+    return [
+        Extent(row["partition"], row["start"], row["last"] + 1)
+        for row in found.orderBy("partition").collect()
+    ]
+
+
+def _read_ranges(spark: SparkSession, cluster: Mapping[str, str], ranges: Mapping[str, str]) -> DataFrame:
+    """Ranges of offsets of a topic: a task for each partition, in order."""
+    options = {**cluster, **ranges, "columns": ",".join((*PLACE, *RECORD))}
+    return spark.read.format("laminar").options(**options).load()
+
+
+def _in_order(rows: DataFrame, parts: list[Extent]) -> DataFrame:
+    """These ranges of an archive: each partition in one task, by offset."""
+    from pyspark.sql import functions as f
+
+    chosen = f.lit(False)
+    for each in parts:
+        place = (f.col("partition") == each.partition) & f.col("offset").between(each.start, each.end - 1)
+        chosen = chosen | place
+    return rows.where(chosen).repartition(len(parts), "partition").sortWithinPartitions("partition", "offset")
+
+
+def _committed(cluster: Mapping[str, str], sink: str) -> int:
+    """The number of the last slice that is written, -1 before the first."""
+    from laminar.client.configuration import resolve
+    from laminar.spark.cluster import cluster as connect
+    from laminar.spark.options import endpoints_of
+    from laminar.spark.staging import sink_info
+
+    endpoints = resolve(endpoints_of(cluster.get("laminar.endpoints")), cluster.get("laminar.token"))
+    here = connect(endpoints, timeout_ms=120_000)
+    committed = here.run(sink_info(here, sink)).committed
+    return -1 if committed is None else committed

@@ -1,0 +1,60 @@
+"""The Spark session of a pipeline, and the topic as a DataFrame: what all of them begin with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from laminar.client.configuration import resolve
+from laminar.spark.settings import configure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Of a record all that a topic gives and takes, and where it stood.
+RECORD = ("key", "value", "headers", "tag", "timestamp")
+PLACE = ("partition", "offset")
+
+
+def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -> dict[str, str]:
+    """The options of source and sink for a cluster; found as `laminar.connect` finds it."""
+    endpoints = resolve(url, token)
+    options = {"laminar.endpoints": ",".join(endpoints.urls)}
+    return options if endpoints.token is None else options | {"laminar.token": endpoints.token}
+
+
+@contextmanager
+def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session as `configure` sets it up; `conf` goes before. Without a master: Spark's own, or here."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    builder = configure(SparkSession.builder).appName(name)
+    master = master or SparkConf().get("spark.master") or "local[*]"
+    builder = builder.master(master)
+    if master.startswith("local"):
+        # Workers on this machine have what we have; Spark would take the first python3 of the path.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Times are shown and written alike wherever the job runs.
+    builder = builder.config("spark.sql.session.timeZone", "UTC").config(
+        "spark.ui.showConsoleProgress", "false"
+    )
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def read_topic(
+    spark: SparkSession, cluster: Mapping[str, str], topic: str, *columns: str, **options: str
+) -> DataFrame:
+    """What a topic holds now, as a batch: these columns."""
+    given = {**cluster, "subscribe": topic, "columns": ",".join(columns), **options}
+    return spark.read.format("laminar").options(**given).load()
