@@ -37,6 +37,7 @@ Mode = Literal["clustering", "broadcast"]
 SESSION_S = 6.0
 HANDOVER_S = 30.0
 RENEW_S = 1.0
+RETRY_S = 0.1
 # How often somebody looks who waits for a partition that another gives up.
 LOOK_S = 0.2
 STEP_TIMEOUT_S = 2.0
@@ -267,8 +268,14 @@ class Subscription(Generic[T]):
     async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            with contextlib.suppress(*_NOT_NOW):
-                await self._renew(timeout_s=self._session_s / 2)
+            # Who gets no answer for half a session asks again at once, before others may take it for dead:
+            # then it must take a new name, for which all partitions are drawn anew.
+            while True:
+                try:
+                    await self._renew(timeout_s=self._session_s / 2)
+                    break
+                except _NOT_NOW:
+                    await asyncio.sleep(RETRY_S)
 
     async def _renew(self, *, timeout_s: float) -> None:
         if 0 < self._valid_until_s <= time.monotonic() and self.mode == "clustering":
@@ -283,7 +290,7 @@ class Subscription(Generic[T]):
             body=msgspec.json.encode({"mode": self.mode, "session_ms": int(self._session_s * 1000)}),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            attempt_timeout_s=max(ATTEMPT_TIMEOUT_S, self._session_s / 4),
         )
         document = answer.json()
         members = frozenset(str(each["member"]) for each in document["members"])

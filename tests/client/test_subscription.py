@@ -12,6 +12,7 @@ import pytest
 
 import laminar
 from laminar import aio
+from laminar.client import subscription
 from laminar.testing.nodes import serve
 from tests.client.members import MemberProcess, Writing, check, ended, until
 
@@ -202,6 +203,25 @@ async def test_a_member_with_a_new_name_is_not_waited_for_under_the_old(url: str
                 assert time.monotonic() < began_s + 45
                 await asyncio.sleep(0.05)
             assert len(records.partitions) == PARTITIONS
+
+
+async def test_who_gets_no_answer_asks_again_before_its_session_is_over(
+    url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one answer that is late costs it its name, and everybody their partitions."""
+    async with aio.connect(url) as client, client.topic(topic).subscribe("g", session=60.0) as records:
+        renew, answers = records._renew, asyncio.Queue[bool]()
+
+        async def fails_once(*, timeout_s: float) -> None:
+            if answers.empty():
+                monkeypatch.setattr(subscription, "RENEW_S", 3600.0)
+                answers.put_nowait(False)
+                raise laminar.Unavailable("not now", code="no_leader")
+            await renew(timeout_s=timeout_s)
+            answers.put_nowait(True)
+
+        monkeypatch.setattr(records, "_renew", fails_once)
+        await eventually(lambda: answers.qsize() == 2)
 
 
 async def test_every_member_of_a_broadcast_reads_all(url: str, topic: str) -> None:
