@@ -3,7 +3,7 @@
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
-#             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark reading a cluster)
+#             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster)
 # make log-mutants  each rule of durability switched off: which test notices
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)

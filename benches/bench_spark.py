@@ -1,10 +1,11 @@
-"""Spark reading a live cluster, beside what it could do at best: ``python -m benches.bench_spark``.
+"""Spark and a live cluster, beside what it could do at best: ``python -m benches.bench_spark``.
 
 Three nodes, Spark with two cores and everything else share this machine. A topic of 1 KiB values is read into
 Spark's `noop`, by value alone and with all columns of the Kafka source; beside it, in turns, the same batches
 from memory, the same records as tuples, and an uncompressed Parquet file of them. Then the fixed cost of a
-micro-batch beside Spark's own rate source, and what a query that waits costs the nodes. `--quick` is the same
-with tiny sizes: it shows that everything runs and measures nothing.
+micro-batch beside Spark's own rate source, and what a query that waits costs the nodes. In the end the sink,
+which is `spark_sink`'s. `--quick` is the same with tiny sizes: it shows that everything runs and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import laminar
-from benches import on_disk, usage
+from benches import on_disk, spark_sink, usage
 from benches.spark_rig import CORES, Timed, interleaved, largest_worker_mib, session
 from benches.spark_sources import BATCH_ROWS, VALUE_BYTES, MemorySource, TupleSource
 from laminar.aio import connect
@@ -86,7 +87,9 @@ def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
         session(folder) as spark,
     ):
         pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
-        measure(Rig(folder, spark, ",".join(cluster.urls), client, pids), sizes)
+        rig = Rig(folder, spark, ",".join(cluster.urls), client, pids)
+        measure(rig, sizes)
+        spark_sink.measure(rig, spark_sink.QUICK if quick else spark_sink.Sizes())
 
 
 def measure(rig: Rig, sizes: Sizes) -> None:

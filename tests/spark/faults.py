@@ -83,10 +83,10 @@ class Feed(threading.Thread):
             topic = client.topic(FROM)
             while not self.enough.is_set():
                 with topic.producer() as producer:
-                    for number in range(self.sent, self.sent + 500):
+                    for number in range(self.sent, self.sent + 100):
                         producer.send(b"%d" % number, b"%d" % (number % KEYS))
-                self.sent += 500
-                self.enough.wait(0.1)
+                self.sent += 100
+                self.enough.wait(0.2)
 
 
 def committed(checkpoint: Path) -> int:

@@ -13,7 +13,7 @@ import laminar
 
 pytest.importorskip("pyspark")
 
-from benches import bench_spark  # only with pyspark
+from benches import bench_spark, spark_sink  # only with pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +30,14 @@ FIGURES = (
     r"a micro-batch: \d+ ms against the rate source's \d+ ms.*",
     r"an idle query costs the nodes -?[\d.]+% of a core .*",
     r"largest Python process of Spark: \d+ MiB.*",
+    *(
+        rf"into {sink}, {columns} +[\d.]+ s +[\d,]+ MB/s; CPU s a GB: nodes [\d.]+, Spark [\d.]+"
+        for sink in ("laminar", "laminar-discard")
+        for columns in ("value", "key and value")
+    ),
+    r"value: [\d.]+ of the sink that throws its frames away .*",
+    r"key and value: [\d.]+ of the sink that throws its frames away .*",
+    r"a micro-batch from topic to topic, exactly once: \d+ ms .*",
 )
 
 
@@ -44,6 +52,7 @@ def test_each_figure_is_there(
     rig = bench_spark.Rig(tmp_path, spark, url, client, [os.getpid()], replicas=1)
 
     bench_spark.measure(rig, bench_spark.QUICK)
+    spark_sink.measure(rig, spark_sink.QUICK)
 
     lines = capsys.readouterr().out.splitlines()
     for figure in FIGURES:
