@@ -3,7 +3,8 @@
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
-#             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster)
+#             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
+#             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
 # make log-mutants  each rule of durability switched off: which test notices
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
@@ -20,7 +21,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-spark bench-state bench-streams cluster-faults spark-faults clean pins java steer-deps
+  bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -108,6 +109,9 @@ bench-state: .venv/.core
 
 bench-spark: .venv/.spark java
 	$(BIN)/python -m benches.bench_spark $(OPTIONS)
+
+bench-steer: .venv/.core steer-deps
+	$(BIN)/python -m benches.bench_steer $(OPTIONS)
 
 clean:
 	rm -rf build dist demo-out bench-out test-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -164,6 +164,8 @@ def _join_all(found: Sequence[Interface], plan: NodePlan, pid: int, answer: sock
         except NotSteered as reason:
             refused.append(str(reason))
             lines += reason.log.splitlines()
+        except OSError as error:  # a sandbox that refuses one of many steps
+            refused.append(f"{interface.name}: {error}")
     told = {
         "joined": [
             {
@@ -176,7 +178,7 @@ def _join_all(found: Sequence[Interface], plan: NodePlan, pid: int, answer: sock
             for each in joined
         ],
         "refused": refused,
-        "log": lines[-200:],
+        "log": [line[:300] for line in lines[-200:]],  # one message, no larger than a socket takes
     }
     socket.send_fds(answer, [json.dumps(told).encode()], [each.lock for each in joined])
     return 0

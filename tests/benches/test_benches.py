@@ -243,3 +243,19 @@ def test_the_large_log_of_zeros_is_made_of_valid_batches(real_disk: Path) -> Non
         assert file.stat().st_blocks * 512 < written / 4
         rig.run(storage.close())
     rig.close()
+
+
+def test_the_steering_bench_measures_four_ways() -> None:
+    """`python -m benches.bench_steer`: a line for each way; where it can't run, one that says why."""
+    command = [sys.executable, "-m", "benches.bench_steer", "--quick"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-steer: ")
+    if last.startswith("bench-steer: skipped: "):
+        pytest.skip(last)
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert ["reuseport", "sockets", "xdp", "ports", "passed_on"] == list(figures)
+    assert all(figures[way] > 0 for way in ("reuseport", "sockets", "xdp", "ports"))

@@ -254,7 +254,7 @@ def test_no_packet_is_dropped_or_changed(program: int, shared: Shared) -> None:
     assert all(shared.passed_counts()[reason] for reason in Passed if reason is not Passed.NO_CPU)
 
 
-def test_the_verifiers_log_is_shown_when_it_refuses() -> None:
+def test_the_verifiers_log_is_shown_when_it_refuses(needs_xdp: None) -> None:
     """A program that reads behind its packet's end: the reason is in the log."""
     reads_beyond = bytes.fromhex("6112000000000000 7120000000000000 9500000000000000".replace(" ", ""))
 
