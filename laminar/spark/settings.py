@@ -6,6 +6,9 @@ The measured reasons stand beside each setting. It imports no pyspark: a builder
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, Self, TypeVar
 
 # Spark's JVM and its Python workers over TCP stall for 40 ms a task (Nagle against delayed acks); over a
@@ -29,6 +32,9 @@ class Builder(Protocol):
 
 B = TypeVar("B", bound=Builder)
 
+log = logging.getLogger(__name__)
+_warned = False
+
 
 def configure(builder: B) -> B:
     """`builder` with `SETTINGS`; call it before ``getOrCreate``, and set what you want otherwise after it::
@@ -38,3 +44,16 @@ def configure(builder: B) -> B:
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     return builder
+
+
+def warn_if_slow(environment: Mapping[str, str] = os.environ) -> None:
+    """Say once in a process of Spark's that its JVM talks to Python over TCP.
+
+    Python processes don't see the session's settings; by this variable Spark tells them where to connect.
+    """
+    global _warned
+    if not _warned and environment.get("PYTHON_UNIX_DOMAIN_ENABLED", "").lower() != "true":
+        _warned = True
+        log.warning(
+            "%s is off: each task waits 40 ms for TCP; laminar.spark.configure(builder) sets it", UNIX_SOCKET
+        )

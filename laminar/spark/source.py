@@ -37,7 +37,9 @@ class LaminarDataSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         from laminar.spark.batch_reader import BatchReader, PushdownReader
         from laminar.spark.options import parse
+        from laminar.spark.settings import warn_if_slow
 
+        warn_if_slow()
         options = parse(self.options, streaming=False)
         return (PushdownReader if options.pushdown else BatchReader)(options, schema)
 
@@ -50,6 +52,9 @@ class LaminarDataSource(DataSource):
             # Without its rate limits and AvailableNow a stream could not be what `docs/spark.md` promises.
             raise RuntimeError(f"streams from Laminar need Spark 4.2 or newer ({missing})") from missing
 
+        from laminar.spark.settings import warn_if_slow
+
+        warn_if_slow()
         return StreamReader(parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:

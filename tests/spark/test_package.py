@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import laminar.spark
-from laminar.spark import cluster
+from laminar.spark import cluster, settings
 
 
 def test_the_module_that_spark_looks_for_loads_nothing() -> None:
@@ -73,3 +73,17 @@ def test_a_builder_is_given_all_settings() -> None:
 
     assert laminar.spark.SETTINGS == laminar.spark.configure(Builder()).given
     assert "true" == laminar.spark.SETTINGS["spark.python.unix.domain.socket.enabled"]
+
+
+def test_a_session_that_was_not_configured_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the variable that Spark sets for its Python processes; over the Unix socket nothing is said."""
+    monkeypatch.setattr(settings, "_warned", False)
+    settings.warn_if_slow({"PYTHON_UNIX_DOMAIN_ENABLED": "True"})
+    assert "" == caplog.text
+
+    settings.warn_if_slow({})
+    settings.warn_if_slow({})
+
+    assert 1 == caplog.text.count("spark.python.unix.domain.socket.enabled is off")
