@@ -192,7 +192,7 @@ class Log(LogReads):
                 self.next_offset, self.last_append_time_ms = next_offset, last_time
                 if straight:
                     self._undurable.append((number, last_index))
-                    recorder.touched.add(self)
+                    recorder.touched[self] = None
                     if recorder.on_record is not None:
                         recorder.on_record()
 
@@ -297,7 +297,7 @@ class Log(LogReads):
         number = self.passage.record((head, payload, Start(self.files, start, tuple(removed))))
         if fresh and self.passage.straight:
             self._undurable.append((number, index))
-            self._recorder.touched.add(self)
+            self._recorder.touched[self] = None
 
     def mark(self, *, recovering: bool, incarnation: int, power_lost: bool = False) -> None:
         """Record that this replica may have forgotten something (or no longer), and its incarnation."""

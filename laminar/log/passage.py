@@ -146,7 +146,7 @@ class Passage:
             else:
                 number = recorder.record(head, payload, action)
                 log.on_its_way(number, action)
-                recorder.touched.add(log)
+                recorder.touched[log] = None
                 recorder.remember(log, action.index, action.frame, recorder)
             return number
         if self.interval and intervals is not None:

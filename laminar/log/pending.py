@@ -148,7 +148,8 @@ class Recorder:
         # set by the writer's thread; reading it late only keeps a frame in memory for longer.
         self.recorded = 0
         self.written = 0
-        self.touched: set[Log] = set()
+        # In the order in which they came: a set of logs would be in another order in each run.
+        self.touched: dict[Log, None] = {}
         self.on_record: Callable[[], None] | None = None
         self._recent: deque[tuple[Written, int, Log, int, Buffer]] = deque()
         self._recent_bytes = 0

@@ -107,7 +107,7 @@ class Storage:
         self._lacks: set[str] = set()
         self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
         # What was handed to other threads and not answered yet.
-        self._asked: set[asyncio.Future[None]] = set()
+        self._asked: dict[asyncio.Future[None], None] = {}
         self._sync_worker = workers("syncs")
         self._intervals = Intervals(
             recorder=self._recorder,
@@ -362,7 +362,7 @@ class Storage:
 
     def _failed(self, error: BaseException) -> None:
         """On the loop, once."""
-        asked, self._asked = self._asked, set()
+        asked, self._asked = self._asked, {}
         for future in asked:
             if not future.done():
                 future.set_exception(StorageClosed(f"the journal failed: {error!r}"))
@@ -453,10 +453,10 @@ class Storage:
         if self._commits.closed or self._commits.failure is not None:
             future.set_exception(StorageClosed(f"the storage is closed: {self._commits.failure}"))
             return future
-        self._asked.add(future)
+        self._asked[future] = None
 
         def finish(error: StorageError | None) -> None:
-            self._asked.discard(future)
+            self._asked.pop(future, None)
             if future.done():
                 return
             if error is None:

@@ -24,6 +24,7 @@ from laminar.node.boot import Boot, Role
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.catalog_lead import CatalogLead
 from laminar.node.catalog_service import CatalogService, NodeRequest
+from laminar.node.comeback import LOOK_S as FAILED_CHECK_S
 from laminar.node.forking import Hopeless
 from laminar.node.joining import Join, JoinAnswer
 from laminar.node.own_folder import OwnFolder
@@ -149,12 +150,13 @@ class Controller(Process):
             await self.close()  # told to stop before any member answered
             return
         self.spawn(self.storage.scrubber.run())
-        self.spawn(self.bring_back_failed())
+        self.every(FAILED_CHECK_S, self.look_for_failed)
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
                 self.spawn(self._push_view(role))
         self.spawn(self._reconcile())
+        self.every(RECONCILE_S, self._reconcile_now.set)
         await self.stopping.wait()
         if self.gossip is not None:
             await self.gossip.close()
@@ -454,11 +456,7 @@ class Controller(Process):
                     await self._lead.look(self.group)
             except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
                 _log.debug("reconciling: %s", error)
-            try:
-                async with asyncio.timeout(RECONCILE_S):
-                    await self._reconcile_now.wait()
-            except TimeoutError:
-                pass
+            await self._reconcile_now.wait()
 
     async def _register(self) -> None:
         """Make the catalog say where this node really is."""

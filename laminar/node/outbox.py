@@ -92,7 +92,7 @@ class Outbox:
         self._notices_due = False
         # Appends whose entries must be read from disk, by group and follower; there while one is read.
         self._reads: dict[_Member, deque[SendAppend]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self.dropped_messages = 0
 
     def address(self, replica: Replica, receiver: int) -> Address | None:
@@ -153,8 +153,8 @@ class Outbox:
             return
         self._reads[key] = deque((append,))
         task = self._loop.create_task(self._read_and_send(replica, address, key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def _pack(self, address: Address, key: _Member, message: Append, frames: list[Buffer]) -> None:
         size_bytes = sum(map(len, frames))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from laminar.node.clock import Clock
 from laminar.node.replica import Replica
 from laminar.node.transport import Address, Peer
-from laminar.node.wire import Beat
+from laminar.node.wire import PLAIN_BEAT, Beat
 from raft.values import Role
 
 # Each follower of a quiet group asks once in so long.
@@ -296,9 +296,10 @@ class Pairs:
                     )
                 elif pair.address is not None:
                     self.beats += 1
-                    self._send(pair.address, Beat(pair.questions(interval_ms=self._heartbeat_ms)))
+                    asks = pair.questions(interval_ms=self._heartbeat_ms)
+                    self._send(pair.address, Beat(asks) if asks else PLAIN_BEAT)
             for address in self._sought:
-                self._send(address, Beat())
+                self._send(address, PLAIN_BEAT)
             if rested_on or self._sought:
                 self._arm()
         except Exception as error:  # noqa: BLE001  # the owner ends the process
@@ -307,6 +308,8 @@ class Pairs:
     def take_beat(self, peer: Peer, beat: Beat, *, now_ms: int) -> None:
         """A beat came: answer what it asks, and believe what it answers."""
         pair = self.heard(peer, now_ms=now_ms)
+        if beat is PLAIN_BEAT:
+            return
         wakes = [group for group, term in beat.asks if not self._leads_quietly(group, term)]
         address = pair.address or (self._address_of_peer(peer) if wakes else None)
         if wakes and address is not None:

@@ -67,7 +67,7 @@ class Partition:
         self._uncommitted_bytes = 0
         self._sizes: dict[int, int] = {}
         self._door = Door(self._propose_from_door, closed=self._closed)
-        self._fetchers: set[asyncio.Future[None]] = set()
+        self._fetchers: dict[asyncio.Future[None], None] = {}
         self._draining = False
         # Term, committed index, and what answers say of them: the same for all that one commit settles.
         self.window: tuple[int, int, bytes] = (-1, -1, b"")
@@ -138,7 +138,7 @@ class Partition:
                 self._forget(done)
             self._door.committed()
         if self._fetchers:
-            fetchers, self._fetchers = self._fetchers, set()
+            fetchers, self._fetchers = self._fetchers, {}
             for fetcher in fetchers:
                 if not fetcher.done():
                     fetcher.set_result(None)
@@ -168,7 +168,7 @@ class Partition:
     def stop_waiting(self) -> None:
         """Let readers who wait for new records go: this replica will have none for them."""
         self._draining = True
-        fetchers, self._fetchers = self._fetchers, set()
+        fetchers, self._fetchers = self._fetchers, {}
         for fetcher in fetchers:
             _wake(fetcher)
 
@@ -205,13 +205,13 @@ class Partition:
             if remaining <= 0 or self._draining:
                 return False
             future: asyncio.Future[None] = self._loop.create_future()
-            self._fetchers.add(future)
+            self._fetchers[future] = None
             handle = self._loop.call_later(remaining, _wake, future)
             try:
                 await future
             finally:
                 handle.cancel()
-                self._fetchers.discard(future)
+                self._fetchers.pop(future, None)
         return True
 
     async def confirmed_end(self) -> int:
@@ -225,9 +225,9 @@ class Partition:
             raise AssertionError(f"confirmed {index} but committed {self.committed_index}")
         return self.end_offset
 
-    async def frames(self, offset: int, *, max_bytes: int) -> list[Buffer]:
+    async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
         """See `reads.frames`."""
-        found = await reads.frames(self, offset, max_bytes=max_bytes)
+        found = await reads.frames(self, offset, max_bytes=max_bytes, before=before)
         self.fetched_bytes += sum(map(len, found))
         return found
 
@@ -373,6 +373,8 @@ class Partition:
 
     def give_up(self, *, older_than_s: float) -> None:
         """Answer those who have waited too long for a commit: nobody can tell yet what becomes of it."""
+        if not self._waiters:
+            return
         latest = self._loop.time() - older_than_s
         for waiters in list(self._waiters.values()):
             for waiter in waiters:

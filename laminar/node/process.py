@@ -34,6 +34,7 @@ from laminar.node.health import LoopHealth
 from laminar.node.repair import METHOD as REPAIR
 from laminar.node.repair import Repairs
 from laminar.node.replica import Machine, Replica, replay
+from laminar.node.rounds import Look, Rounds
 from laminar.node.transport import Address, Peer
 from laminar.node.view import View
 from laminar.node.wire import Buffer, ConfigurationRecord
@@ -67,7 +68,8 @@ class Process:
             election_timeout_ms=boot.settings.election_timeout_ms, heartbeat_ms=boot.settings.heartbeat_ms
         )
         self.methods: dict[str, Method] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._rounds = Rounds(spawn=self.spawn, on_error=self.fatal)
         # By node and role: whether its present process is heard, by what was known when that was found out.
         self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
         secret = boot.settings.secret
@@ -240,19 +242,20 @@ class Process:
 
     # -- logs that failed -----------------------------------------------------------------
 
-    async def bring_back_failed(self) -> None:
-        """When a log has failed: wait, and until there is room, then let this process be started anew."""
-        while not await self.stopped_within(LOOK_S):
-            if not failed_logs(self.storage):
-                continue
-            wait_s = pause_s(self.boot.comebacks)
-            _log.warning("in %d s this process starts again, if the disk has room: a log failed", wait_s)
-            if await self.stopped_within(wait_s):
+    def look_for_failed(self) -> Coroutine[Any, Any, None] | None:
+        """What brings back the logs that have failed, if any has."""
+        return self._come_back() if failed_logs(self.storage) else None
+
+    async def _come_back(self) -> None:
+        """Wait, and until there is room, then let this process be started anew."""
+        wait_s = pause_s(self.boot.comebacks)
+        _log.warning("in %d s this process starts again, if the disk has room: a log failed", wait_s)
+        if await self.stopped_within(wait_s):
+            return
+        while not await self._has_room():
+            if await self.stopped_within(LOOK_S):
                 return
-            while not await self._has_room():
-                if await self.stopped_within(LOOK_S):
-                    return
-            self.fatal(ComeBack(", ".join(failed_logs(self.storage))))
+        self.fatal(ComeBack(", ".join(failed_logs(self.storage))))
 
     async def _has_room(self) -> bool:
         """Whether a recovery would find room for a journal of its own."""
@@ -274,12 +277,21 @@ class Process:
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the rest; its failure is logged and ends the process."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
+    def every(self, period_s: float, look: Look, *, to_the_end: bool = False) -> None:
+        """Look every `period_s` seconds until told to stop; `to_the_end`: also while the rest ends in order.
+
+        What a look raises ends the process, as does what its work raises.
+        """
+        self._rounds.every(
+            period_s, look if to_the_end else lambda: None if self.stopping.is_set() else look()
+        )
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             self.fatal(task.exception())
 
@@ -308,6 +320,7 @@ class Process:
 
     async def close(self) -> None:
         """End: no more messages, what was recorded is synced."""
+        self._rounds.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

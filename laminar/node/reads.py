@@ -42,9 +42,13 @@ def expired(readable: Readable, offset: int) -> Problem:
     )
 
 
-async def frames(readable: Readable, offset: int, *, max_bytes: int) -> list[Buffer]:
+async def frames(
+    readable: Readable, offset: int, *, max_bytes: int, before: int | None = None
+) -> list[Buffer]:
     """Committed data batches from the one that holds `offset` on, at least one if there is one.
 
+    Nothing is looked for behind the entry that holds the offset `before`, if there is one: somebody asked for
+    so many records only.
     Raises 410 `offset_expired`, also when the start moves past `offset` while its batch is read, and
     `DamagedRange` when the first is damaged.
     """
@@ -52,6 +56,10 @@ async def frames(readable: Readable, offset: int, *, max_bytes: int) -> list[Buf
         raise expired(readable, offset)
     last = readable.committed_index
     index = await readable.log.find_offset(offset)
+    # An entry of no records may stand here in front of the one that holds that offset: nothing lies between.
+    end = await readable.log.find_offset(max(offset, before)) if before is not None else None
+    if end is not None:
+        last = min(last, end)
     found: list[Buffer] = []
     size = 0
     staged = False

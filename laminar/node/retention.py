@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from laminar.http.errors import Problem
@@ -25,6 +25,7 @@ from laminar.node.clock import Clock
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.replica import Replica
+from laminar.node.rounds import Work
 
 _log = logging.getLogger("laminar.retention")
 
@@ -142,7 +143,8 @@ class Retention:
             if log.start.index < end <= partition.committed_index
         ]
         if not ends:
-            if self.floor(partition.replica) >= partition.committed_index:
+            held = partition.replica.group in self._held
+            if held and self.floor(partition.replica) >= partition.committed_index:
                 self._held.pop(partition.replica.group, None)
             return
         limit = self.limit(partition, ends[-1])
@@ -163,10 +165,18 @@ class Retention:
         else:
             raise error
 
-    async def look_at_all(self, partitions: Iterable[Partition]) -> None:
-        """One pass, in portions, so that the loop gets its turns."""
-        for number, partition in enumerate(list(partitions), 1):
+    def look_at_all(self, partitions: Iterable[Partition]) -> Work | None:
+        """One pass, in portions, so that the loop gets its turns: all behind the first is handed back."""
+        rest = list(partitions)
+        self._look_at_some(rest[:_AT_ONCE])
+        return self._look_on(rest[_AT_ONCE:]) if len(rest) > _AT_ONCE else None
+
+    async def _look_on(self, rest: Sequence[Partition]) -> None:
+        for first in range(0, len(rest), _AT_ONCE):
+            await asyncio.sleep(0)
+            self._look_at_some(rest[first : first + _AT_ONCE])
+
+    def _look_at_some(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
             if partition.replica.failure is None:
                 self.look(partition)
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)

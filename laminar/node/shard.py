@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,15 +30,19 @@ from laminar.node.catalog_service import (
     decode_answer,
     encode_request,
 )
+from laminar.node.catch_up.service import LOOK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
+from laminar.node.comeback import LOOK_S as FAILED_CHECK_S
 from laminar.node.coordinator import TOPIC as COORDINATORS
 from laminar.node.in_line import InLine
-from laminar.node.moves import LOOK_S, Moves
+from laminar.node.moves import LOOK_S as LINE_CHECK_S
+from laminar.node.moves import Moves
 from laminar.node.opening import Opening
 from laminar.node.partition import Partition
 from laminar.node.process import Process, run_process
 from laminar.node.replica import Replica
 from laminar.node.retention import Retention, Rules
+from laminar.node.rounds import Work
 from laminar.node.space import Space
 from laminar.node.transport import Address, Peer, TransportError, UnixAddress
 from laminar.node.trash import Trash
@@ -71,7 +76,9 @@ class Shard(Process):
         self.lost: list[ReplicaEntry] = []
         self._derived = derived.DerivedKeeper(storage)
         self.by_group: dict[bytes, Partition] = {}
-        self._bringing_in_line = asyncio.Event()
+        # Whether a view has come that is not followed yet, and whether there is that or something to move.
+        self._out_of_line = False
+        self._line_due = asyncio.Event()
         self._opened = False
         self._view_changed: list[asyncio.Future[None]] = []
         self._ready = False
@@ -112,11 +119,11 @@ class Shard(Process):
             await self.close()
             return
         await self.space.look()
-        self.spawn(self._watch_space())
+        self.every(SPACE_CHECK_S, self.space.look)
         await self._opening.open_all()
         self._opened = True
         self.spawn(self.storage.scrubber.run())
-        self.spawn(self.bring_back_failed())
+        self.every(FAILED_CHECK_S, self.look_for_failed)
         servers = []
         loop = asyncio.get_running_loop()
         for sock in (self.boot.http_shared, self.boot.http_own):
@@ -130,9 +137,10 @@ class Shard(Process):
         if not self.view.version:
             await self._first_view()
         self.spawn(self._keep_in_line())
-        self.spawn(self._retain())
-        self.spawn(self.catch_up.run())
-        self.spawn(self._keep_derived())
+        self.every(LINE_CHECK_S, self._look_at_line)
+        self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
+        self.every(CATCH_UP_CHECK_S, self.catch_up.look)
+        self.every(DERIVED_CHECK_S, self._keep_derived)
         if self.number == 0:
             self.spawn(self._empty_trash())
         await self.stopping.wait()
@@ -182,7 +190,7 @@ class Shard(Process):
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        self._bringing_in_line.set()
+        self.bring_in_line()
 
     async def refresh_view(self) -> None:
         """Return once the view is at least as new as the catalog was when this was called.
@@ -286,21 +294,18 @@ class Shard(Process):
         record = self.view.topics().get(topic)
         return Rules.of(record.settings) if record is not None else Rules()
 
-    async def _retain(self) -> None:
+    def _retain(self) -> Work | None:
         """Give up what the topics' retention no longer keeps, in the partitions that are led here."""
-        while not await self.stopped_within(self.boot.settings.retention_check_ms / 1000):
-            await self.retention.look_at_all(self.partitions.values())
+        return self.retention.look_at_all(self.partitions.values())
 
-    async def _keep_derived(self) -> None:
+    def _keep_derived(self) -> Work | None:
         """So that a start after a crash has little to replay."""
-        while not await self.stopped_within(DERIVED_CHECK_S):
-            for partition in list(self.partitions.values()):
-                if self._derived.due(partition):
-                    await self._derived.write(partition)
+        due = [partition for partition in self.partitions.values() if self._derived.due(partition)]
+        return self._write_derived(due) if due else None
 
-    async def _watch_space(self) -> None:
-        while not await self.stopped_within(SPACE_CHECK_S):
-            await self.space.look()
+    async def _write_derived(self, due: Sequence[Partition]) -> None:
+        for partition in due:
+            await self._derived.write(partition)
 
     async def _empty_trash(self) -> None:
         """At the start, every hour, and when space runs low: then nothing is kept."""
@@ -321,32 +326,37 @@ class Shard(Process):
 
     def bring_in_line(self) -> None:
         """Look soon what the catalog wants of this shard."""
-        self._bringing_in_line.set()
+        self._out_of_line = True
+        self._line_due.set()
+
+    def _look_at_line(self) -> None:
+        """What goes on by itself, without another view."""
+        self._opening.stand_alone()
+        if self.moves.needed:
+            self._line_due.set()
 
     async def _keep_in_line(self) -> None:
         """Make and remove replicas as the catalog says, whenever a view comes."""
         while True:
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._bringing_in_line.wait()
-            except TimeoutError:
-                self._opening.stand_alone()
-                if self.moves.needed:
-                    await self.moves.look()
-                continue
-            self._bringing_in_line.clear()
-            self._opening.stand_alone()
-            try:
-                await self.catch_up.name_switched()
-                await self._in_line.make_missing()
-                await self._in_line.change_policies()
-                await self._in_line.remove_deleted()
-            except TransportError as error:
-                _log.debug("the catalog cannot be asked now: %s", error)
-                asyncio.get_running_loop().call_later(RETRY_S, self._bringing_in_line.set)
-            self._in_line.stand_where_first()
+            await self._line_due.wait()
+            self._line_due.clear()
+            if self._out_of_line:
+                self._out_of_line = False
+                await self._follow_view()
             if self.moves.needed:
                 await self.moves.look()
+
+    async def _follow_view(self) -> None:
+        self._opening.stand_alone()
+        try:
+            await self.catch_up.name_switched()
+            await self._in_line.make_missing()
+            await self._in_line.change_policies()
+            await self._in_line.remove_deleted()
+        except TransportError as error:
+            _log.debug("the catalog cannot be asked now: %s", error)
+            asyncio.get_running_loop().call_later(RETRY_S, self.bring_in_line)
+        self._in_line.stand_where_first()
 
     def is_mine(self, record: PartitionRecord) -> bool:
         """Whether a partition belongs to this shard, wherever its replicas are."""

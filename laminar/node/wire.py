@@ -107,14 +107,24 @@ def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
 
 def beat_frame(beat: Beat) -> list[Buffer]:
     """Parts of a beat's frame."""
+    if beat is PLAIN_BEAT:
+        return [_PLAIN_FRAME]
     body = _beat_encoder.encode(beat)
     return [_PREFIX.pack(_BEAT, len(body)), body]
+
+
+# Most beats ask nothing and answer nothing, and there are many.
+PLAIN_BEAT = Beat()
+_PLAIN_BODY = _beat_encoder.encode(PLAIN_BEAT)
+_PLAIN_FRAME = _PREFIX.pack(_BEAT, len(_PLAIN_BODY)) + _PLAIN_BODY
 
 
 def read_beat(frame: memoryview) -> Beat | None:
     """The beat in a frame; None if it is another kind of frame. Raises ValueError when it makes no sense."""
     if len(frame) < _PREFIX.size or frame[0] != _BEAT:
         return None
+    if frame == _PLAIN_FRAME:
+        return PLAIN_BEAT
     try:
         return _beat_decoder.decode(frame[_PREFIX.size :])
     except msgspec.MsgspecError as error:

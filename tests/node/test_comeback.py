@@ -41,10 +41,12 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
     process.fatal = fatal
     process.stopped_within = lambda seconds: Process.stopped_within(process, seconds)
     process._has_room = lambda: Process._has_room(process)
-    task = asyncio.create_task(Process.bring_back_failed(process))
-    await asyncio.sleep(0.01)
-    assert not process.ended
+    process._come_back = lambda: Process._come_back(process)
+    assert Process.look_for_failed(process) is None
     log.failure = OSError("no room")
+    work = Process.look_for_failed(process)
+    assert work is not None
+    task = asyncio.create_task(work)
     await asyncio.sleep(0.01)
     assert not process.ended
     process.storage.refusal = None

@@ -250,7 +250,9 @@ def routes(leader: Callable[[], Awaitable[Where]], ask: Callable[..., Awaitable[
     async def found(topic: str, number: int) -> Where:
         return await leader()
 
-    shard: Any = SimpleNamespace(partitions={}, spawn=lambda work: work.close())
+    shard: Any = SimpleNamespace(
+        partitions={}, spawn=lambda work: work.close(), every=lambda period_s, look, to_the_end: None
+    )
     locator: Any = SimpleNamespace(leader=found, forget=lambda topic, number: None)
     exchange: Any = SimpleNamespace(ask=ask)
     topics: Any = None

@@ -144,3 +144,16 @@ async def test_a_fetch_waits_for_what_comes_next(tmp_path: Path) -> None:
 
         assert await waiting
         assert 1 == partition.end_offset == await partition.confirmed_end()
+
+
+async def test_whoever_wants_few_records_is_not_read_many(tmp_path: Path) -> None:
+    """A megabyte of batches is not fetched for one record; and whatever stands between, that one is found."""
+    async with lone_partition(tmp_path) as partition:
+        for number in range(50):
+            await partition.append_records(Records([b"%d" % number]))
+
+        for offset in range(50):
+            few = await partition.frames(offset, max_bytes=1 << 20, before=offset + 1)
+            assert b"%d" % offset == Batch(few[0]).values[0]
+            assert len(few) <= 2
+        assert 50 == len(await partition.frames(0, max_bytes=1 << 20, before=1000))

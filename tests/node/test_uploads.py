@@ -74,6 +74,9 @@ async def test_an_upload_takes_one_offset_where_its_publish_stands(tmp_path: Pat
         batches = [Batch(frame) for frame in frames]
 
         assert [0, 1, 2, 3] == [batch.base_offset for batch in batches]
+        for offset in range(4):
+            few = await partition.frames(offset, max_bytes=1 << 20, before=offset + 1)
+            assert offset == Batch(few[0]).base_offset
         assert [False, False, True, False] == [batch.is_large for batch in batches]
         assert (703_001, crc32c(b"".join(parts))) == (size_of(batches[2]), checksum_of(batches[2]))
         assert b"".join(parts) == await value(partition, 2)

@@ -7,6 +7,7 @@ python -m tests.sim --seconds 600        many, on all cores; a failure prints ho
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -23,6 +24,15 @@ def _one(seed: int) -> tuple[int, Outcome | str]:
         return seed, simulate(options_of(seed))
     except Exception:  # noqa: BLE001  # reported with its seed
         return seed, traceback.format_exc()
+    finally:
+        gc.collect()
+
+
+def _settle() -> None:
+    """Worlds are collected as a whole, and modules are no part of them."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 def many(first: int, seconds: float) -> int:
@@ -35,7 +45,7 @@ def many(first: int, seconds: float) -> int:
     faults: Counter[str] = Counter()
     failed: list[int] = []
     following = first
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_settle) as pool:
         running: set[Future[tuple[int, Outcome | str]]] = set()
         while running or time.monotonic() - began_s < seconds:
             while len(running) < workers and time.monotonic() - began_s < seconds:

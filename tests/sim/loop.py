@@ -85,7 +85,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         # Held for ever, so that no garbage collector closes a coroutine of a dead process and runs its end.
         self.tasks: list[asyncio.Task[Any]] = []
         self.failures: list[BaseException] = []
-        self.callbacks = 0
 
     # -- time and callbacks ----------------------------------------------------------------
 
@@ -107,7 +106,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        return self.call_at(self._now_s + max(delay, 0.0), callback, *args, context=context)
+        # As `call_at`, without a call in between.
+        when_s = self._now_s + delay if delay > 0.0 else self._now_s
+        handle = SimHandle(callback, args, copy_context() if context is None else context, when_s)
+        self._number += 1
+        heapq.heappush(self._timers, (when_s, self._number, handle))
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -164,70 +168,74 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- turning ---------------------------------------------------------------------------
 
     def run_until(self, condition: Callable[[], bool], *, at_most_s: float) -> bool:
-        """Turn until the condition holds; False when `at_most_s` simulated seconds went by before."""
-        end_s = self._now_s + at_most_s
-        self._enter()
-        try:
-            while not condition():
-                if not self._turn(end_s):
-                    return False
-        finally:
-            self._leave()
-        return True
+        """Turn until the condition holds at the end of an instant; False when `at_most_s` simulated seconds
+        went by before.
+        """
+        return self._run(self._now_s + at_most_s, condition)
 
     def run_for(self, seconds: float) -> None:
         """Turn for so many simulated seconds."""
-        end_s = self._now_s + seconds
-        self._enter()
-        try:
-            turn = self._turn
-            while turn(end_s):
-                pass
-        finally:
-            self._leave()
+        self._run(self._now_s + seconds, _never)
 
     def run_until_complete(self, future: Any) -> Any:
         task = future if isinstance(future, asyncio.Future) else self.create_task(future)
         assert self.run_until(task.done, at_most_s=1e9), f"{task!r} never ends"
         return task.result()
 
-    def _turn(self, end_s: float) -> bool:
-        """One callback, or a jump to the next instant; False at the end of time."""
-        ready = self._ready
-        if not ready:
-            timers = self._timers
-            while timers and timers[0][2].callback is None:
-                heapq.heappop(timers)  # cancelled meanwhile
-            if not timers or timers[0][0] > end_s:
-                self._now_s = max(self._now_s, end_s)
-                return False
-            self._now_s = max(self._now_s, timers[0][0])
-            while timers and timers[0][0] <= self._now_s:
-                due = heapq.heappop(timers)[2]
-                if due.callback is not None:
-                    ready.append(due)
-            return True
-        handle = ready.popleft()
-        callback = handle.callback
-        if callback is None:
-            return True
-        life = handle.context.get(_LIFE)
-        if life is not None:
-            if not life.alive:
-                return True
-            if life.paused:
-                life.parked.append(handle)
-                return True
-        self.callbacks += 1
+    def _run(self, end_s: float, condition: Callable[[], bool]) -> bool:
+        # One function, as it is what a simulated world does most.
+        ready, timers, failures = self._ready, self._timers, self.failures
+        take, pop = ready.popleft, heapq.heappop
+        self._enter()
         try:
-            handle.context.run(callback, *handle.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001  # as a loop tells of it
-            self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
+            while True:
+                while ready:
+                    handle = take()
+                    callback = handle.callback
+                    if callback is None:
+                        continue  # cancelled meanwhile
+                    context = handle.context
+                    life = context.get(_LIFE)
+                    if life is not None:
+                        if not life.alive:
+                            continue
+                        if life.paused:
+                            life.parked.append(handle)
+                            continue
+                    try:
+                        context.run(callback, *handle.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # noqa: BLE001  # as a loop tells of it
+                        self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
+                    if failures:
+                        raise failures[0]
+                if condition():
+                    return True
+                while timers and timers[0][2].callback is None:
+                    pop(timers)  # cancelled meanwhile
+                if not timers or timers[0][0] > end_s:
+                    self._now_s = max(self._now_s, end_s)
+                    return False
+                now_s = self._now_s = max(self._now_s, timers[0][0])
+                while timers and timers[0][0] <= now_s:
+                    due = pop(timers)[2]
+                    if due.callback is not None:
+                        ready.append(due)
+        finally:
+            self._leave()
+
+    def run_in(self, life: Life, callback: Callable[..., Any], *args: Any) -> None:
+        """Call into another life within this callback; if it is paused, when it goes on."""
+        if life.paused:
+            life.parked.append(SimHandle(callback, args, life.context, self._now_s))
+        elif life.alive:
+            life.context.run(callback, *args)
+
+    def check(self) -> None:
+        """Raise what nobody took of the exceptions so far."""
         if self.failures:
             raise self.failures[0]
-        return True
 
     def resume(self, life: Life) -> None:
         """SIGCONT: what waited runs now, in its order."""
@@ -303,6 +311,10 @@ def _end(work: Coroutine[Any, Any, Any]) -> None:
         except (Exception, asyncio.CancelledError):  # noqa: BLE001  # the last words of the dead
             pass
         return
+
+
+def _never() -> bool:
+    return False
 
 
 def _say_nothing(broken: object) -> None:

@@ -43,7 +43,7 @@ class Wires:
         self.delay_s = 0.0005
         self.lost = self.duplicated = self.delivered = self.cut = 0
         # Sees each frame that a transport sends: (sender, receiver, payload).
-        self.tap: Callable[[SimTransport, Address, Channel, bytes], None] = lambda *_: None
+        self.tap: Callable[[SimTransport, Address, Channel, bytes], None] | None = None
 
     def passes(self, sender: str, receiver: str) -> bool:
         """Whether a packet from one node to another gets through."""
@@ -51,31 +51,33 @@ class Wires:
 
     def latency_s(self) -> float:
         """One packet's way: mostly short, sometimes long."""
-        rng = self.rng
-        delay_s = self.delay_s * (0.5 + rng.random())
-        return delay_s + (rng.random() * 0.2 if rng.random() < self.reorder else 0.0)
+        chance = self.rng.random
+        delay_s = self.delay_s * (0.5 + chance())
+        if self.reorder and chance() < self.reorder:
+            delay_s += chance() * 0.2
+        return delay_s
 
     def post(self, sender: SimTransport, address: Address, channel: Channel, payload: bytes) -> None:
         """Send one frame on its way."""
-        self.tap(sender, address, channel, payload)
-        local = sender.owns(address)
-        rng = self.rng
+        if self.tap is not None:
+            self.tap(sender, address, channel, payload)
         copies = 1
-        if not local:
-            if rng.random() < self.loss:
+        if not sender.owns(address):
+            chance = self.rng.random
+            if self.loss and chance() < self.loss:
                 self.lost += 1
                 return
-            if rng.random() < self.duplication:
+            if self.duplication and chance() < self.duplication:
                 self.duplicated += 1
                 copies = 2
         for _ in range(copies):
             delay_s = self.latency_s()
-            if self.reorder == 0.0:
+            if not self.reorder:
                 # One connection keeps its order.
-                key = (address, channel)
-                at_s = max(self.loop.time() + delay_s, sender.last_arrival_s.get(key, 0.0))
-                sender.last_arrival_s[key] = at_s
-                delay_s = at_s - self.loop.time()
+                now_s, key = self.loop.time(), (address, channel)
+                behind_s = sender.last_arrival_s.get(key, 0.0) - now_s
+                delay_s = max(delay_s, behind_s)
+                sender.last_arrival_s[key] = now_s + delay_s
             self.loop.call_in(None, delay_s, self._arrive, sender, address, channel, payload)
 
     def _arrive(self, sender: SimTransport, address: Address, channel: Channel, payload: bytes) -> None:
@@ -84,15 +86,13 @@ class Wires:
             if sender.life.alive and self.passes(address_host(address), sender.host):
                 self._tell_lost(sender, address)
             return
-        if not self.passes(sender.host, receiver.host):
+        if self.cuts and not self.passes(sender.host, receiver.host):
             self.cut += 1
             return
         self.delivered += 1
         receiver.knows(sender)
         sender.knows(receiver)
-        self.loop.call_in(
-            receiver.life, 0.0, lambda: receiver.on_frame(sender.peer, channel, memoryview(payload))
-        )
+        self.loop.run_in(receiver.life, receiver.on_frame, sender.peer, channel, memoryview(payload))
 
     def _tell_lost(self, whom: SimTransport, about: Address) -> None:
         """A connection was refused: once, until something passes again."""
@@ -106,17 +106,17 @@ class Wires:
             if listener is transport:
                 del self.listening[address]
         for other in list(transport.known):
-            if not other.life.alive or transport.peer not in other.heard:
+            if not other.life.alive or transport not in other.heard:
                 continue
             delay_s = PING_NOTICE_S if silently else 0.001 * self.rng.random()
             self.loop.call_in(other.life, delay_s, self._lost_peer, other, transport, silently)
 
     def _lost_peer(self, other: SimTransport, gone: SimTransport, silently: bool) -> None:
-        if gone.peer in other.heard:
+        if gone in other.heard:
             if not silently and not self.passes(gone.host, other.host):
                 self.loop.call_in(other.life, PING_NOTICE_S, self._lost_peer, other, gone, True)
                 return
-            other.heard.discard(gone.peer)
+            other.heard.discard(gone)
             other.on_lost(gone.peer)
 
 
@@ -147,7 +147,7 @@ class SimTransport:
         self.addresses: set[Address] = set()
         # Transports that a connection stands with, in the order they came.
         self.known: dict[SimTransport, None] = {}
-        self.heard: set[Peer] = set()
+        self.heard: set[SimTransport] = set()
         self.refused: set[Address] = set()
         self.last_arrival_s: dict[tuple[Address, Channel], float] = {}
 
@@ -160,8 +160,8 @@ class SimTransport:
 
     def knows(self, other: SimTransport) -> None:
         """A connection with another process stands."""
-        if other.peer not in self.heard:
-            self.heard.add(other.peer)
+        if other not in self.heard:
+            self.heard.add(other)
             self.known[other] = None
             self.refused -= other.addresses
             self.wires.loop.call_in(self.life, 0.0, lambda: self.on_up(other.peer))
@@ -217,13 +217,16 @@ class SimTransport:
             if not answer.done():
                 answer.set_exception(error)
 
+        def expire() -> None:
+            fail(CallTimeout(f"{method} at {address} took more than {timeout} s"))
+
         if local or wires.rng.random() >= wires.loss:
             loop.call_in(None, wires.latency_s(), arrive)
+        late = loop.call_later(timeout, expire)
         try:
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            raise CallTimeout(f"{method} at {address} took more than {timeout} s") from None
+            return await answer
+        finally:
+            late.cancel()
 
     def pause_bulk(self) -> None:
         """Nothing waits here."""

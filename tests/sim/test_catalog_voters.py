@@ -161,7 +161,8 @@ def test_a_new_node_gets_a_long_catalog_in_bounded_pieces_and_then_votes() -> No
     """Group 0's log is never trimmed. While it is replayed it speaks of the first nodes only."""
     scene = Scene(13, nodes=4, node_settings=SOON)
     a, b, *_ = scene.world.machines.values()
-    until_voters(scene, "abc")
+    # The founder, and the two that came first.
+    assert scene.world.loop.run_until(lambda: len(voters(scene)) == 3, at_most_s=60.0)
     a.kill()
     until_voters(scene, "bcd")
     until_moved(scene, a)

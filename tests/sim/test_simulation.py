@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -24,6 +26,29 @@ def test_the_same_seed_gives_the_same_history() -> None:
     options = replace(options_of(13), trouble_s=30.0)
 
     assert simulate(options).digest == simulate(options).digest
+
+
+_DIGEST = """
+from dataclasses import replace
+from tests.sim.simulation import options_of, simulate
+print(simulate(replace(options_of(2), trouble_s=40.0, fault_pause_s=6.0)).digest)
+"""
+
+
+def test_the_order_of_sets_is_no_part_of_a_history() -> None:
+    """Hashes of names differ from process to process, and so do addresses: no set is gone through."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", _DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        for hashes in ("1", "2")
+    ]
+
+    assert runs[0].stdout == runs[1].stdout != ""
 
 
 def test_another_seed_gives_another_history() -> None:

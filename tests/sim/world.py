@@ -97,14 +97,15 @@ class Options:
 class SimClock(Clock):
     """A machine's clocks: one steady (give or take its drift), one that may be stepped."""
 
-    __slots__ = ("_machine",)
+    __slots__ = ("_loop", "_machine")
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._loop = machine.world.loop
 
     def monotonic_ms(self) -> int:
         machine = self._machine
-        return int(machine.world.loop.time() * 1000 * machine.drift) + machine.uptime_ms
+        return int(self._loop.time() * 1000 * machine.drift) + machine.uptime_ms
 
     def wall_ms(self) -> int:
         return EPOCH_MS + self.monotonic_ms() + self._machine.wall_offset_ms

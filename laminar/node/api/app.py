@@ -6,7 +6,6 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +180,7 @@ class Api:
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
-        shard.spawn(self._sweep())
+        shard.every(SWEEP_S, self._sweep, to_the_end=True)
 
     # -- the application -------------------------------------------------------------------
 
@@ -285,9 +284,7 @@ class Api:
 
     # -- life ------------------------------------------------------------------------------
 
-    async def _sweep(self) -> None:
+    def _sweep(self) -> None:
         """Answer appends that wait too long for a majority, all in one pass and without a timer each."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            for partition in self._shard.partitions.values():
-                partition.give_up(older_than_s=COMMIT_WAIT_S)
+        for partition in self._shard.partitions.values():
+            partition.give_up(older_than_s=COMMIT_WAIT_S)

@@ -142,7 +142,8 @@ class FetchRoutes:
         while offset < to:
             try:
                 if tag is None:
-                    frames = await served.frames(offset, max_bytes=max_bytes)
+                    before = min(to, offset + limit)
+                    frames = await served.frames(offset, max_bytes=max_bytes, before=before)
                 else:
                     frames, behind = await served.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
             except DamagedRange as damage:

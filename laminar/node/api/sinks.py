@@ -46,10 +46,11 @@ ASK_TIMEOUT_S = 30.0
 RETRY_S = 0.05
 # What nobody pinned is dropped when nothing was added to it for so long; an older pin asks its coordinator.
 STAGE_AGE_MS = 3_600_000
-LOOK_S = 0.25
+LOOK_S = 0.5
 JANITOR_S = 10.0
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
+_PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
@@ -142,7 +143,7 @@ class SinkRoutes:
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[int, Coordinator] = {}
         self._route = Route.even(COORDINATORS)
-        shard.spawn(self._go_on())
+        shard.every(LOOK_S, self._go_on, to_the_end=True)
         shard.spawn(self._clean_up())
 
     # -- routes --------------------------------------------------------------------------
@@ -357,13 +358,12 @@ class SinkRoutes:
 
     # -- in the background ---------------------------------------------------------------------
 
-    async def _go_on(self) -> None:
+    def _go_on(self) -> None:
         """Decisions of leaders before this one are published, whoever asks or not."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for (topic, _), partition in list(self._shard.partitions.items()):
-                if topic == TOPIC and partition.leads and partition.tables.sinks.undone():
-                    self._coordinator(partition).finish_all()
+        for place in _PLACES:
+            partition = self._shard.partitions.get(place)
+            if partition is not None and partition.leads and partition.tables.sinks.undone():
+                self._coordinator(partition).finish_all()
 
     async def _clean_up(self) -> None:
         """What was staged and never committed goes: by its age, or where it can't be decided any more."""

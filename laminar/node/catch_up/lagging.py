@@ -18,6 +18,7 @@ from laminar.node.catch_up.source import Source
 from laminar.node.driver import Driver
 from laminar.node.partition import Partition
 from laminar.node.replica import Replica
+from laminar.node.rounds import Work
 from laminar.node.transport import Address, Transport, TransportError
 from raft.progress import Flow, Progress
 
@@ -53,28 +54,29 @@ class Lagging:
         self._not_before_s: dict[tuple[bytes, int], float] = {}
         self.offers = 0
 
-    async def look_at_all(self, partitions: Iterable[Partition]) -> None:
-        """One pass over all groups that are led here."""
+    def look_at_all(self, partitions: Iterable[Partition]) -> Work | None:
+        """One pass over all groups that are led here; the offers that it found worth making."""
         offers = []
         for partition in list(partitions):
             replica = partition.replica
             if not replica.leading or replica.failure is not None:
                 continue
+            large = partition.log.size_bytes >= 2 * self._far_bytes
             for progress in list(replica.core.progress.values()):
                 if progress.replica_id == replica.replica_id:
                     continue
-                if not progress.needs_catch_up and self._is_far(partition, progress):
+                if large and not progress.needs_catch_up and self._is_far(partition, progress):
                     self._take_over(partition, progress)
                 if progress.needs_catch_up:
                     offers.append(self._offer(replica, progress))
                 else:
                     self._done(replica, progress.replica_id)
-        await asyncio.gather(*offers)
+        return _all(offers) if offers else None
 
     def _is_far(self, partition: Partition, progress: Progress) -> bool:
         log = partition.log
         held = progress.match_index if progress.flow is Flow.REPLICATE else progress.next_index - 1
-        if not progress.active or log.size_bytes < 2 * self._far_bytes:
+        if not progress.active:
             return False
         missing = sum(
             segment.size
@@ -132,3 +134,7 @@ class Lagging:
     def _done(self, replica: Replica, receiver: int) -> None:
         self._until_s.pop((replica.group, receiver), None)
         self._source.done(replica.group, receiver)
+
+
+async def _all(offers: Iterable[Work]) -> None:
+    await asyncio.gather(*offers)

@@ -19,6 +19,7 @@ from laminar.node.catch_up.source import Source
 from laminar.node.driver import Driver
 from laminar.node.partition import Partition
 from laminar.node.process import Method
+from laminar.node.rounds import Work
 from laminar.node.transport import Transport
 
 if TYPE_CHECKING:
@@ -57,10 +58,9 @@ class CatchUp:
             PIECE: self.source.piece,
         }
 
-    async def run(self) -> None:
-        """Look after those that lag, for as long as the shard lives."""
-        while not await self._shard.stopped_within(LOOK_S):
-            await self.lagging.look_at_all(self._by_group.values())
+    def look(self) -> Work | None:
+        """What those that lag need, if any does."""
+        return self.lagging.look_at_all(self._by_group.values())
 
     async def drop_unfinished(self) -> None:
         """At a start: what was being built when the process ended takes nobody's place any more."""

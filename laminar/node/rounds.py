@@ -1,0 +1,69 @@
+"""What a process looks at now and then: one timer for all looks that come equally often.
+
+A look is a plain function, so one that finds nothing to do costs neither a task nor a wake-up of its own: a
+process at rest turns its loop a few times a second, however much it keeps an eye on. Work that a look finds
+is a coroutine; it runs beside the rest, and until it is done that look is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+Work = Coroutine[Any, Any, None]
+Look = Callable[[], Work | None]
+
+
+class _Entry:
+    """One look, with the work that it found last."""
+
+    __slots__ = ("look", "work")
+
+    def __init__(self, look: Look) -> None:
+        self.look = look
+        self.work: asyncio.Task[None] | None = None
+
+
+class Rounds:
+    """`spawn` runs what a look found; `on_error(error)` is told of a look that raised."""
+
+    def __init__(
+        self, *, spawn: Callable[[Work], asyncio.Task[None]], on_error: Callable[[BaseException], None]
+    ) -> None:
+        self._spawn = spawn
+        self._on_error = on_error
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[float, list[_Entry]] = {}
+        self._timers: dict[float, asyncio.TimerHandle] = {}
+        self._closed = False
+
+    def every(self, period_s: float, look: Look) -> None:
+        """Look every `period_s` seconds, for the first time within as much."""
+        if self._closed:
+            return
+        self._entries.setdefault(period_s, []).append(_Entry(look))
+        if period_s not in self._timers:
+            self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
+
+    def close(self) -> None:
+        """No more looks. What was found goes on."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _round(self, period_s: float) -> None:
+        # A loop that is late looks less often, and never twice for that.
+        self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
+        for entry in tuple(self._entries[period_s]):
+            if entry.work is not None:
+                if not entry.work.done():
+                    continue
+                entry.work = None
+            try:
+                work = entry.look()
+            except Exception as error:  # noqa: BLE001  # the owner ends the process
+                self._on_error(error)
+                return
+            if work is not None:
+                entry.work = self._spawn(work)
