@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import resource
 import shlex
 import subprocess
 import sys
@@ -14,8 +13,6 @@ import pytest
 
 from laminar.cli.app import COMMANDS, FAMILIES, Command, app
 from tests.cli.conftest import Command as Laminar
-
-HELP_LIMIT_S = 0.25
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.path)
@@ -65,18 +62,6 @@ def test_the_documentation_lists_every_command() -> None:
 def test_version(laminar: Laminar) -> None:
     """`laminar --version` is the distribution's version."""
     assert f"{version('laminar-mq')}\n" == laminar("--version").text
-
-
-def test_help_is_quick() -> None:
-    """`laminar --help` takes less than 250 ms of CPU: the best of three, as others use the machine too."""
-    taken_s = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "laminar.cli", "--help"], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-    assert min(taken_s) < HELP_LIMIT_S
 
 
 def test_help_loads_no_command() -> None:
