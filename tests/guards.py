@@ -81,10 +81,15 @@ def end(leftovers: list[Leftover]) -> None:
 
 
 def await_processes_of(run: str, *, grace_s: float = GRACE_S) -> list[Leftover]:
-    """What still lives when `grace_s` is over; returns at once when there is nothing."""
+    """What still lives when `grace_s` is over; returns soon when there is nothing."""
     deadline = time.monotonic() + grace_s
-    while (found := processes_of(run)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    found = processes_of(run)
+    looks = 0
+    while looks < 2 and time.monotonic() < deadline:
+        found = processes_of(run)
+        # One that is just about to become another program shows no environment: so nothing is seen twice.
+        looks = 0 if found else looks + 1
+        time.sleep(0.02)
     return found
 
 

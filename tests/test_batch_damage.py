@@ -123,7 +123,7 @@ def test_every_changed_byte_of_a_control_frame_is_noticed() -> None:
         (4, "<B", 2, "unsupported", "version"),
         (5, "<B", 12, "unsupported", "kind"),
         (5, "<B", 1, "malformed", "count"),
-        (6, "<H", 4, "unsupported", "flags"),
+        (6, "<H", 8, "unsupported", "flags"),
         (44, "<I", 2**31, "bad_checksum", "header_crc"),
         (84, "<I", 1, "unsupported", "reserved"),
         (104, "<B", 1, "bad_checksum", "header_crc"),
