@@ -152,6 +152,10 @@ class Opening:
         name = f"{entry.topic}/{entry.partition}"
 
         def past_damage(index: int) -> bool:
+            if shard.repairs.is_trimmed(entry.group, index):
+                # What its group kept of it comes with the entry that lets this log, too, begin behind it.
+                partition.tables.left_out.append(index)
+                return True
             # No other replica could answer, and most of it can be served.
             if len(entry.voters) == 1 or shard.repairs.is_gone(entry.group, index):
                 _log.error("%s: goes on without what entry %d said of producers and cursors", name, index)

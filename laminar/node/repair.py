@@ -44,10 +44,11 @@ AT_ONCE = 2
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
-# What a node says of an entry. HELD: here it is. DAMAGED: its bytes are gone here too. ABSENT: it is not (or
-# no longer) in the log. OTHER: an entry of another term has its place. UNSURE: ask again, it may be committed
-# soon.
+# What a node says of an entry. HELD: here it is. DAMAGED: its bytes are gone here too. ABSENT: it is not in
+# the log yet. TRIMMED: the log begins behind it by now, and that is committed. OTHER: there is one of another
+# term in its place. UNSURE: ask again, it may be committed soon.
 HELD, DAMAGED, ABSENT, OTHER, UNSURE = "held", "damaged", "absent", "other", "unsure"
+TRIMMED = "trimmed"
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +82,8 @@ class _Kept:
     task: asyncio.Task[None] | None = None
     # What no other replica has, by the first entry; said once.
     gone: dict[int, str] = field(default_factory=dict)
+    # What others have given up, by the first entry.
+    trimmed: set[int] = field(default_factory=set)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
@@ -189,6 +192,12 @@ class Repairs:
         damage = kept.log.quarantine.at(index) if kept is not None else None
         return kept is not None and damage is not None and damage.first_index in kept.gone
 
+    def is_trimmed(self, group: bytes, index: int) -> bool:
+        """Whether an entry is damaged here, and the group's log begins behind it: soon this one does too."""
+        kept = self._by_group.get(group)
+        damage = kept.log.quarantine.at(index) if kept is not None else None
+        return kept is not None and damage is not None and damage.first_index in kept.trimmed
+
     async def news(self, group: bytes) -> None:
         """Wait until it is worth looking again at what is damaged in a group's log."""
         kept = self._by_group.get(group)
@@ -274,11 +283,13 @@ class Repairs:
             if reply.standing != HELD:
                 self.missing += 1
                 answers[node] = reply.standing
+                if reply.standing == TRIMMED:
+                    kept.trimmed.add(index)
             elif await self._put_back(kept, index, term, reply, node=node):
                 return True
             elif log.failure is not None:
                 return False
-        if nodes and answers.keys() == set(nodes) and UNSURE not in answers.values():
+        if nodes and answers.keys() == set(nodes) and not {UNSURE, TRIMMED} & set(answers.values()):
             self._give_up(kept, damage, answers)
         else:
             kept.gone.pop(index, None)
@@ -350,7 +361,9 @@ class Repairs:
     @staticmethod
     async def _look_up(kept: _Kept, ask: Ask) -> Reply:
         log, index = kept.log, ask.index
-        if not log.first_index <= index <= log.last_index:
+        if index <= log.start.index:
+            return Reply(TRIMMED)
+        if index > log.last_index:
             return Reply(ABSENT)
         if log.quarantine.at(index) is not None:
             return Reply(DAMAGED)
@@ -364,7 +377,7 @@ class Repairs:
         try:
             [frame] = await log.read(index, index, max_bytes=1)
         except EntriesGone:
-            return Reply(ABSENT)
+            return Reply(TRIMMED if index <= log.start.index else ABSENT)
         except StorageError:
             return Reply(DAMAGED)
         if Header.unpack(frame).term != term:

@@ -156,6 +156,9 @@ async def test_a_replica_gives_only_what_is_wanted_and_certain() -> None:
         rot(other, last - 1)
         assert "damaged" == (await ask(last - 1, term)).standing
         assert ("damaged", b"") == ((found := await ask(last - 1, term)).standing, found.frame)
+        row = log.row(1)
+        log.set_start(index=row.index, term=row.term, offset=row.next_offset)
+        assert "trimmed" == (await ask(1, term)).standing
 
 
 async def test_an_answer_of_another_term_or_of_unknown_fate_is_not_taken() -> None:

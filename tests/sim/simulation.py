@@ -51,8 +51,8 @@ def options_of(seed: int) -> Options:
         shards=rng.choice((1, 1, 2)),
         partitions=rng.choice((1, 2, 3)),
         clients=rng.choice((1, 2, 3)),
-        client_pause_s=rng.choice((1.5, 2.0, 3.5)),
-        fault_pause_s=rng.choice((25.0, 45.0, 75.0)),
+        client_pause_s=rng.choice((1.6, 2.1, 3.5)),
+        fault_pause_s=rng.choice((32.0, 56.0, 95.0)),
         trouble_s=rng.choice((120.0, 300.0, 900.0)),
         disk_s=rng.choice((0.001, 0.01, 0.1)),
     )
