@@ -184,6 +184,12 @@ COMMANDS = (
         "laminar pipeline audit flights claims.jsonl --id header:id",
     ),
     Command(
+        "pipeline compare",
+        "laminar.cli.pipeline:compare",
+        "Compare two topics, or the replicas of one: what one has and the other has not.",
+        "laminar pipeline compare flights flights-again --by key",
+    ),
+    Command(
         "context add",
         "laminar.cli.context:add",
         "Name a cluster.",

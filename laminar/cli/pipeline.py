@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -150,6 +150,57 @@ def audit(
     complain(f"{told.claims} claims, {told.records} records")
     _show([asdict(each) for each in told.findings], listing, name="kind")
     return _code(told.sound, "the topic does not hold what was claimed")
+
+
+def compare(
+    topic: Topic,
+    other: Annotated[str | None, Parameter(help="The other topic; else the one of the same name.")] = None,
+    *,
+    other_url: Annotated[
+        str | None, Parameter(help="Nodes of the other cluster, with commas, where it is another.")
+    ] = None,
+    replicas: Annotated[
+        bool, Parameter(negative="", help="Compare the replicas of each partition instead.")
+    ] = False,
+    by: Annotated[
+        Literal["place", "key"],
+        Parameter(help="Pair records by partition and offset, or by key in their order."),
+    ] = "place",
+    columns: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="What is compared: key, value, headers, tag, timestamp. [default: all]"),
+    ] = (),
+    listing: Listing = AS_TABLE,
+    spark: Spark = HERE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> int:
+    """Compare two topics, or the replicas of one: what one has and the other has not."""
+    from laminar.spark.pipelines import compare as job
+    from laminar.spark.pipelines.session import RECORD
+
+    if replicas and (other is not None or other_url or by != "place"):
+        raise UsageError("--replicas compares the replicas of one topic by place: there is no other")
+    if not replicas and other is None and not other_url:
+        raise UsageError("another topic, --other-url or --replicas says what it is compared with")
+    compared = columns or RECORD
+    here = _options(cluster)
+    there = _options(replace(cluster, url=other_url)) if other_url else here
+    with spark.session("compare") as running:
+        if replicas:
+            found = job.compare_replicas(running, here, topic, columns=compared)
+        else:
+            one, two = job.Side(cluster=here, topic=topic), job.Side(cluster=there, topic=other or topic)
+            found = [job.compare(running, one, two, by=by, columns=compared)]
+    for number, each in enumerate(found, start=1):
+        against = f"replica {number}" if replicas else "the other"
+        complain(f"{each.records} records, {each.others} in {against}")
+    rows = [
+        {"replica": number, **asdict(each)} if replicas else asdict(each)
+        for number, compared_with in enumerate(found, start=1)
+        for each in compared_with.differences
+    ]
+    _show(rows, listing, name="kind")
+    return _code(all(each.equal for each in found), "they are not equal")
 
 
 def _time_ms(option: str, given: str | None) -> int | None:

@@ -170,12 +170,18 @@ class Balancer:
         load.rests_until_ms = now_ms + REST_MS
 
 
-def readers(replicas: Sequence[Replica], leader: str | None, *, from_leader: bool) -> list[str]:
+def readers(
+    replicas: Sequence[Replica], leader: str | None, *, from_leader: bool, only: int | None = None
+) -> list[str]:
     """The URLs that may answer a read: the leader alone, or every replica that was reachable, if any.
 
+    With `only` the replica of that number, in the order of their nodes' names, and none if there are fewer.
     Whether a replica is in sync is not asked: under load hardly one is at the instant of asking, and
     ``min_offset`` keeps one that is behind from answering.
     """
+    if only is not None:
+        by_node = sorted(replicas, key=lambda replica: replica.node)
+        return [replica.url for replica in by_node[only : only + 1]]
     if from_leader:
         return [leader] if leader else []
     reachable = [replica.url for replica in replicas if replica.reachable]

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from laminar.client.configuration import Endpoints
 from laminar.client.decisions import Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
-from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.pool import Pool
 from laminar.client.shared_port import SharedPorts
 from laminar.http.client import head_bytes
@@ -305,14 +305,15 @@ class Session:
         wait_ms: int = 0,
         at_least: int = 0,
         from_leader: bool = False,
+        only: int | None = None,
         timeout_s: float | None = None,
         narrowed: Mapping[str, str | int] | None = None,
     ) -> Answer:
         """Frames from `offset` on, from the replica that has least to do and is not behind.
 
-        A good answer may hold no frames. `at_least` is an end the caller knows of. `narrowed` are
-        parameters that leave out something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as
-        `call` does.
+        A good answer may hold no frames. `at_least` is an end the caller knows of. With `only` no other
+        replica than that one is asked, as `readers` numbers them. `narrowed` are parameters that leave out
+        something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s + wait_ms / 1000
@@ -340,10 +341,13 @@ class Session:
             if url is None:
                 places = await self.topic_map(topic, timeout_s=left_s)
                 leader = places.leader(partition)
-                urls = readers(places.replicas(partition), leader, from_leader=from_leader)
+                urls = readers(places.replicas(partition), leader, from_leader=from_leader, only=only)
                 ahead = [each for each in urls if each not in behind]
                 # Nobody known: any node passes the request on.
-                url = self.balancer.choose(ahead or urls or self._nodes, now_ms=now_ms())
+                anybody = self._nodes if only is None else ()
+                url = self.balancer.choose(ahead or urls or anybody, now_ms=now_ms())
+                if url is None:
+                    raise NotFound(f"{what}: there is no replica {only}", code="no_such_replica", value=only)
             assert url is not None, "a session without nodes"
             started = time.perf_counter()
             self.balancer.started(url)
@@ -387,6 +391,8 @@ class Session:
                 continue
             url = await self._pause(verdict, backoff, deadline)
             redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+            if only is not None:
+                url = None  # wherever it led
 
     async def offset_at(self, topic: str, partition: int, at: str, *, timeout_s: float | None = None) -> int:
         """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it."""

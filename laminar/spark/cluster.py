@@ -229,17 +229,23 @@ class Cluster:
     # -- records -------------------------------------------------------------------------------
 
     def read(
-        self, wanted: Range, *, fail_on_data_loss: bool = True, columns: Columns = EVERYTHING
+        self,
+        wanted: Range,
+        *,
+        fail_on_data_loss: bool = True,
+        columns: Columns = EVERYTHING,
+        replica: int | None = None,
     ) -> Iterator[Piece]:
         """The records of `wanted`, all of them, as (batch, first row, row behind the last).
 
-        With a tag batches that cannot hold it are left out; the others are whole. The next fetch is under way
+        With a tag batches that cannot hold it are left out; the others are whole. With `replica` that one
+        alone is asked, see `laminar.client.decisions_routing.readers`. The next fetch is under way
         while the caller works on what it got. Raises DataLoss if some are gone (without `fail_on_data_loss`
         they are left out), or the client's `Error`.
         """
         offset = wanted.start
         empty = 0
-        pending = self._fetch(wanted, offset, columns)
+        pending = self._fetch(wanted, offset, columns, replica)
         try:
             while True:
                 try:
@@ -248,7 +254,7 @@ class Cluster:
                     offset = self._behind_loss(wanted, offset, gone, fail_on_data_loss=fail_on_data_loss)
                     if offset >= wanted.end:
                         return
-                    pending = self._fetch(wanted, offset, columns)
+                    pending = self._fetch(wanted, offset, columns, replica)
                     continue
                 batches, offset_then = self._batches(answer, wanted, offset, columns)
                 empty = 0 if offset_then > offset else empty + 1
@@ -261,7 +267,7 @@ class Cluster:
                     )
                 begin, offset = offset, offset_then
                 if offset < wanted.end:
-                    pending = self._fetch(wanted, offset, columns)
+                    pending = self._fetch(wanted, offset, columns, replica)
                 for batch in batches:
                     first = max(begin, batch.base_offset) - batch.base_offset
                     yield batch, first, min(wanted.end, batch.next_offset) - batch.base_offset
@@ -270,7 +276,7 @@ class Cluster:
         finally:
             pending.cancel()
 
-    def _fetch(self, wanted: Range, offset: int, columns: Columns) -> Future[Answer]:
+    def _fetch(self, wanted: Range, offset: int, columns: Columns, replica: int | None) -> Future[Answer]:
         narrowed: dict[str, str | int] = {"to": wanted.end}
         if columns.tag is not None:
             narrowed["tag"] = columns.tag
@@ -284,6 +290,7 @@ class Cluster:
                 max_bytes=self._fetch_bytes(wanted, offset),
                 # A replica that has not all of the range must not answer with a part as if it were all.
                 at_least=wanted.end,
+                only=replica,
                 narrowed=narrowed,
             )
         )

@@ -56,6 +56,7 @@ OPTIONS: Final = {
     "maxRecordsPerPartition": "both",
     "maxBytesPerPartition": "both",
     "pushdown": "batch",
+    "replica": "batch",
     "includeHeaders": "both",
     "columns": "both",
     "tag": "both",
@@ -114,6 +115,7 @@ class Options:
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = MAX_BYTES_PER_PARTITION
     pushdown: bool = False
+    replica: int | None = None
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     tag: str | None = None
     gc_freeze: bool = True
@@ -157,6 +159,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         max_records_per_partition=options.optional_number("maxRecordsPerPartition"),
         max_bytes_per_partition=options.size_bytes("maxBytesPerPartition") or MAX_BYTES_PER_PARTITION,
         pushdown=options.flag("pushdown", False),
+        replica=options.optional_number("replica", least=0),
         columns=_columns(options),
         tag=options.text("tag"),
         gc_freeze=options.flag("gcFreeze", True),

@@ -57,5 +57,7 @@ def read_partition(
     here = cluster(endpoints, timeout_ms=options.timeout_ms)
     if options.gc_freeze:
         tune()
-    pieces = here.read(wanted, fail_on_data_loss=options.fail_on_data_loss, columns=columns)
+    pieces = here.read(
+        wanted, fail_on_data_loss=options.fail_on_data_loss, columns=columns, replica=options.replica
+    )
     yield from builder.record_batches(pieces)

@@ -57,6 +57,33 @@ def test_reads_are_spread_over_replicas(nodes: LocalCluster, topic: laminar.Topi
     assert len(served) >= 2, served
 
 
+def test_one_replica_alone_is_read(
+    nodes: LocalCluster, topic: laminar.Topic[bytes], spark: SparkSession
+) -> None:
+    """Each of the three by its number, and no other; all are equal, and a fourth is an error."""
+    from laminar.spark.pipelines.compare import compare_replicas
+    from laminar.spark.pipelines.session import cluster_options
+
+    fill(topic, 300)
+    options = parse({"subscribe": topic.name, "laminar.endpoints": ",".join(nodes.urls)})
+    wanted = Range(topic.name, 0, 0, topic.offsets()[0])
+    asked: list[str] = []
+    for number in range(3):
+        here = Cluster(resolve_endpoints(options), timeout_s=30)
+        try:
+            rows = sum(stop - first for _, first, stop in here.read(wanted, replica=number))
+            assert rows == len(wanted)
+            asked += here.session.reads_by_node
+            with pytest.raises(laminar.NotFound, match="there is no replica 3"):
+                next(here.read(wanted, replica=3))
+        finally:
+            here.close()
+    told = compare_replicas(spark, cluster_options(nodes.urls), topic.name)
+
+    assert 3 == len(asked) == len(set(asked))
+    assert [(300, 300, True)] * 2 == [(each.records, each.others, each.equal) for each in told]
+
+
 def test_a_query_reads_everything_once_though_a_node_is_killed(
     nodes: LocalCluster, topic: laminar.Topic[bytes], spark: SparkSession, tmp_path: Path
 ) -> None:

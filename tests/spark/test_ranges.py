@@ -45,7 +45,7 @@ class Scripted(Cluster):
         self.earliest = earliest
         self._record_bytes = {}
 
-    def _fetch(self, wanted: Range, offset: int, columns: Columns) -> Future[Answer]:
+    def _fetch(self, wanted: Range, offset: int, columns: Columns, replica: int | None) -> Future[Answer]:
         self.asked.append(offset)
         coming: Future[Answer] = Future()
         answer = self.answers.pop(0)

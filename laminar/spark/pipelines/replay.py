@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from laminar.spark.pipelines.archive import read_archive
-from laminar.spark.pipelines.session import PLACE, RECORD, read_topic
+from laminar.spark.pipelines.session import PLACE, RECORD, connected, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,12 +141,8 @@ def _in_order(rows: DataFrame, parts: list[Extent]) -> DataFrame:
 
 def _committed(cluster: Mapping[str, str], sink: str) -> int:
     """The number of the last slice that is written, -1 before the first."""
-    from laminar.client.configuration import resolve
-    from laminar.spark.cluster import cluster as connect
-    from laminar.spark.options import endpoints_of
     from laminar.spark.staging import sink_info
 
-    endpoints = resolve(endpoints_of(cluster.get("laminar.endpoints")), cluster.get("laminar.token"))
-    here = connect(endpoints, timeout_ms=120_000)
+    here = connected(cluster)
     committed = here.run(sink_info(here, sink)).committed
     return -1 if committed is None else committed

@@ -14,6 +14,8 @@ from laminar.spark.settings import configure
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from laminar.spark.cluster import Cluster
+
 # Of a record all that a topic gives and takes, and where it stood.
 RECORD = ("key", "value", "headers", "tag", "timestamp")
 PLACE = ("partition", "offset")
@@ -28,10 +30,17 @@ def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -
 
 @contextmanager
 def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session as `configure` sets it up; `conf` goes before. Without a master: Spark's own, or here."""
+    """A session as `configure` sets it up; `conf` goes before. Without a master: Spark's own, or here.
+
+    One that is there already is used as it is, and left.
+    """
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
+    found = SparkSession.getActiveSession()
+    if found is not None:
+        yield found
+        return
     builder = configure(SparkSession.builder).appName(name)
     master = master or SparkConf().get("spark.master") or "local[*]"
     builder = builder.master(master)
@@ -58,3 +67,12 @@ def read_topic(
     """What a topic holds now, as a batch: these columns."""
     given = {**cluster, "subscribe": topic, "columns": ",".join(columns), **options}
     return spark.read.format("laminar").options(**given).load()
+
+
+def connected(cluster: Mapping[str, str]) -> Cluster:
+    """The driver's own connection to a cluster of these options."""
+    from laminar.spark.cluster import cluster as connect
+    from laminar.spark.options import endpoints_of
+
+    endpoints = resolve(endpoints_of(cluster.get("laminar.endpoints")), cluster.get("laminar.token"))
+    return connect(endpoints, timeout_ms=120_000)

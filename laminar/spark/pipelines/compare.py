@@ -1,0 +1,279 @@
+"""Compare: two topics, on one cluster or two, or the replicas of one: what one has and the other has not.
+
+By *place* the records at the same partition and offset are one pair: for replicas, and for a copy that kept
+partitions. Ranges of `CHUNK` offsets are digested on either side and only ranges whose digests differ are
+read again, so that no record crosses the network between executors while nothing is wrong.
+
+By *key* the records of a key are compared in their order, wherever they stand: for a copy with other
+partitions or offsets. Records of one key that are equal are paired in turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from laminar.spark.pipelines.session import PLACE, RECORD, connected, read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+By = Literal["place", "key"]
+KINDS: Final = ("missing", "extra", "different", "reordered")
+EXAMPLES: Final = 10
+# Offsets of one digest: 10 million records are 150 of them, and one that differs is read in a moment.
+CHUNK: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two: a topic on a cluster (options of the source), and which replica of each partition.
+
+    Without `replica`, whichever answers. With `until`, only what lies before these offsets by partition.
+    """
+
+    cluster: Mapping[str, str]
+    topic: str
+    replica: int | None = None
+    until: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Records of one kind: how many, and the first few of them, where they stand and what they are."""
+
+    kind: str
+    count: int
+    examples: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """`records` and `others` are how many there were on either side."""
+
+    records: int
+    others: int
+    differences: list[Difference]
+
+    @property
+    def equal(self) -> bool:
+        return not any(each.count for each in self.differences)
+
+
+def compare(
+    spark: SparkSession,
+    one: Side,
+    other: Side,
+    *,
+    by: By = "place",
+    columns: Sequence[str] = RECORD,
+) -> Compared:
+    """What `other` has not of `one` (missing), has beyond it (extra), has otherwise (different, reordered).
+
+    Compared are `columns` of key, value, headers, tag and timestamp: a copy that did not keep the times is
+    compared without them. By place a record is missing where its offset is; where retention took the oldest
+    of one side, they are missing or extra. By key nothing is *different*: it is missing, and another extra.
+    *Reordered* is a record that stands behind one of its key which it stands before in `one`. Raises
+    ValueError for a column that cannot be compared, and what Spark raises.
+    """
+    unknown = [name for name in columns if name not in RECORD]
+    if unknown or not columns:
+        raise ValueError(
+            f"columns to compare are of {', '.join(RECORD)}, not {unknown[0] if unknown else ''!r}"
+        )
+    if by not in ("place", "key"):
+        raise ValueError(f"records are compared by place or by key, not by {by!r}")
+    left, right = (_rows(spark, each, columns) for each in (one, other))
+    return _by_place(left, right) if by == "place" else _by_key(left, right)
+
+
+def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, int]]:
+    """How many replicas each partition of `topic` has at least, and where the partitions end now.
+
+    ValueError if there is only one.
+    """
+    from laminar.spark.options import parse
+
+    options = parse({**cluster, "subscribe": topic}, streaming=False)
+    here = connected(cluster)
+    ends = here.run(here.positions(options, options.end))
+    places = here.run(here.session.topic_map(topic)).places
+    fewest = min(len(place.replicas) for place in places)
+    if fewest < 2:
+        raise ValueError(f"topic {topic} has partitions with {fewest} replica: there is nothing to compare")
+    return fewest, {partition: end for (_, partition), end in ends.items()}
+
+
+def compare_replicas(
+    spark: SparkSession, cluster: Mapping[str, str], topic: str, *, columns: Sequence[str] = RECORD
+) -> list[Compared]:
+    """Each further replica of each partition with the first, over what is committed now; see `compare`.
+
+    The node's own checks compare digests of stored batches; this reads what a client would be given.
+    """
+    count, until = replicas_of(cluster, topic)
+    sides = [Side(cluster=cluster, topic=topic, replica=number, until=until) for number in range(count)]
+    return [compare(spark, sides[0], each, columns=columns) for each in sides[1:]]
+
+
+def _rows(spark: SparkSession, side: Side, columns: Sequence[str]) -> DataFrame:
+    """Where each record stands, its key, and a hash of `columns`: 64 bits, against accidents, not against
+    intent."""
+    from pyspark.sql import functions as f
+
+    options: dict[str, str] = {}
+    if side.replica is not None:
+        options["replica"] = str(side.replica)
+    if side.until is not None:
+        ends = {str(partition): end for partition, end in side.until.items()}
+        options["endingOffsets"] = json.dumps({side.topic: ends})
+    needed = dict.fromkeys((*PLACE, "key", *columns))
+    rows = read_topic(spark, side.cluster, side.topic, *needed, **options)
+    # Spark's hash passes nulls over: without their places, a null and a value could change theirs.
+    hashed = f.xxhash64(*(part for name in columns for part in (f.col(name).isNull(), f.col(name))))
+    return rows.select(*PLACE, "key", hashed.alias("hash"))
+
+
+def _by_place(left: DataFrame, right: DataFrame) -> Compared:
+    from pyspark.sql import functions as f
+
+    sides = [_digests(rows) for rows in (left, right)]
+    digests = (
+        sides[0]
+        .alias("a")
+        .join(sides[1].alias("b"), ["partition", "chunk"], "full_outer")
+        .select(
+            "partition",
+            "chunk",
+            f.coalesce("a.records", f.lit(0)).alias("records"),
+            f.coalesce("b.records", f.lit(0)).alias("others"),
+            (
+                f.col("a.digest").eqNullSafe(f.col("b.digest"))
+                & f.col("a.records").eqNullSafe(f.col("b.records"))
+            ).alias("same"),
+        )
+        .persist()
+    )
+    try:
+        [total] = digests.agg(
+            f.sum("records").alias("records"),
+            f.sum("others").alias("others"),
+            f.count_if(~f.col("same")).alias("odd"),
+        ).collect()
+        counts = total["records"] or 0, total["others"] or 0
+        if not total["odd"]:
+            return _compared(counts, [])
+        odd = f.broadcast(digests.where("not same").select("partition", "chunk"))
+        suspects = [
+            rows.withColumn("chunk", _chunk()).join(odd, ["partition", "chunk"], "left_semi").drop("chunk")
+            for rows in (left, right)
+        ]
+        joined = suspects[0].alias("a").join(suspects[1].alias("b"), list(PLACE), "full_outer")
+        pairs = joined.select(
+            *PLACE,
+            f.coalesce("a.key", "b.key").alias("key"),
+            f.when(f.col("b.hash").isNull(), "missing")
+            .when(f.col("a.hash").isNull(), "extra")
+            .when(f.col("a.hash") != f.col("b.hash"), "different")
+            .alias("kind"),
+        )
+        return _compared(counts, _differences(pairs.where("kind is not null")))
+    finally:
+        digests.unpersist()
+
+
+def _chunk() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.floor(f.col("offset") / CHUNK)
+
+
+def _digests(rows: DataFrame) -> DataFrame:
+    """Of each range of offsets: how many records, and their hashes bound to their places.
+
+    No two of a range have one offset, so none cancels another out.
+    """
+    from pyspark.sql import functions as f
+
+    return rows.groupBy("partition", _chunk().alias("chunk")).agg(
+        f.count("*").alias("records"), f.bit_xor(f.xxhash64("offset", "hash")).alias("digest")
+    )
+
+
+def _by_key(left: DataFrame, right: DataFrame) -> Compared:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    # Equal records of a key are told apart by their turn. Each key is in one partition, in order; where a
+    # route has moved it, the partition with the lower number is taken to be the older one.
+    turns = Window.partitionBy("key", "hash").orderBy(*PLACE)
+    sides = [rows.withColumn("turn", f.row_number().over(turns)) for rows in (left, right)]
+    a, b = f.col("a.hash"), f.col("b.hash")
+    joined = (
+        sides[0]
+        .alias("a")
+        .join(
+            sides[1].alias("b"),
+            f.col("a.key").eqNullSafe(f.col("b.key")) & (a == b) & (f.col("a.turn") == f.col("b.turn")),
+            "full_outer",
+        )
+        .select(
+            f.coalesce("a.key", "b.key").alias("key"),
+            *(f.col(f"{side}.{name}").alias(f"{side}_{name}") for side in "ab" for name in PLACE),
+        )
+        .persist()
+    )
+    before = (
+        Window.partitionBy("key")
+        .orderBy("b_partition", "b_offset")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    place = f.struct("a_partition", "a_offset")
+    # Records without a key have no order over partitions.
+    in_order = joined.where("key is not null and a_offset is not null and b_offset is not null")
+    behind = in_order.withColumn("last", f.max(place).over(before)).where(place < f.col("last"))
+    one = (f.col("a_partition").alias("partition"), f.col("a_offset").alias("offset"), "key")
+    two = (f.col("b_partition").alias("partition"), f.col("b_offset").alias("offset"), "key")
+    found = {
+        "missing": joined.where("b_offset is null").select(*one),
+        "extra": joined.where("a_offset is null").select(*two),
+        "reordered": behind.select(*one),
+    }
+    try:
+        [total] = joined.agg(
+            f.count("a_offset").alias("records"), f.count("b_offset").alias("others")
+        ).collect()
+        differences = [
+            each
+            for kind, rows in found.items()
+            for each in _differences(rows.withColumn("kind", f.lit(kind)))
+        ]
+    finally:
+        joined.unpersist()
+    return _compared((total["records"], total["others"]), differences)
+
+
+def _compared(counts: tuple[int, int], found: list[Difference]) -> Compared:
+    by_kind = {each.kind: each for each in found}
+    nothing = (Difference(kind=kind, count=0, examples=[]) for kind in KINDS)
+    return Compared(
+        records=counts[0], others=counts[1], differences=[by_kind.get(each.kind, each) for each in nothing]
+    )
+
+
+def _differences(rows: DataFrame) -> list[Difference]:
+    """`rows` have partition, offset, key and kind; by kind."""
+    from pyspark.sql import functions as f
+
+    counts = {row["kind"]: row["count"] for row in rows.groupBy("kind").count().collect()}
+    found = []
+    for kind, count in counts.items():
+        shown = rows.where(f.col("kind") == kind).withColumn("key", f.col("key").cast("string"))
+        examples = [
+            {name: value for name, value in row.asDict().items() if value is not None}
+            for row in shown.drop("kind").orderBy(*PLACE).limit(EXAMPLES).collect()
+        ]
+        found.append(Difference(kind=kind, count=count, examples=examples))
+    return found
