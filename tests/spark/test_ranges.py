@@ -128,8 +128,8 @@ def test_a_reader_that_stops_early_leaves_nothing_under_way() -> None:
     """`LIMIT` ends a task in the middle: the fetch ahead is given up."""
     script = Scripted(frame(10, 4))
     ahead: Future[Answer] = Future()
-    first = script._fetch(WANTED, 10, EVERYTHING)
-    script._fetch = lambda wanted, offset, columns: (  # type: ignore[method-assign]
+    first = script._fetch(WANTED, 10, EVERYTHING, None)
+    script._fetch = lambda wanted, offset, columns, replica: (  # type: ignore[method-assign]
         first if offset == 10 else ahead
     )
     pieces = script.read(WANTED)
