@@ -18,6 +18,7 @@ GROUP = b"g" * 16
 SETTINGS = Settings()
 
 Packet = tuple[AnyMessage, tuple[Entry, ...]]
+Head = tuple[bytes, bytes, int, int, int, int]
 
 
 def noop(place: Place) -> Entry:
@@ -376,6 +377,11 @@ class Network:
         replica.crash()
         replica.start(now_ms=self.now_ms)
         return replica
+
+
+def head(sender: int, receiver: int, term: int, incarnation: int = 0) -> Head:
+    """What every message begins with."""
+    return CLUSTER, GROUP, sender, receiver, incarnation, term
 
 
 def entries_of(*terms: int, data: str = "x") -> list[Entry]:

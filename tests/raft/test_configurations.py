@@ -10,11 +10,7 @@ from raft import Configuration, ConfigurationRefused, Entry, HardState, Role
 from raft.configuration import check_step
 from raft.messages import Append, AppendAnswer, PreVoteAnswer, TimeoutNow, Vote, VoteAnswer
 from raft.quorum import majority
-from tests.raft.harness import CLUSTER, GROUP, Network, Replica, entries_of, sent
-
-
-def head(sender: int, receiver: int, term: int) -> tuple[bytes, bytes, int, int, int, int]:
-    return CLUSTER, GROUP, sender, receiver, 0, term
+from tests.raft.harness import Network, Replica, entries_of, head, sent
 
 
 def refusal(replica: Replica, configuration: Configuration) -> str:

@@ -9,15 +9,9 @@ import pytest
 
 from raft import Append, Entry, HardState, Role, Settings
 from raft.messages import AppendAnswer, Heartbeat, HeartbeatAnswer, PreVote, PreVoteAnswer, Vote, VoteAnswer
-from tests.raft.harness import CLUSTER, GROUP, Network, Replica, entries_of, sent
+from tests.raft.harness import Network, Replica, entries_of, head, sent
 
 ONE_BY_ONE = Settings(max_append_bytes=1)
-
-
-def head(
-    sender: int, receiver: int, term: int, incarnation: int = 0
-) -> tuple[bytes, bytes, int, int, int, int]:
-    return CLUSTER, GROUP, sender, receiver, incarnation, term
 
 
 def leads(replica: Replica) -> bool:
@@ -253,6 +247,36 @@ def test_pitfall_34_a_match_does_not_outlive_its_incarnation() -> None:
     assert leader.core.committed_index == 1
     assert leader.core.progress[2].match_index == 1
     assert leader.core.dropped["old_incarnation"] == 1
+
+
+def test_pitfall_34_a_new_incarnation_resets_the_match_and_ends_the_old_one() -> None:
+    """What it acknowledged it may have lost; late acknowledgements of its former life are dropped."""
+    network = Network()
+    leader = network.elect(1)
+    leader.propose(b"a", now_ms=0)
+    network.settle()
+    assert leader.core.progress[2].match_index == 2
+
+    ready = leader.receive((HeartbeatAnswer(*head(2, 1, 1, incarnation=1), 0), ()), now_ms=0)
+    assert leader.core.progress[2].match_index == 0
+    probes = [m for m in sent(ready, Append) if isinstance(m, Append)]
+    assert [(m.receiver_incarnation, m.goal) for m in probes] == [(1, 2)]
+    leader.receive((AppendAnswer(*head(2, 1, 1, incarnation=0), 2), ()), now_ms=0)
+
+    assert leader.core.progress[2].match_index == 0
+    assert leader.core.dropped == {"old_incarnation": 1}
+
+
+def test_pitfall_34_the_goal_reaches_the_first_entry_of_the_term() -> None:
+    """Not merely the commit index: what an earlier leader committed may lie between (CONSENSUS.md 3)."""
+    network = Network(logs={1: entries_of(1, 1)}, hard_states={1: HardState(1)})
+    network.drop = lambda message: isinstance(message, Append)
+    leader = network.elect(1)
+    assert leader.core.committed_index == 0
+
+    ready = leader.receive((HeartbeatAnswer(*head(2, 1, 2, incarnation=1), 0), ()), now_ms=0)
+
+    assert [m.goal for m in sent(ready, Append) if isinstance(m, Append)] == [3]
 
 
 def test_a_marked_leaders_own_mark_falls_with_its_terms_first_entry_on_its_disk() -> None:

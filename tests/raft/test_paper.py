@@ -15,11 +15,7 @@ from raft.messages import (
     Vote,
     VoteAnswer,
 )
-from tests.raft.harness import CLUSTER, GROUP, Network, Replica, entries_of, sent
-
-
-def head(sender: int, receiver: int, term: int) -> tuple[bytes, bytes, int, int, int, int]:
-    return CLUSTER, GROUP, sender, receiver, 0, term
+from tests.raft.harness import Network, Replica, entries_of, head, sent
 
 
 def core_of(role: Role, network: Network) -> Core:

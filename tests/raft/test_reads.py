@@ -6,11 +6,7 @@ import pytest
 
 from raft import Configuration, HardState, NotLeader, Role
 from raft.messages import AppendAnswer, Heartbeat, HeartbeatAnswer, TimeoutNow
-from tests.raft.harness import CLUSTER, GROUP, Network, entries_of, sent
-
-
-def head(sender: int, receiver: int, term: int) -> tuple[bytes, bytes, int, int, int, int]:
-    return CLUSTER, GROUP, sender, receiver, 0, term
+from tests.raft.harness import Network, entries_of, head, sent
 
 
 def test_pitfall_14_a_read_waits_for_a_round_begun_after_it() -> None:

@@ -25,7 +25,7 @@ from tests.sim.world import Options
 
 RAFT = ("tests/raft",)
 NODE = ("tests/node/test_consensus.py",)
-MARKS = ("tests/raft/test_marks.py", "tests/raft/test_pitfalls.py")
+MARKS = ("tests/raft/test_marks.py",)
 REST = ("tests/raft/test_rest.py",)
 QUIET = ("tests/node/test_quiet.py",)
 ELECTIONS = ("tests/node/test_elections.py",)

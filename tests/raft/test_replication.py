@@ -1,77 +1,24 @@
-"""The pitfalls of RELIABILITY.md that lie in the protocol core, by number.
+"""Entries on their way to a majority: what is counted, what is cut, what is under way at a time.
 
-Configuration changes (6, 7, 8, 15, 17) have their own file.
+Numbers are those of docs/pitfalls.md: 2 to 5, 18, 21, 25, 53.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from raft import AnyMessage, Configuration, Entry, HardState, Role, TooMuchUncommitted
+from raft import Configuration, Entry, HardState, Role, TooMuchUncommitted
 from raft.messages import (
     Append,
     AppendAnswer,
     Heartbeat,
     HeartbeatAnswer,
-    PreVote,
     PreVoteAnswer,
-    Vote,
     VoteAnswer,
 )
 from raft.progress import Flow
 from raft.values import Settings
-from tests.raft.harness import CLUSTER, GROUP, Network, entries_of, sent
-
-
-def head(
-    sender: int, receiver: int, term: int, incarnation: int = 0
-) -> tuple[bytes, bytes, int, int, int, int]:
-    return CLUSTER, GROUP, sender, receiver, incarnation, term
-
-
-def test_pitfall_01_a_vote_leaves_only_behind_its_sync_and_outlives_a_crash() -> None:
-    """Term and vote are durable before the answer leaves; a restarted voter does not vote again."""
-    network = Network()
-    voter = network[1]
-
-    ready = voter.receive((Vote(*head(2, 1, 1), 0, 0), ()), now_ms=0)
-    assert ready.hard_state == HardState(1, 2)
-    assert sent(ready, VoteAnswer) == list(ready.messages_after_sync)
-    assert not network.packets
-
-    # Lost before the sync: nobody heard of that vote, so another may be given.
-    network.restart(1)
-    ready = voter.receive((Vote(*head(3, 1, 1), 0, 0), ()), now_ms=0)
-    voter.sync()
-    assert network.packets.pop()[0] == VoteAnswer(*head(1, 3, 1), granted=True)
-
-    # Kept by the sync: the vote stands.
-    network.restart(1)
-    ready = voter.receive((Vote(*head(2, 1, 1), 0, 0), ()), now_ms=0)
-    assert [m.granted for m in ready.messages_after_sync if isinstance(m, VoteAnswer)] == [False]
-
-
-def test_pitfall_01_a_candidate_asks_only_when_its_own_vote_is_durable() -> None:
-    """Its own vote counts as soon as others answer, so the request waits for the sync that covers it."""
-    candidate = Network()[1]
-    candidate.core.campaign(now_ms=0)
-    candidate.perform()
-
-    ready = candidate.receive((PreVoteAnswer(*head(2, 1, 1), granted=True), ()), now_ms=0)
-
-    assert ready.hard_state == HardState(1, 1)
-    assert sent(ready, Vote) == list(ready.messages_after_sync)
-    assert [m.receiver for m in ready.messages_after_sync] == [2, 3]
-
-
-def test_pitfall_01_a_vote_in_a_term_already_known_is_recorded_too() -> None:
-    """The term was durable before; the vote is not, until the sync that covers it."""
-    voter = Network(hard_states={1: HardState(1)})[1]
-
-    ready = voter.receive((Vote(*head(2, 1, 1), 0, 0), ()), now_ms=0)
-
-    assert ready.hard_state == HardState(1, 2)
-    assert ready.messages_after_sync == [VoteAnswer(*head(1, 2, 1), granted=True)]
+from tests.raft.harness import Network, entries_of, head, sent
 
 
 def test_pitfall_02_a_leader_sends_before_its_sync_and_counts_itself_after_it() -> None:
@@ -220,123 +167,6 @@ def test_pitfall_05_a_conflict_cuts_exactly_what_conflicts() -> None:
     assert follower.terms == [1, 1, 3]
 
 
-def test_pitfall_10_a_replica_that_was_cut_off_disturbs_nobody() -> None:
-    """Pre-vote: it raises no term while it is away; when it returns, the leader leads on."""
-    network = Network()
-    leader = network.elect(1)
-    network.isolate(3)
-    network.pass_time(60_000)
-    assert network[3].core.term == 1
-
-    network.heal()
-    network.pass_time(10_000)
-    assert (network.leaders(), leader.core.term) == ([1], 1)
-
-
-def test_pitfall_10_check_quorum_a_leader_cut_off_steps_down() -> None:
-    """A leader that hears no majority for an election timeout leads no more, and its readers are told."""
-    network = Network()
-    leader = network.elect(1)
-    network.isolate(1)
-    leader.core.read_index(7, now_ms=0)
-    leader.perform()
-    network.pass_time(2 * 1500)
-
-    assert leader.core.role is not Role.LEADER
-    assert leader.reads_failed == [7]
-
-
-def test_pitfall_10_votes_are_ignored_while_a_leader_is_heard() -> None:
-    """Also a real vote of a later term, from a replica that knows no pre-vote or was removed."""
-    network = Network()
-    leader = network.elect(1)
-    for replica in (leader, network[2]):
-        ready = replica.receive((Vote(*head(3, replica.replica_id, 9), 99, 9), ()), now_ms=100)
-        assert not ready.messages_after_sync
-        assert replica.core.term == 1
-        assert replica.core.dropped["leader_is_heard"] == 1
-
-
-def test_pitfall_11_a_pre_vote_changes_nothing_at_anyone() -> None:
-    """Neither term, vote, leader nor timer; a grant can be given to many."""
-    replica = Network(hard_states={1: HardState(4, 2)})[1]
-    deadline_ms = replica.core.deadline_ms()
-
-    for candidate in (2, 3):
-        ready = replica.receive((PreVote(*head(candidate, 1, 5), 0, 0), ()), now_ms=700)
-        assert ready.messages == [PreVoteAnswer(*head(1, candidate, 5), granted=True)]
-        assert ready.hard_state is None
-    assert replica.core.deadline_ms() == deadline_ms
-
-
-def test_pitfall_11_a_replica_with_a_later_term_comes_back_into_the_group() -> None:
-    """It answers the leader with its own term; the leader steps down, and one election heals all."""
-    network = Network(hard_states={3: HardState(9, 3)})
-    network.isolate(3)
-    network.elect(1)
-    network.heal()
-    network.pass_time(10_000)
-
-    terms = {replica.core.term for replica in network.replicas.values()}
-    assert len(network.leaders()) == 1
-    assert terms == {network.leader().core.term}
-    assert terms.pop() > 9
-
-
-def test_pitfall_11_a_replica_with_an_earlier_term_can_win_when_its_log_is_good() -> None:
-    """Refused with the later term it takes that over, and asks again."""
-    network = Network(
-        logs={1: entries_of(1)}, hard_states={1: HardState(1), 2: HardState(5), 3: HardState(5)}
-    )
-    network[1].core.campaign(now_ms=0)
-    network[1].perform()
-    network.settle()
-    assert network[1].core.term == 5
-
-    network.elect(1)
-    assert network[1].core.term == 6
-
-
-@pytest.mark.parametrize("with_candidate", [False, True])
-def test_pitfall_12_a_leader_with_one_way_cut_is_replaced(with_candidate: bool) -> None:
-    """It sends to all but hears nobody: its heartbeats would keep the others quiet for ever."""
-    network = Network(5 if with_candidate else 3)
-    leader = network.elect(1)
-    for other in network.replicas:
-        network.cut.add((other, 1))
-    network.pass_time(12_000)
-
-    assert leader.core.role is not Role.LEADER
-    assert network.leader().replica_id != 1
-    network.leader().propose(b"a", now_ms=network.now_ms)
-    network.settle()
-    assert network.leader().data == [b"a"]
-
-
-def test_pitfall_12_a_cut_between_two_of_three_does_not_cost_the_leader() -> None:
-    """Leader and one follower don't see each other; the third sees both: the leader keeps its majority."""
-    network = Network()
-    network.elect(1)
-    network.cut = {(1, 3), (3, 1)}
-    network.pass_time(60_000)
-
-    assert network.leaders() == [1]
-    assert network[1].core.term == 1
-
-
-def test_pitfall_12_the_only_replica_that_sees_a_majority_leads() -> None:
-    """Five replicas, all links down but those of 3: nobody else can lead, so 3 does, and goes on to."""
-    network = Network(5)
-    network.elect(1)
-    network.cut = {(a, b) for a in network.replicas for b in network.replicas if 3 not in (a, b)}
-    network.pass_time(20_000)
-    assert network.leaders() == [3]
-
-    term = network[3].core.term
-    network.pass_time(30_000)
-    assert (network.leaders(), network[3].core.term) == ([3], term)
-
-
 def test_pitfall_18_what_is_not_committed_is_bounded_and_the_refusal_names_it() -> None:
     """Without a majority a leader takes its limit and no more; a commit makes room; one always fits."""
     network = Network(settings=Settings(max_uncommitted_bytes=100))
@@ -476,94 +306,6 @@ def test_pitfall_21_commit_progress_is_told_at_once() -> None:
     assert not network[2].receive((notices[0], ()), now_ms=0).messages
 
 
-def test_pitfall_22_news_that_the_leader_is_gone_is_taken_back_by_a_sign_of_life() -> None:
-    """Told so, a follower grants pre-votes; it still knows its leader, and a heartbeat ends the doubt."""
-    network = Network()
-    network.elect(1)
-    follower = network[2]
-    follower.core.suspect_leader(now_ms=0)
-    asked = (PreVote(*head(3, 2, 2), 1, 1), ())
-    ready = follower.receive(asked, now_ms=0)
-    assert ready.messages == [PreVoteAnswer(*head(2, 3, 2), granted=True)]
-    assert follower.core.leader_id == 1
-
-    follower.receive((Heartbeat(*head(1, 2, 1), 1, 1), ()), now_ms=1)
-    ready = follower.receive(asked, now_ms=1)
-    assert ready.messages == [PreVoteAnswer(*head(2, 3, 1), granted=False)]
-
-
-def test_pitfall_22_a_majority_that_was_told_so_replaces_a_leader_that_lives() -> None:
-    """Check-quorum must not keep them: who was told stands and grants, and the old leader follows."""
-    network = Network()
-    network.elect(1)
-    network[2].core.suspect_leader(now_ms=0)
-    network[3].core.suspect_leader(now_ms=0)
-    network[3].core.campaign(now_ms=0)
-    network[3].perform()
-    network.settle()
-
-    assert network.leaders() == [3]
-    assert network[1].core.leader_id == 3
-
-
-def test_pitfall_24_news_of_anybodys_death_changes_no_quorum_and_elects_nobody() -> None:
-    """Gossip is a hint: wrong about everybody, all the time, it costs elections at most, never a vote."""
-    network = Network(5)
-    network.elect(1)
-    network.isolate(4)
-    network.isolate(5)
-    for _ in range(50):
-        for replica in network.replicas.values():
-            replica.core.suspect_leader(now_ms=network.now_ms)
-            for other in network.replicas:
-                replica.core.unreachable(other)
-            replica.perform()
-        network.pass_time(20)
-    assert all(len(r.core.configuration.voters) == 5 for r in network.replicas.values())
-    # Three of five are needed for anything, whoever is said to be dead.
-    leader = network.leader()
-    committed = leader.core.committed_index
-    for other in {1, 2, 3} - {leader.replica_id}:
-        network.isolate(other)
-    leader.propose(b"alone", now_ms=network.now_ms)
-    for other in network.replicas:
-        leader.core.unreachable(other)
-    network.settle()
-    assert leader.core.committed_index == committed
-    network.pass_time(20_000)
-    assert network.leaders() == []
-
-
-def test_pitfall_25_a_duplicated_answer_is_one_answer() -> None:
-    """Votes are collected by replica id: one voter's grant, however often it comes, is one of five."""
-    candidate = Network(5)[1]
-    candidate.core.campaign(now_ms=0)
-    candidate.perform()
-    roles = []
-    for kind in (PreVoteAnswer, VoteAnswer):
-        for voter in (2, 2, 2, 2, 3):
-            candidate.receive((kind(*head(voter, 1, 1), granted=True), ()), now_ms=0)
-            roles.append(candidate.core.role)
-
-    pre, full = Role.PRE_CANDIDATE, Role.CANDIDATE
-    assert roles == [pre, pre, pre, pre, full, full, full, full, full, Role.LEADER]
-
-
-def test_pitfall_25_answers_of_an_earlier_ballot_or_of_strangers_elect_nobody() -> None:
-    """A grant for another term, or from a replica that is no voter, is no grant."""
-    candidate = Network(hard_states={1: HardState(4)})[1]
-    candidate.core.campaign(now_ms=0)
-    candidate.perform()
-
-    for stray in (PreVoteAnswer(*head(2, 1, 4), granted=True), PreVoteAnswer(*head(7, 1, 5), granted=True)):
-        candidate.receive((stray, ()), now_ms=0)
-        assert candidate.core.role is Role.PRE_CANDIDATE
-    candidate.receive((PreVoteAnswer(*head(2, 1, 5), granted=True), ()), now_ms=0)
-    for late in (VoteAnswer(*head(2, 1, 4), granted=True), VoteAnswer(*head(7, 1, 5), granted=True)):
-        candidate.receive((late, ()), now_ms=0)
-        assert candidate.core.role is Role.CANDIDATE
-
-
 def test_pitfall_25_back_tracking_skips_whole_terms() -> None:
     """A follower 500 entries deep in a foreign term is found after two refusals, not 500."""
     foreign = entries_of(*[1] * 10, *[2] * 500)
@@ -574,19 +316,6 @@ def test_pitfall_25_back_tracking_skips_whole_terms() -> None:
     refusals = [m for r in network[2].readies for m in sent(r, AppendAnswer) if getattr(m, "rejected", False)]
     assert len(refusals) <= 2
     assert network[2].log.entries == network[1].log.entries
-
-
-def test_pitfall_25_a_lone_voter_leads_again_after_a_restart() -> None:
-    """What it had committed it commits again by its new no-op."""
-    network = Network(1)
-    network.elect(1).propose(b"a", now_ms=0)
-    network.settle()
-    network.restart(1)
-    network.pass_time(4_000)
-
-    assert network[1].core.is_leader
-    assert network[1].core.committed_index == 3
-    assert network[1].data == [b"a"]
 
 
 def test_pitfall_53_a_follower_never_commits_an_old_tail() -> None:
@@ -617,55 +346,3 @@ def test_pitfall_53_what_was_matched_is_forgotten_with_the_term_and_by_a_restart
     network.restart(2)
     ready = follower.receive((Heartbeat(*head(3, 2, 2), 2, 1), ()), now_ms=0)
     assert ready.committed_index is None
-
-
-STRAYS: list[tuple[str, AnyMessage]] = [
-    ("identity", Append(b"other cluster...", GROUP, 1, 2, 0, 1, 0, 0, 0, 0)),
-    ("identity", Append(CLUSTER, b"deleted group...", 1, 2, 0, 1, 0, 0, 0, 0)),
-    ("identity", Append(CLUSTER, GROUP, 1, 3, 0, 1, 0, 0, 0, 0)),
-    ("identity", Append(CLUSTER, GROUP, 2, 2, 0, 1, 0, 0, 0, 0)),
-    ("malformed", Append(CLUSTER, GROUP, 1, 2, 0, 1, 0, 0, 0, 5)),
-    ("second_leader", Append(CLUSTER, GROUP, 3, 2, 0, 1, 0, 0, 0, 0)),
-]
-
-
-@pytest.mark.parametrize(("reason", "stray"), STRAYS)
-def test_what_is_not_meant_for_us_is_dropped_and_counted(reason: str, stray: AnyMessage) -> None:
-    """CONSENSUS.md 2: other cluster, group, replica; and what no leader of ours would say."""
-    follower = Network()[2]
-    follower.receive((Heartbeat(*head(1, 2, 1), 0, 1), ()), now_ms=0)
-
-    ready = follower.receive((stray, ()), now_ms=0)
-
-    assert not ready.messages and not ready.messages_after_sync
-    assert follower.core.dropped == {reason: 1}
-
-
-def test_pitfall_34_a_new_incarnation_resets_the_match_and_ends_the_old_one() -> None:
-    """What it acknowledged it may have lost; late acknowledgements of its former life are dropped."""
-    network = Network()
-    leader = network.elect(1)
-    leader.propose(b"a", now_ms=0)
-    network.settle()
-    assert leader.core.progress[2].match_index == 2
-
-    ready = leader.receive((HeartbeatAnswer(*head(2, 1, 1, incarnation=1), 0), ()), now_ms=0)
-    assert leader.core.progress[2].match_index == 0
-    probes = [m for m in sent(ready, Append) if isinstance(m, Append)]
-    assert [(m.receiver_incarnation, m.goal) for m in probes] == [(1, 2)]
-    leader.receive((AppendAnswer(*head(2, 1, 1, incarnation=0), 2), ()), now_ms=0)
-
-    assert leader.core.progress[2].match_index == 0
-    assert leader.core.dropped == {"old_incarnation": 1}
-
-
-def test_pitfall_34_the_goal_reaches_the_first_entry_of_the_term() -> None:
-    """Not merely the commit index: what an earlier leader committed may lie between (CONSENSUS.md 3)."""
-    network = Network(logs={1: entries_of(1, 1)}, hard_states={1: HardState(1)})
-    network.drop = lambda message: isinstance(message, Append)
-    leader = network.elect(1)
-    assert leader.core.committed_index == 0
-
-    ready = leader.receive((HeartbeatAnswer(*head(2, 1, 2, incarnation=1), 0), ()), now_ms=0)
-
-    assert [m.goal for m in sent(ready, Append) if isinstance(m, Append)] == [3]
