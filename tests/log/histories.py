@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from laminar.batch import Kind, build, build_control, stamp
-from laminar.log import DamagedRange, Log, LogStart, Storage, StorageSettings
+from laminar.log import DamagedRange, Log, LogStart, ReplicaEntry, Storage, StorageSettings
 from laminar.log.disk import Disk
 from laminar.log.errors import StorageError
 from laminar.log.worker import InlineWorker
@@ -81,6 +81,19 @@ def frame_for(
         opens_segment=(log.segment_full or log.last_index == log.start.index if opens is None else opens),
     )
     return bytes(frame)
+
+
+def manifest_entry(log_id: int) -> ReplicaEntry:
+    """A replica of a group of its own, on this log."""
+    return ReplicaEntry(
+        log_id=log_id,
+        replica_id=100 + log_id,
+        group=bytes(16),
+        topic="t",
+        partition=log_id,
+        partition_hash=log_id,
+        state="made",
+    )
 
 
 def open_inline(disk: Disk, *, settings: StorageSettings = SMALL, home: str = HOME, seed: int = 1) -> Storage:

@@ -24,7 +24,9 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
-PITFALLS = "tests/log/test_pitfalls.py"
+JOURNAL = "tests/log/test_journal.py"
+RESTARTS = "tests/log/test_restarts.py"
+NODE_RECOVERY = "tests/log/test_node_recovery.py"
 CRASHES = "tests/log/test_crashes.py"
 MACHINE = "tests/log/test_machine.py::test_ten_thousand_steps_of_a_storage_agree_with_lists"
 TIMEOUT_S = 240
@@ -60,7 +62,7 @@ MUTANTS = (
         "Writer._picture",
         "hard_states=dict(self.hard_states)",
         "hard_states={}",
-        f"{PITFALLS}::test_pitfall_32_votes_of_idle_groups_survive_a_hundred_journal_files",
+        f"{JOURNAL}::test_pitfall_32_votes_of_idle_groups_survive_a_hundred_journal_files",
     ),
     _one(
         "a truncation is not in the journal",
@@ -76,7 +78,7 @@ MUTANTS = (
         "_Rebuild.run",
         "writer.checkpoint()",
         "writer.sync = lambda snapshot: None; writer.checkpoint(); del writer.sync",
-        f"{PITFALLS}::test_pitfall_33_what_a_restarted_replica_told_survives_power_loss",
+        f"{RESTARTS}::test_pitfall_33_what_a_restarted_replica_told_survives_power_loss",
     ),
     _one(
         "no prev_term: an entry follows any with the index before it",
@@ -84,7 +86,7 @@ MUTANTS = (
         "Log.append",
         "or prev_term != last_term",
         "",
-        f"{PITFALLS}::test_pitfall_31_an_entry_of_a_later_term_behind_another_predecessor_is_refused",
+        f"{RESTARTS}::test_pitfall_31_an_entry_of_a_later_term_behind_another_predecessor_is_refused",
     ),
     _one(
         "acknowledged before the sync",
@@ -108,7 +110,7 @@ MUTANTS = (
         "GroupCommit._mark_quiet",
         "self._hand(_Cut([], [], 0, self._cut_number))",
         "pass",
-        f"{PITFALLS}::test_pitfall_29_rot_in_the_last_acknowledged_batch_is_damage",
+        f"{JOURNAL}::test_pitfall_29_rot_in_the_last_acknowledged_batch_is_damage",
     ),
     _one(
         "a vote's frame without its twin",
@@ -116,7 +118,7 @@ MUTANTS = (
         "Journal.write",
         "length = sum(map(len, parts))",
         "length, hard_states = sum(map(len, parts)), []",
-        f"{PITFALLS}::test_pitfall_29_rot_in_one_copy_of_a_vote_changes_nothing",
+        f"{JOURNAL}::test_pitfall_29_rot_in_one_copy_of_a_vote_changes_nothing",
     ),
     _one(
         "a whole twin behind a torn frame is ignored",
@@ -124,7 +126,7 @@ MUTANTS = (
         "judge",
         "late.head.lsn == expected + 1",
         "False",
-        f"{PITFALLS}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
+        f"{JOURNAL}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
     ),
     _one(
         "recovery touches segments before the journal is synced",
@@ -132,7 +134,7 @@ MUTANTS = (
         "recover_home",
         "_write_again(disk, home, verdict.unsure)",
         "pass",
-        f"{PITFALLS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
+        f"{RESTARTS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
     ),
     _one(
         "what was read of the journal is only synced, not written again",
@@ -140,7 +142,7 @@ MUTANTS = (
         "_write_again",
         "file.pwritev([frame.stored], frame.position)",
         "pass",
-        f"{PITFALLS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
+        f"{RESTARTS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
     ),
     _one(
         "bytes of a segment that look right are not written again",
@@ -150,7 +152,7 @@ MUTANTS = (
         "size = sum(map(len, frames))\n"
         '        if bytes(self._data.pread(size, position)) != b"".join(frames):\n'
         "            self._data.pwritev(frames, position)",
-        f"{PITFALLS}::test_pitfall_33_bytes_that_look_right_are_written_again",
+        f"{RESTARTS}::test_pitfall_33_bytes_that_look_right_are_written_again",
     ),
     Mutant(
         "a checkpoint is overwritten in place",
@@ -188,7 +190,7 @@ MUTANTS = (
         "judge",
         "if expected > durable_lsn:",
         "if False:",
-        f"{PITFALLS}::test_pitfall_28_a_torn_frame_hides_a_later_whole_one",
+        f"{JOURNAL}::test_pitfall_28_a_torn_frame_hides_a_later_whole_one",
     ),
     _one(
         "a frame vouches for frames whose sync has not returned",
@@ -196,7 +198,7 @@ MUTANTS = (
         "Journal._encode",
         "durable_lsn=self.durable_lsn",
         "durable_lsn=self.lsn - 1",
-        f"{PITFALLS}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
+        f"{JOURNAL}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
         CRASHES,
     ),
     _one(
@@ -221,7 +223,7 @@ MUTANTS = (
             Change("laminar.log.codec", "encode_frame", "crc32c(packed, seed)", "crc32c(packed, 0)"),
             Change("laminar.log.codec", "decode_frame", "_CRC_POSITION], seed)", "_CRC_POSITION], 0)"),
         ),
-        (f"{PITFALLS}::test_pitfall_28_a_clients_body_never_passes_for_a_frame",),
+        (f"{JOURNAL}::test_pitfall_28_a_clients_body_never_passes_for_a_frame",),
     ),
     _one(
         "a truncation reaches its segment before its record is synced",
@@ -255,7 +257,7 @@ MUTANTS = (
         "recover_node",
         "node.deal(recovered, wanted, shard_of)",
         "document.write(msgspec.msgpack.encode(wanted)); node.deal(recovered, wanted, shard_of)",
-        f"{PITFALLS}::test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes",
+        f"{NODE_RECOVERY}::test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes",
     ),
 )
 

@@ -295,14 +295,14 @@ CASES = [
         "laminar.log.journal:Journal.write",
         "self._file.pwritev_synced(",
         "self._file.pwritev(",
-        tests=("tests/log/test_pitfalls.py",),
+        tests=("tests/log/test_restarts.py",),
     ),
     _case(
         "a truncation is not journaled",
         "laminar.log.recovery:_Replay._apply_to_log",
         "elif kind is RecordKind.TRUNCATE:",
         "elif kind is RecordKind.TRUNCATE and False:",
-        tests=("tests/log/test_pitfalls.py", "tests/log/test_crashes.py"),
+        tests=("tests/log/test_restarts.py", "tests/log/test_crashes.py"),
     ),
     _case(
         "a joining node is taken before the founder is known",
@@ -668,7 +668,7 @@ CASES = [
         "laminar.log.storage:Storage.replace_log",
         "if old.recovering or old.incarnation > new.incarnation:",
         "if False:",
-        tests=("tests/log/test_pitfalls.py",),
+        tests=("tests/log/test_restarts.py",),
     ),
     _case(
         "a repair takes a batch of another term",

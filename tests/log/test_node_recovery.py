@@ -1,0 +1,93 @@
+"""Every log of a node under the shards of its next start, fewer or more (36 in docs/pitfalls.md)."""
+
+from __future__ import annotations
+
+import random
+
+from laminar.log import Map, ReplicaEntry, recover_node, shard_home
+from tests.disks.fault_disk import FaultDisk, PowerCut
+from tests.log.histories import SMALL, contents, frame_for, manifest_entry, open_inline, run, settle
+
+
+def _shard_of(entry: ReplicaEntry, shards: int) -> int:
+    return entry.partition_hash % shards
+
+
+async def _fill(disk: FaultDisk, shards: Map, logs: int, value: bytes) -> dict[int, list[bytes]]:
+    """Write to every log of a node through its shards; returns what is acknowledged, by log."""
+    held: dict[int, list[bytes]] = {}
+    for shard in range(shards.shards):
+        storage = open_inline(disk, home=shard_home("data", shards, shard))
+        mine = [manifest_entry(log_id) for log_id in range(1, logs + 1) if log_id % shards.shards == shard]
+        await storage.write_manifest(mine)
+        for entry in mine:
+            log = storage.logs.get(entry.log_id) or storage.create_log(f"log-{entry.log_id}", entry.log_id)
+            log.append([frame_for(log, [value])])
+            storage.record_hard_state(entry.replica_id, term=log.last_index, vote=1)
+        await storage.sync()
+        held |= {log_id: contents(log) for log_id, log in storage.logs.items()}
+        await settle(storage)
+    return held
+
+
+def _check_node(disk: FaultDisk, shards: Map, held: dict[int, list[bytes]]) -> None:
+    found: dict[int, list[bytes]] = {}
+    for shard in range(shards.shards):
+        storage = open_inline(disk, home=shard_home("data", shards, shard))
+        for entry in storage.manifest.entries:
+            assert shard == _shard_of(entry, shards.shards)
+            assert len(held[entry.log_id]) == storage.hard_states[entry.replica_id].term
+            assert not storage.logs[entry.log_id].recovering
+        found |= {log_id: contents(log) for log_id, log in storage.logs.items()}
+        assert not storage.lost_hard_states
+    assert held == found
+
+
+def _recover(disk: FaultDisk, shards: int, seed: int = 1) -> Map:
+    return recover_node(
+        disk, "data", shards=shards, shard_of=_shard_of, settings=SMALL, rng=random.Random(seed)
+    )
+
+
+def test_pitfall_36_restart_with_fewer_and_with_more_shards() -> None:
+    """2, 4, 1 and again 2 shards: everything acknowledged is there, with its votes, under its new owner."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        rng = random.Random(36)
+        for count in (2, 4, 1, 1, 2):
+            shards = _recover(disk, count)
+            held = await _fill(disk, shards, 5, b"with %d" % count)
+            disk.crash(rng, keep=0.0)
+        shards = _recover(disk, 3)
+        disk.kill()
+        _check_node(disk, shards, held)
+        assert {f"{shards.number}-{shard}" for shard in range(3)} == set(disk.list("data/shards"))
+
+    run(main())
+
+
+def test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes() -> None:
+    """Power goes at a step of a start with more shards, and the next start asks for yet another number."""
+
+    async def main() -> None:
+        rng = random.Random(36)
+        step = 0
+        done = False
+        while not done:
+            step += 3
+            disk = FaultDisk()
+            held = await _fill(disk, _recover(disk, 2), 3, b"value")
+            disk.kill()
+            disk.cut_after = disk.steps + step
+            try:
+                _recover(disk, 3)
+                done = True
+            except PowerCut:
+                pass
+            disk.crash(rng, keep=rng.choice([0.0, 0.5]))
+            shards = _recover(disk, rng.choice([2, 3, 1]), seed=2)
+            disk.kill()
+            _check_node(disk, shards, held)
+
+    run(main())
