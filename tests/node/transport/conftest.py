@@ -1,0 +1,48 @@
+"""Transports for a test, closed when it ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from laminar.node.transport import Limits, TcpAddress, Transport
+from tests.node.transport.ends import CLUSTER, End, Make
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """Make ends; all are closed when the test ends."""
+    ends: list[End] = []
+
+    async def make_one(
+        node: str,
+        *,
+        role: int = 1,
+        secret: bytes | None = b"s" * 16,
+        cluster: bytes | None = CLUSTER,
+        limits: Limits | None = None,
+        nonce: bytes | None = None,
+        listen: socket.socket | None = None,
+    ) -> End:
+        transport = Transport(
+            cluster_id=lambda: cluster,
+            node=node,
+            role=role,
+            nonce=nonce or os.urandom(16),
+            secret=secret,
+            limits=limits,
+            rng=random.Random(1),
+        )
+        with listen or socket.create_server(("127.0.0.1", 0)) as sock:
+            await transport.serve_tcp(sock)
+            end = End(transport, TcpAddress("127.0.0.1", sock.getsockname()[1]))
+        ends.append(end)
+        return end
+
+    yield make_one
+    for end in ends:
+        await end.transport.close(timeout=0.2)

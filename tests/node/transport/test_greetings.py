@@ -1,0 +1,168 @@
+"""Who is let in, and what ends a connection: secrets, clusters, strangers, bytes that changed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from laminar.node.handshake import encode_hello
+from laminar.node.link import FrameKind, Link
+from laminar.node.transport import Channel, Limits, Peer, PeerLost, ProtocolError
+from tests.node.transport.ends import CLUSTER, PATIENCE_S, Make, Proxy, get, soon
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(b"s" * 16, b"t" * 16), (None, b"t" * 16), (b"s" * 16, None)])
+async def test_without_the_same_secret_nothing_passes(
+    make: Make, ours: bytes | None, theirs: bytes | None
+) -> None:
+    """Dropped and counted; also when only one side has one."""
+    a, b = await make("a", secret=ours), await make("b", secret=theirs)
+
+    a.transport.send(b.address, Channel.CONTROL, [b"let me in"])
+    with pytest.raises(PeerLost):
+        await a.transport.call(b.address, "hi", b"", timeout=PATIENCE_S)
+
+    await soon(lambda: a.count("refused_secret") == 2)
+    assert b.frames.empty()
+    assert b.count("connections_accepted") == 0
+
+
+async def test_an_initiator_that_skips_the_proof_is_dropped(make: Make) -> None:
+    """The acceptor checks for itself; it doesn't rely on the other side's leaving."""
+    b = await make("b")
+    liar = await make("a", secret=b"t" * 16)
+    # It takes any answer for a right one, and goes on as if it had shown the secret.
+    hello = liar.transport.hello(Channel.CONTROL)
+
+    class Owner:
+        """Greets and sends a wrong proof."""
+
+        gone = asyncio.Event()
+
+        def link_made(self, link: Link) -> None:
+            link.send_at_once(FrameKind.HELLO, encode_hello(hello))
+
+        def link_frame(self, link: Link, kind: int, payload: memoryview) -> None:
+            link.send_at_once(FrameKind.PROOF, b"x" * 32)
+
+        def link_lost(self, link: Link, error: Exception | None) -> None:
+            self.gone.set()
+
+    owner = Owner()
+    loop = asyncio.get_running_loop()
+    link = Link(owner, loop, memoryview(bytearray(65536)), channel=Channel.CONTROL, queue_limit_bytes=1000)
+    await loop.create_connection(lambda: link, *b.address)
+
+    await asyncio.wait_for(owner.gone.wait(), PATIENCE_S)
+    assert (b.count("refused_secret"), b.count("connections_accepted"), b.count("strangers")) == (1, 0, 0)
+
+
+async def test_another_cluster_is_refused_and_says_so(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Two clusters with one secret must not mix."""
+    a, b = await make("a", cluster=b"d" * 16), await make("b")
+
+    with pytest.raises(PeerLost, match="refused by the peer"):
+        await a.transport.call(b.address, "hi", b"", timeout=PATIENCE_S)
+
+    assert (b.count("refused_cluster"), a.count("refused_refused")) == (1, 1)
+    assert f"is of cluster {(b'd' * 16).hex()}, we are of {CLUSTER.hex()}" in caplog.text
+
+
+async def test_a_joining_node_may_call_and_nothing_else(make: Make) -> None:
+    """It has no cluster id yet, so it can't be a member that votes."""
+    a, b = await make("a", cluster=None), await make("b")
+
+    async def answer(peer: Peer, method: str, payload: bytes) -> bytes:
+        return b"welcome " + peer.node.encode()
+
+    b.transport.on_call = answer
+
+    assert await a.transport.call(b.address, "join", b"", timeout=PATIENCE_S) == b"welcome a"
+    a.transport.send(b.address, Channel.CONTROL, [b"vote"])
+    await soon(lambda: b.count("refused_cluster") == 1)
+    assert b.frames.empty()
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 64, b"\0" * 16])
+async def test_a_stranger_who_speaks_something_else_is_dropped(make: Make, noise: bytes) -> None:
+    """At once, and without reserving memory for the length it claims."""
+    b = await make("b")
+    reader, writer = await asyncio.open_connection(*b.address)
+
+    writer.write(noise)
+
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
+    writer.close()
+    await soon(lambda: b.count("strangers") == 0)
+
+
+async def test_a_silent_stranger_is_dropped_in_time_and_too_many_at_once(make: Make) -> None:
+    """Connections that don't greet can't use up the node."""
+    patient = await make("b", limits=Limits(connect_timeout_ms=3_600_000, strangers=3))
+    strict = await make("c", limits=Limits(connect_timeout_ms=100, strangers=3))
+    many = [await asyncio.open_connection(*patient.address) for _ in range(5)]
+    few = [await asyncio.open_connection(*strict.address) for _ in range(3)]
+
+    for reader, _ in [*many[3:], *few]:
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    assert (patient.count("refused_strangers"), patient.count("refused_late")) == (2, 0)
+    assert (strict.count("refused_strangers"), strict.count("refused_late")) == (0, 3)
+    for _, writer in [*many, *few]:
+        writer.close()
+
+
+async def test_a_changed_byte_ends_the_connection(make: Make) -> None:
+    """Every frame carries a checksum; the peer's loss is news like any other."""
+    b = await make("b")
+    damage = asyncio.Event()
+
+    def change(data: bytes) -> list[bytes]:
+        return [data[:-1] + bytes([data[-1] ^ 1])] if damage.is_set() else [data]
+
+    proxy = Proxy(b.address, change)
+    address = await proxy.start()
+    a = await make("a")
+    a.transport.send(address, Channel.CONTROL, [b"right"])
+    assert bytes((await get(b.frames))[2]) == b"right"
+
+    damage.set()
+    a.transport.send(address, Channel.CONTROL, [b"wrong"])
+
+    assert await get(b.lost) == a.peer
+    assert b.frames.empty()
+    await proxy.stop()
+
+
+async def test_a_repeated_frame_ends_the_connection(make: Make) -> None:
+    """Frames are numbered: what TCP can't do, a broken box in between can."""
+    b = await make("b")
+    again = asyncio.Event()
+    proxy = Proxy(b.address, lambda data: [data, data] if again.is_set() else [data])
+    address = await proxy.start()
+    a = await make("a")
+    a.transport.send(address, Channel.CONTROL, [b"first"])
+    await get(b.frames)
+
+    again.set()
+    a.transport.send(address, Channel.CONTROL, [b"twice"])
+
+    assert bytes((await get(b.frames))[2]) == b"twice"
+    assert await get(b.lost) == a.peer
+    assert b.frames.empty()
+    await proxy.stop()
+
+
+async def test_a_handler_that_finds_a_breach_of_protocol_ends_the_connection(make: Make) -> None:
+    """The peer's mistake is counted, and is the end of that connection only."""
+    a, b = await make("a"), await make("b")
+
+    def refuse(peer: Peer, channel: Channel, payload: memoryview) -> None:
+        raise ProtocolError("a frame that can't be")
+
+    b.transport.on_frame = refuse
+    a.transport.send(b.address, Channel.CONTROL, [b"nonsense"])
+
+    assert await get(a.lost) == b.peer
+    assert b.count("protocol_errors") == 1
