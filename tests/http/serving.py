@@ -15,6 +15,12 @@ from laminar.http.server import HttpServer, ServerLimits
 
 # How long tests wait for what should come at once.
 PATIENCE_S = 30.0
+# Requests, and what they still want: number, length and body; or the rest of the target.
+POST = b"POST /a?n=%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
+GET = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"
+CHUNKED = (
+    b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+)
 
 
 class Mirror:
