@@ -1,0 +1,10 @@
+"""Deliberate bugs: each rule switched off in turn. `python -m tests.sim.mutants` asks who notices."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.nodes import NODES
+from tests.sim.mutants.protocol import PROTOCOL
+from tests.sim.mutants.tables import TABLES
+from tests.sim.mutants.transactions import TRANSACTIONS
+
+CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES]

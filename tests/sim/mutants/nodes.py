@@ -1,0 +1,206 @@
+"""The rules of a node: its disk, its start, its place in the cluster, catch-up and repair."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.case import case
+
+NODE = ("tests/node/test_consensus.py",)
+QUIET = ("tests/node/test_quiet.py",)
+ELECTIONS = ("tests/node/test_elections.py",)
+OPENING = ("tests/node/test_opening.py",)
+OLD_CATALOG = ("tests/node/test_old_catalog.py",)
+CATCH_UP = ("tests/node/test_catch_up.py",)
+REPAIR = ("tests/node/test_repair.py",)
+WIPED = ("tests/sim/test_replacement.py::test_pitfall_35_a_wiped_node_is_refused_under_its_old_name",)
+MOVED = (
+    "tests/sim/test_replacement.py::"
+    "test_pitfall_50_what_was_moved_is_kept_until_no_loss_of_power_brings_it_back",
+)
+
+NODES = [
+    case(
+        "a configuration of an interval log counts before it is synced",
+        "laminar.log.passage:Passage._go",
+        "if action.frame[KIND_AT] == Kind.CONFIGURATION:",
+        "if False:",
+        tests=MOVED,
+    ),
+    case(
+        "another folder is taken for the one that a node had",
+        "membership.catalog_rules:register_node",
+        "if known is not None and known.store_id != record.store_id:",
+        "if False:",
+        tests=WIPED,
+    ),
+    case(
+        "answers leave before the journal is synced",
+        "laminar.node.driver:Driver._settle",
+        "for message in ready.messages:",
+        "for message in [*ready.messages, *ready.messages_after_sync]:",
+        tests=NODE,
+    ),
+    case(
+        "the journal is not synced",
+        "laminar.log.journal:Journal.write",
+        "self._file.pwritev_synced(",
+        "self._file.pwritev(",
+        tests=("tests/log/test_restarts.py",),
+    ),
+    case(
+        "a truncation is not journaled",
+        "laminar.log.recovery:_Replay._apply_to_log",
+        "elif kind is RecordKind.TRUNCATE:",
+        "elif kind is RecordKind.TRUNCATE and False:",
+        tests=("tests/log/test_restarts.py", "tests/log/test_crashes.py"),
+    ),
+    case(
+        "a joining node is taken before the founder is known",
+        "laminar.node.controller:Controller._on_join",
+        "if self.group is None or self.boot.node not in self.group.catalog.state().nodes:",
+        "if self.group is None:",
+        tests=("tests/sim/test_simulation.py",),
+    ),
+    case(
+        "quiet without nonce",
+        "laminar.node.pairs:Pairs.heard",
+        "elif pair.nonce != peer.nonce:",
+        "elif False:",
+        tests=("tests/node/test_quiet.py",),
+    ),
+    case(
+        "a quiet leader rests without one whose return is no news",
+        "laminar.node.pairs:Pairs._rests_without",
+        "if any(pair is None or pair.is_up for pair in pairs) or not",
+        "if not",
+        tests=QUIET,
+        tests_only=True,
+    ),
+    case(
+        "all groups stand at once",
+        "laminar.node.elections:Elections._begin",
+        "while self and len(self._under_way) < self._most_at_once:",
+        "while self:",
+        tests=ELECTIONS,
+        tests_only=True,
+    ),
+    case(
+        "a group that cannot elect holds up the others for ever",
+        "laminar.node.elections:Elections._begin",
+        "if now_ms < until_ms:",
+        "if True:",
+        tests=ELECTIONS,
+        tests_only=True,
+    ),
+    case(
+        "a replica without its vote takes part",
+        "laminar.node.opening:Opening.open",
+        " or not sure:",
+        ":",
+        tests=OPENING,
+    ),
+    case(
+        "a blank vote after an emptied directory",
+        "laminar.node.opening:Opening.open",
+        "(empty and entry.state != EMPTY)",
+        "False",
+        tests=OPENING,
+    ),
+    case(
+        "a catalog without its votes takes part",
+        "laminar.node.controller:Controller._promises_are_lost",
+        "return True",
+        "pass",
+        tests=OPENING,
+    ),
+    case(
+        "bootstrap on the node's own copy of the catalog",
+        "laminar.node.in_line:InLine.make_missing",
+        "creating = set(answer.creating)",
+        "creating = {record.group for record, _ in new}",
+        tests=OLD_CATALOG,
+    ),
+    case(
+        "bootstrap without the store id",
+        "laminar.node.in_line:InLine.make_missing",
+        "and replica.store_id == shard.boot.store_id",
+        "",
+        tests=OLD_CATALOG,
+    ),
+    case(
+        "a tombstone of the node's own copy deletes",
+        "laminar.node.in_line:InLine.remove_deleted",
+        "deleted = set(answer.deleted)",
+        "deleted = {entry.group for entry in candidates}",
+        tests=OLD_CATALOG,
+    ),
+    case(
+        "a new replica is made on the node's own copy of the catalog",
+        "laminar.node.moves:Moves.at_home",
+        "if each[1] in answer.joining",
+        "",
+        tests=OLD_CATALOG,
+    ),
+    case(
+        "a removed replica deletes before that is confirmed",
+        "laminar.node.moves:Moves.at_home",
+        "for _, replica_id in removed if replica_id in answer.removed",
+        "for _, replica_id in removed",
+        tests=OLD_CATALOG,
+    ),
+    case(
+        "a removal is told to the catalog before it is committed",
+        "laminar.node.moves:Moves._report",
+        "configurations_up_to(partition.committed_index)",
+        "configurations_up_to(1 << 60)",
+        tests=("tests/node/test_moves.py",),
+    ),
+    case(
+        "a catch-up puts a shorter log in the place of a longer one",
+        "laminar.node.catch_up.install:refusal_to_replace",
+        "if old.last_index > new.last_index and",
+        "if False and",
+        tests=CATCH_UP,
+    ),
+    case(
+        "a catch-up brings a log of a later term than the replica's",
+        "laminar.node.catch_up.install:refusal_to_replace",
+        "if core.term < new.last_term:",
+        "if False:",
+        tests=CATCH_UP,
+    ),
+    case(
+        "a log that takes another's place forgets the mark",
+        "laminar.log.storage:Storage.replace_log",
+        "if old.recovering or old.incarnation > new.incarnation:",
+        "if False:",
+        tests=("tests/log/test_restarts.py",),
+    ),
+    case(
+        "a repair takes a batch of another term",
+        "laminar.node.repair:Repairs._put_back",
+        "if term and header.term != term:",
+        "if False:",
+        tests=REPAIR,
+    ),
+    case(
+        "a repair takes an entry that may not be committed",
+        "laminar.node.repair:Repairs._put_back",
+        "if not term and not reply.committed:",
+        "if False:",
+        tests=REPAIR,
+    ),
+    case(
+        "an entry of another term is given for a repair",
+        "laminar.node.repair:Repairs._look_up",
+        "if ask.term and term != ask.term:",
+        "if False:",
+        tests=REPAIR,
+    ),
+    case(
+        "an entry that may not be committed is given for a repair",
+        "laminar.node.repair:Repairs._look_up",
+        "if not ask.term and not committed:",
+        "if False:",
+        tests=REPAIR,
+    ),
+]

@@ -1,0 +1,159 @@
+"""The rules of what is derived from a log: producers, keys, cursors, and what a client is told of them."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.case import case
+
+NODE = ("tests/node/test_consensus.py",)
+DERIVED = ("tests/node/test_derived.py",)
+KEYS = ("tests/node/test_keys.py",)
+WINDOW = ("tests/node/test_window.py",)
+ACCEPTED = ("tests/client/test_accepted.py",)
+
+TABLES = [
+    case(
+        "a retry is taken for a new batch",
+        "laminar.node.producers:Producers.check",
+        '"""',
+        'return None\n    """',
+        tests=NODE,
+    ),
+    case(
+        "producers not rolled back by a truncation",
+        "laminar.node.tables:Tables.truncated",
+        "self.producers.truncated(index)",
+        "pass",
+        tests=NODE,
+    ),
+    case(
+        "keys not rolled back by a truncation",
+        "laminar.node.tables:Tables.truncated",
+        "self.keys.truncated(index)",
+        "pass",
+        tests=KEYS,
+    ),
+    case(
+        "a request with a key is taken for a new one",
+        "laminar.node.retries:first_try",
+        "entry = partition.tables.keys.get(header.producer_id)",
+        "entry = None",
+        tests=KEYS,
+    ),
+    case(
+        "keys are not in the document of derived state",
+        "laminar.node.tables:Tables.state_at",
+        "keys=self.keys.stored_at(index)",
+        "keys=[]",
+        tests=(*DERIVED, *KEYS),
+    ),
+    case(
+        "a truncated entry is acknowledged",
+        "laminar.node.partition:Partition.truncated",
+        "fail(waiter.future, cut_off(self, outcome))",
+        "waiter.future.done() or waiter.future.set_result(waiter.receipt)",
+        tests=NODE,
+    ),
+    case(
+        "the producer table is of committed entries only",
+        "laminar.node.producers:Producers.check",
+        "known = self._producers.get(producer_id)",
+        "known = next((was for _, who, was in self._undo if who == producer_id), "
+        "self._producers.get(producer_id))",
+        tests=("tests/node/test_producers.py", "tests/node/test_append_outcomes.py"),
+    ),
+    case(
+        "the window calls committed what is appended",
+        "laminar.node.api.accepted:window",
+        "partition.end_offset",
+        "partition.log.next_offset",
+        tests=WINDOW,
+    ),
+    case(
+        "what is told of a producer as durable is not committed",
+        "laminar.node.producers:Producers.committed_progress",
+        "known = before",
+        "pass",
+        tests=WINDOW,
+        tests_only=True,
+    ),
+    case(
+        "an epoch that began is forgotten",
+        "laminar.node.tables:Tables.appended",
+        "if header.kind in (Kind.DATA, Kind.FENCE):",
+        "if header.kind == Kind.DATA:",
+        tests=WINDOW,
+        tests_only=True,
+    ),
+    case(
+        "what a leader accepted counts as durable under the next one",
+        "laminar.client.decisions_lane:Lane.durable",
+        "first.term != term",
+        "first.term < 0",
+        tests=ACCEPTED,
+        tests_only=True,
+    ),
+    case(
+        "what a lost leader had accepted is not sent again",
+        "laminar.client.decisions_lane:Lane.heard",
+        "self.hold(until_ms=0)",
+        "pass",
+        tests=ACCEPTED,
+        tests_only=True,
+    ),
+    case(
+        "producers are not in the document of derived state",
+        "laminar.node.tables:Tables.state_at",
+        "producers=self.producers.stored_at(index)",
+        "producers=[]",
+        tests=DERIVED,
+    ),
+    case(
+        "cursors are not in the document of derived state",
+        "laminar.node.tables:Tables.state_at",
+        "cursors=self.cursors.stored_at(index)",
+        "cursors=[]",
+        tests=DERIVED,
+    ),
+    case(
+        "derived state is taken from entries that are not committed",
+        "laminar.node.tables:Tables.state_at",
+        "self.producers.stored_at(index)",
+        "self.producers.stored()",
+        tests=DERIVED,
+    ),
+    case(
+        "a configuration that is not committed is kept as derived state",
+        "laminar.node.derived:derived_of",
+        "tables.configurations_up_to(index)[-1:]",
+        "tables.configurations_up_to(1 << 60)[-1:]",
+        tests=DERIVED,
+    ),
+    case(
+        "derived state of another history is believed",
+        "laminar.node.derived:read",
+        "or log.term(derived.index) != derived.term",
+        "",
+        tests=DERIVED,
+    ),
+    case(
+        "a log_start entry does not tell the configuration",
+        "laminar.node.replica:replay",
+        "elif header.kind == Kind.LOG_START:",
+        "elif False:",
+        tests=DERIVED,
+    ),
+    case(
+        "a log_start entry does not tell the producers",
+        "laminar.node.tables:Tables.appended",
+        "self._restore_tables(record.derived())",
+        "pass",
+        tests=("tests/node/test_retention.py",),
+    ),
+    case(
+        "a start is carried out before it is committed",
+        "laminar.node.tables:Tables.committed",
+        "while self._starts and self._starts[0][0] <= index:",
+        "while self._starts:",
+        tests=DERIVED,
+    ),
+]
