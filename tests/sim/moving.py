@@ -16,7 +16,8 @@ from laminar.node.process import Process
 from laminar.node.replica import Replica
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
 from membership.records import PartitionRecord, ReplaceReplica
-from tests.sim.world import Machine, World
+from tests.sim.machine import Machine
+from tests.sim.world import World
 
 LOOK_S = 0.5
 LOOKS = 40

@@ -10,9 +10,10 @@ from itertools import combinations
 
 from tests.disks.fault_disk import FaultDisk
 from tests.sim.loop import Life
+from tests.sim.machine import Machine
 from tests.sim.moving import Moving
 from tests.sim.rot import rot_derived, rot_entry, rot_journal
-from tests.sim.world import Machine, World
+from tests.sim.world import World
 
 
 class Nemesis:

@@ -14,7 +14,8 @@ import re
 from laminar.log.log import Log
 from laminar.log.rows import ROW_SIZE, UNKNOWN_KIND
 from laminar.log.segment import INDEX_HEAD_SIZE
-from tests.sim.world import Machine, World
+from tests.sim.machine import Machine
+from tests.sim.world import World
 
 MACHINES = 5
 CLASSES = 2 * MACHINES

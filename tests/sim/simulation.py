@@ -15,10 +15,11 @@ from laminar.node.api.sinks import COORDINATORS, JANITOR_S, STAGE_AGE_MS
 from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client
 from tests.sim.drivers import Driver
+from tests.sim.environment import SimClock
 from tests.sim.nemesis import Nemesis
 from tests.sim.uploaders import Uploader
 from tests.sim.watch import Watch
-from tests.sim.world import Options, SimClock, World
+from tests.sim.world import Options, World
 
 TOPIC = "t"
 

@@ -11,10 +11,10 @@ from laminar.node.replica import Replica
 from membership.records import Result
 from raft.values import Role
 from tests.sim.clients import Client
+from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC
 from tests.sim.test_catch_up import Scene
 from tests.sim.test_replacement import SOON, replaced
-from tests.sim.world import Machine
 
 JSON = {"content-type": "application/json"}
 

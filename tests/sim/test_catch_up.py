@@ -14,9 +14,10 @@ from laminar.node.partition import Partition
 from laminar.node.process import Process
 from laminar.node.transport import Peer
 from tests.sim.clients import REQUEST_TIMEOUT_S
+from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC, _begin
 from tests.sim.watch import Watch
-from tests.sim.world import Machine, Options, World
+from tests.sim.world import Options, World
 
 SMALL: dict[str, int | str] = {"retention_bytes": 40_000}
 SOON: dict[str, int] = {"retention_check_ms": 1000, "retention_hold_ms": 0, "catch_up_bytes": 1 << 14}

@@ -13,9 +13,10 @@ from laminar.node.partition import Partition
 from laminar.node.replica import Replica
 from raft.values import Role
 from tests.sim.clients import Client
+from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC, _begin, _gather, _serve
 from tests.sim.watch import Watch
-from tests.sim.world import Machine, Options, World
+from tests.sim.world import Options, World
 
 FIRST_JOURNAL = "data/controller/journal-1"
 RECOVER = f"/v1/topics/{TOPIC}/partitions/0/recover"

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from membership.records import ReplaceReplica
+from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC
 from tests.sim.test_catch_up import SMALL, Scene
-from tests.sim.world import Machine
 
 SOON = {
     "retention_check_ms": 1000,

@@ -8,9 +8,10 @@ from laminar.batch import Header, Kind
 from laminar.node.api.sinks import COORDINATORS
 from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.drivers import Driver
+from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC, _begin, _end_sinks
 from tests.sim.watch import Watch
-from tests.sim.world import Machine, Options, World
+from tests.sim.world import Options, World
 
 BATCHES = 3
 # Kinds of entries in the order in which a commit makes them, each with how often it was there before.

@@ -25,9 +25,10 @@ from laminar.node.stages import publish_record
 from laminar.node.wire import ConfigurationRecord, configuration_record
 from raft.configuration import ConfigurationRefused, check_step
 from raft.messages import AnyMessage, Vote, VoteAnswer
+from tests.sim.machine import Machine
 from tests.sim.sinks import Ledger
 from tests.sim.uploads import UploadLedger
-from tests.sim.world import Machine, World
+from tests.sim.world import World
 
 Buffer = bytes | bytearray | memoryview
 
