@@ -10,7 +10,7 @@ from laminar.node.clock import Clock
 from laminar.node.pairs import Pairs
 from laminar.node.transport import Address, Peer
 from raft.values import Role
-from tests.node.trio import SETTINGS, Trio, batch, send, trio
+from tests.node.trio import SETTINGS, Member, Trio, batch, send, trio
 
 
 async def quiet(cluster: Trio) -> None:
@@ -18,12 +18,18 @@ async def quiet(cluster: Trio) -> None:
     await cluster.until(lambda: all(m.replica.core.quiet for m in cluster.alive), what="all quiet")
 
 
+async def at_rest(cluster: Trio) -> Member:
+    """Write `x`, and wait until all have fallen quiet; returns who leads."""
+    leader = await cluster.leader()
+    await send(leader, batch(0, b"x"))
+    await quiet(cluster)
+    return leader
+
+
 async def test_a_group_with_nothing_to_do_rests_on_one_beat_and_serves_at_once() -> None:
     """Its leader stays the leader, and the next append wakes it."""
     async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await quiet(cluster)
+        leader = await at_rest(cluster)
         term = leader.replica.core.term
         await asyncio.sleep(5 * SETTINGS.election_timeout_ms / 1000)
         assert all(member.replica.core.quiet for member in cluster.alive)
@@ -39,9 +45,7 @@ async def test_a_group_with_nothing_to_do_rests_on_one_beat_and_serves_at_once()
 async def test_pitfall_42_a_quiet_leader_restarted_within_the_timeout_is_replaced() -> None:
     """Its process is there again, in another life, in which it leads nothing: the boot nonce tells."""
     async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await quiet(cluster)
+        leader = await at_rest(cluster)
         term = leader.replica.core.term
         await leader.kill()
         await leader.start()
@@ -53,34 +57,6 @@ async def test_pitfall_42_a_quiet_leader_restarted_within_the_timeout_is_replace
         await send(await cluster.leader(), batch(1, b"y"))
         await cluster.settled()
         cluster.check_equal()
-
-
-async def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
-    """Nobody saw the connection break, and the process that came back may not drive the group at all: its
-    beats say nothing of the one that led.
-    """
-    suspected: list[int] = []
-    core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiet=True)
-    core.suspect_leader = lambda now_ms, spread_ms: suspected.append(core.leader_id)
-    replica: Any = SimpleNamespace(group=b"g", core=core, nodes={1: "a", 2: "b"}, resting=None)
-    pairs = Pairs(
-        Clock(),
-        replicas={b"g": replica},
-        election_timeout_ms=1000,
-        heartbeat_ms=200,
-        address_of=lambda node, replica: None,
-        address_of_peer=lambda peer: None,
-        send=lambda address, beat: None,
-        settle=lambda replica: None,
-        on_error=lambda error: None,
-    )
-    replica.pairs = {1: pairs.heard(Peer("a", 1, b"one life"), now_ms=0)}
-    pairs.heard(Peer("a", 1, b"one life"), now_ms=1)
-    assert [] == suspected
-
-    pairs.heard(Peer("a", 1, b"another life"), now_ms=2)
-    assert [1] == suspected
-    pairs.close()
 
 
 class Hands(Clock):
@@ -95,10 +71,8 @@ class Hands(Clock):
         return self.now_ms
 
 
-async def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
-    """One late turn is forgiven; a process that is busy for long must not take the dead for living."""
-    suspected: list[int] = []
-    clock = Hands()
+def one_that_rests(clock: Clock, suspected: list[int]) -> tuple[Pairs, Any]:
+    """A process with one quiet follower of replica 1 on node `a`; notes when it suspects that leader."""
     core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiet=True, rests_on=(1,), term=1)
     core.suspect_leader = lambda now_ms, spread_ms: suspected.append(now_ms)
     replica: Any = SimpleNamespace(group=b"g", core=core, nodes={1: "a", 2: "b"}, resting=None, sought=())
@@ -114,6 +88,28 @@ async def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_lead
         on_error=lambda error: None,
     )
     replica.pairs = {1: pairs.heard(Peer("a", 1, b"one life"), now_ms=0)}
+    return pairs, replica
+
+
+async def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
+    """Nobody saw the connection break, and the process that came back may not drive the group at all: its
+    beats say nothing of the one that led.
+    """
+    suspected: list[int] = []
+    pairs, _ = one_that_rests(Clock(), suspected)
+    pairs.heard(Peer("a", 1, b"one life"), now_ms=1)
+    assert [] == suspected
+
+    pairs.heard(Peer("a", 1, b"another life"), now_ms=2)
+    assert 1 == len(suspected)
+    pairs.close()
+
+
+async def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
+    """One late turn is forgiven; a process that is busy for long must not take the dead for living."""
+    suspected: list[int] = []
+    clock = Hands()
+    pairs, replica = one_that_rests(clock, suspected)
     pairs.settled(replica)
     while clock.now_ms < 6000 and not suspected:
         clock.now_ms = pairs._due_ms + 150
@@ -127,9 +123,7 @@ async def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_lead
 async def test_a_quiet_group_whose_wires_are_cut_silently_elects() -> None:
     """Nobody closes a connection: the beats stop, and the silence wakes those who rest."""
     async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await quiet(cluster)
+        leader = await at_rest(cluster)
         cluster.cut_off(leader.node)
         others = [member.node for member in cluster.followers(leader)]
         new = await cluster.leader(among=others)
@@ -185,9 +179,7 @@ async def test_a_group_that_rests_without_a_member_is_not_woken_by_looking_for_i
 async def test_a_quiet_leader_is_not_woken_by_the_end_of_one_of_its_followers() -> None:
     """It rests on the other one; and brings up the first when that is back."""
     async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await quiet(cluster)
+        leader = await at_rest(cluster)
         woken = leader.driver.statistics()["woken"]
         away = cluster.followers(leader)[0]
         await away.kill()
@@ -207,9 +199,7 @@ async def test_a_quiet_leader_is_not_woken_by_the_end_of_one_of_its_followers() 
 async def test_a_quiet_leader_without_both_followers_wakes_and_steps_down() -> None:
     """Nobody may go on taking it for a leader."""
     async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await quiet(cluster)
+        leader = await at_rest(cluster)
         for follower in cluster.followers(leader):
             await follower.kill()
         await cluster.until(lambda: not leader.partition.leads, what="it leads no more")
@@ -218,9 +208,7 @@ async def test_a_quiet_leader_without_both_followers_wakes_and_steps_down() -> N
 async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_is_back() -> None:
     """A connect was refused while another connection with the same process stands: it never was away."""
     async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await quiet(cluster)
+        leader = await at_rest(cluster)
         woken = leader.driver.statistics()["woken"]
         leader.driver.lost(cluster.followers(leader)[0].address, None)
         await quiet(cluster)

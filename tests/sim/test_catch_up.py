@@ -60,8 +60,8 @@ class Scene:
             client.stopping = True
         self.world.loop.run_for(2 * REQUEST_TIMEOUT_S)
 
-    def partition(self, machine: Machine) -> Partition | None:
-        return next((p for m, p in self.watch.partitions(TOPIC, 0) if m is machine), None)
+    def partition(self, machine: Machine) -> Partition:
+        return next(p for m, p in self.watch.partitions(TOPIC, 0) if m is machine)
 
     def follower(self) -> Machine:
         return next(m for m, p in self.watch.partitions(TOPIC, 0) if not p.leads)
@@ -76,6 +76,19 @@ class Scene:
     def until_the_start_passes(self, index: int) -> None:
         assert self.world.loop.run_until(lambda: self.start > index, at_most_s=600.0), "nothing is given up"
 
+    def leave_behind(self, away: Machine) -> Partition:
+        """Kill it, and give up all that it held under load; returns its replica as it was."""
+        held = self.partition(away)
+        self.load()
+        away.kill()
+        self.until_the_start_passes(held.log.last_index)
+        return held
+
+    def until_installed(self, machine: Machine, *, at_most_s: float = 60.0) -> None:
+        """Wait for its new log."""
+        loop = self.world.loop
+        assert loop.run_until(lambda: self.installed(machine) == 1, at_most_s=at_most_s), "no new log"
+
     def check(self) -> None:
         loop = self.world.loop
         assert loop.run_until(lambda: self.watch.converged(TOPIC, 1, 3), at_most_s=120.0), [
@@ -89,17 +102,13 @@ def test_a_replica_whose_entries_are_gone_gets_whole_segments() -> None:
     """Three nodes, one away while retention moves on: it comes back with a new log, and nothing is lost."""
     scene = Scene(1)
     away = scene.follower()
-    held = scene.partition(away)
-    assert held is not None
-    scene.load()
-    away.kill()
-    scene.until_the_start_passes(held.log.last_index)
+    held = scene.leave_behind(away)
     away.start()
 
-    assert scene.world.loop.run_until(lambda: scene.installed(away) == 1, at_most_s=60.0), "no new log"
+    scene.until_installed(away)
     scene.calm()
     caught_up = scene.partition(away)
-    assert caught_up is not None and caught_up.log.start.index >= held.log.last_index
+    assert caught_up.log.start.index >= held.log.last_index
     # The manifest names the new log: nothing leads from the old one to it any more.
     shard = away.shard_processes[0]
     assert [entry.log_id for entry in shard.storage.manifest.entries] == [caught_up.log.log_id]
@@ -110,13 +119,9 @@ def test_what_was_caught_up_outlives_a_restart() -> None:
     """The derived state beside the new log is as whole as the log."""
     scene = Scene(2)
     away = scene.follower()
-    held = scene.partition(away)
-    assert held is not None
-    scene.load()
-    away.kill()
-    scene.until_the_start_passes(held.log.last_index)
+    scene.leave_behind(away)
     away.start()
-    assert scene.world.loop.run_until(lambda: scene.installed(away) == 1, at_most_s=60.0), "no new log"
+    scene.until_installed(away)
     away.cut_power(keep=0.0)
     away.start()
     scene.calm()
@@ -127,19 +132,15 @@ def test_pitfall_34_a_new_log_is_of_the_incarnation_that_the_old_one_had() -> No
     """Else what a former life acknowledged, and lost, would count again."""
     scene = Scene(5)
     away = scene.follower()
-    held = scene.partition(away)
-    assert held is not None
-    held.log.recovering = True  # as a recovery that found a loss would have it
-    held.log.mark(recovering=True, incarnation=held.log.incarnation + 1)
+    log = scene.partition(away).log
+    log.recovering = True  # as a recovery that found a loss would have it
+    log.mark(recovering=True, incarnation=log.incarnation + 1)
     scene.world.loop.run_for(1.0)
-    scene.load()
-    away.kill()
-    scene.until_the_start_passes(held.log.last_index)
+    scene.leave_behind(away)
     away.start()
-    assert scene.world.loop.run_until(lambda: scene.installed(away) == 1, at_most_s=60.0), "no new log"
+    scene.until_installed(away)
     scene.calm()
-    caught_up = scene.partition(away)
-    assert caught_up is not None and caught_up.log.incarnation == 1
+    assert scene.partition(away).log.incarnation == 1
     scene.check()
 
 
@@ -149,11 +150,7 @@ def test_pitfall_49_power_cuts_and_deaths_at_any_moment_of_a_catch_up(seed: int)
     scene = Scene(100 + seed, disk_s=0.02)
     rng = random.Random(seed)
     away = scene.follower()
-    held = scene.partition(away)
-    assert held is not None
-    scene.load()
-    away.kill()
-    scene.until_the_start_passes(held.log.last_index)
+    scene.leave_behind(away)
     away.start()
     for _ in range(8):
         scene.world.loop.run_for(rng.random() * 3)
@@ -181,7 +178,7 @@ def test_a_replica_that_lacks_most_of_a_log_gets_whole_segments_too() -> None:
     away.slow_disk_s = 0.5
     away.start()
 
-    assert scene.world.loop.run_until(lambda: scene.installed(away) == 1, at_most_s=60.0), "no new log"
+    scene.until_installed(away)
     scene.calm()
     scene.check()
 
@@ -210,11 +207,7 @@ def test_a_catch_up_that_fails_again_and_again_is_begun_ever_more_slowly() -> No
     scene = Scene(5)
     world, loop = scene.world, scene.world.loop
     away = scene.follower()
-    held = scene.partition(away)
-    assert held is not None
-    scene.load()
-    away.kill()
-    scene.until_the_start_passes(held.log.last_index)
+    scene.leave_behind(away)
     scene.calm()
     answers = {shard: shard.methods[PIECE] for machine in world.up for shard in machine.shard_processes}
 
@@ -229,7 +222,7 @@ def test_a_catch_up_that_fails_again_and_again_is_begun_ever_more_slowly() -> No
 
     for shard, answer in answers.items():
         shard.methods[PIECE] = answer
-    assert loop.run_until(lambda: scene.installed(away) == 1, at_most_s=60.0), "no new log"
+    scene.until_installed(away)
     scene.check()
 
 
@@ -243,7 +236,6 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
     def damaged(index: int) -> Partition:
         """Its replica, which has met an entry that rotted."""
         partition = scene.partition(away)
-        assert partition is not None
         log = partition.log
         away.disk.rot(log.segment_of(index).file.path, log.row(index).position + 130, 4)
 
@@ -260,11 +252,10 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
     world.cut([(away.node, node) for node in others] + [(node, away.node) for node in others])
     loop.run_for(10.0)
     held = scene.partition(away)
-    assert held is not None
     scene.until_the_start_passes(held.log.last_index)
     old = damaged(held.log.first_index + 1)
     world.cut([])
-    assert loop.run_until(lambda: scene.installed(away) == 1, at_most_s=120.0), "no new log"
+    scene.until_installed(away, at_most_s=120.0)
     scene.calm()
 
     repairs = away.shard_processes[0].repairs
@@ -272,7 +263,7 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
     loop.run_for(60.0)
     assert repairs.asked == asked and not repairs.gone()
     caught_up = scene.partition(away)
-    assert caught_up is not None and caught_up.log is not old.log
+    assert caught_up.log is not old.log
     damaged(caught_up.log.first_index + 1)
     loop.run_for(10.0)
     assert repairs.repaired == 1 and not caught_up.log.quarantine
