@@ -60,8 +60,14 @@ class Scene:
             client.stopping = True
         self.world.loop.run_for(2 * REQUEST_TIMEOUT_S)
 
-    def partition(self, machine: Machine) -> Partition:
-        return next(p for m, p in self.watch.partitions(TOPIC, 0) if m is machine)
+    def partition(self, machine: Machine) -> Partition | None:
+        return next((p for m, p in self.watch.partitions(TOPIC, 0) if m is machine), None)
+
+    def held(self, machine: Machine) -> Partition:
+        """`partition`, of one that must be there."""
+        partition = self.partition(machine)
+        assert partition is not None, machine
+        return partition
 
     def follower(self) -> Machine:
         return next(m for m, p in self.watch.partitions(TOPIC, 0) if not p.leads)
@@ -78,7 +84,7 @@ class Scene:
 
     def leave_behind(self, away: Machine) -> Partition:
         """Kill it, and give up all that it held under load; returns its replica as it was."""
-        held = self.partition(away)
+        held = self.held(away)
         self.load()
         away.kill()
         self.until_the_start_passes(held.log.last_index)
@@ -107,7 +113,7 @@ def test_a_replica_whose_entries_are_gone_gets_whole_segments() -> None:
 
     scene.until_installed(away)
     scene.calm()
-    caught_up = scene.partition(away)
+    caught_up = scene.held(away)
     assert caught_up.log.start.index >= held.log.last_index
     # The manifest names the new log: nothing leads from the old one to it any more.
     shard = away.shard_processes[0]
@@ -132,7 +138,7 @@ def test_pitfall_34_a_new_log_is_of_the_incarnation_that_the_old_one_had() -> No
     """Else what a former life acknowledged, and lost, would count again."""
     scene = Scene(5)
     away = scene.follower()
-    log = scene.partition(away).log
+    log = scene.held(away).log
     log.recovering = True  # as a recovery that found a loss would have it
     log.mark(recovering=True, incarnation=log.incarnation + 1)
     scene.world.loop.run_for(1.0)
@@ -140,7 +146,7 @@ def test_pitfall_34_a_new_log_is_of_the_incarnation_that_the_old_one_had() -> No
     away.start()
     scene.until_installed(away)
     scene.calm()
-    assert scene.partition(away).log.incarnation == 1
+    assert scene.held(away).log.incarnation == 1
     scene.check()
 
 
@@ -235,7 +241,7 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
 
     def damaged(index: int) -> Partition:
         """Its replica, which has met an entry that rotted."""
-        partition = scene.partition(away)
+        partition = scene.held(away)
         log = partition.log
         away.disk.rot(log.segment_of(index).file.path, log.row(index).position + 130, 4)
 
@@ -251,7 +257,7 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
     loop.run_for(5.0)
     world.cut([(away.node, node) for node in others] + [(node, away.node) for node in others])
     loop.run_for(10.0)
-    held = scene.partition(away)
+    held = scene.held(away)
     scene.until_the_start_passes(held.log.last_index)
     old = damaged(held.log.first_index + 1)
     world.cut([])
@@ -262,7 +268,7 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
     asked = repairs.asked
     loop.run_for(60.0)
     assert repairs.asked == asked and not repairs.gone()
-    caught_up = scene.partition(away)
+    caught_up = scene.held(away)
     assert caught_up.log is not old.log
     damaged(caught_up.log.first_index + 1)
     loop.run_for(10.0)
