@@ -42,9 +42,12 @@ if TYPE_CHECKING:
         TopicInfo,
         Trimmed,
     )
-    from laminar.client.sync import Client, Delivery, Producer, Reader, Topic, connect
+    from laminar.client.sync import Client, connect
     from laminar.client.sync_datagrams import Datagrams
+    from laminar.client.sync_producer import Delivery, Producer
+    from laminar.client.sync_reader import Reader
     from laminar.client.sync_sinks import Sink, Stager, Transaction
+    from laminar.client.sync_topic import Topic
     from laminar.client.sync_values import Value
     from laminar.embedded import embed
 
@@ -89,12 +92,12 @@ _HOMES: dict[str, tuple[str, str | None]] = {
             "Trimmed",
         )
     },
-    **{
-        name: ("laminar.client.sync", name)
-        for name in ("Client", "Delivery", "Producer", "Reader", "Topic", "connect")
-    },
+    **{name: ("laminar.client.sync", name) for name in ("Client", "connect")},
     "Datagrams": ("laminar.client.sync_datagrams", "Datagrams"),
+    **{name: ("laminar.client.sync_producer", name) for name in ("Delivery", "Producer")},
+    "Reader": ("laminar.client.sync_reader", "Reader"),
     **{name: ("laminar.client.sync_sinks", name) for name in ("Sink", "Stager", "Transaction")},
+    "Topic": ("laminar.client.sync_topic", "Topic"),
     "Value": ("laminar.client.sync_values", "Value"),
     "Subscription": ("laminar.client.sync_subscription", "Subscription"),
 }

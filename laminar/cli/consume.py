@@ -23,7 +23,8 @@ from laminar.cli.produce import make_if_dev
 
 if TYPE_CHECKING:
     from laminar.client.records import PartitionInfo, Record
-    from laminar.client.sync import Reader, Topic
+    from laminar.client.sync_reader import Reader
+    from laminar.client.sync_topic import Topic
 
 
 def consume(

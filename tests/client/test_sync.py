@@ -19,15 +19,24 @@ from laminar.client import producer as aio_producer
 from laminar.client import reader as aio_reader
 from laminar.client import sinks as aio_sinks
 from laminar.client import subscription as aio_subscription
-from laminar.client import sync, sync_datagrams, sync_sinks, sync_subscription, sync_values
+from laminar.client import (
+    sync,
+    sync_datagrams,
+    sync_producer,
+    sync_reader,
+    sync_sinks,
+    sync_subscription,
+    sync_topic,
+    sync_values,
+)
 from laminar.client import topic as aio_topic
 from laminar.client import values as aio_values
 
 TWINS = [
     (aio_client.Client, sync.Client),
-    (aio_topic.Topic, sync.Topic),
-    (aio_producer.Producer, sync.Producer),
-    (aio_reader.Reader, sync.Reader),
+    (aio_topic.Topic, sync_topic.Topic),
+    (aio_producer.Producer, sync_producer.Producer),
+    (aio_reader.Reader, sync_reader.Reader),
     (aio_datagrams.Datagrams, sync_datagrams.Datagrams),
     (aio_subscription.Subscription, sync_subscription.Subscription),
     (aio_sinks.Sink, sync_sinks.Sink),
