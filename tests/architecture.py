@@ -87,6 +87,7 @@ PURE = (
     "laminar.route",
     "laminar.client.decisions*",
     "laminar.log.codec",
+    "laminar.log.replayed",
     "laminar.log.rows",
 )
 IMPURE = frozenset(

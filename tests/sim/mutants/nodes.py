@@ -48,7 +48,7 @@ NODES = [
     ),
     case(
         "a truncation is not journaled",
-        "laminar.log.recovery:_Replay._apply_to_log",
+        "laminar.log.replayed:Replay._apply_to_log",
         "elif kind is RecordKind.TRUNCATE:",
         "elif kind is RecordKind.TRUNCATE and False:",
         tests=("tests/log/test_restarts.py", "tests/log/test_crashes.py"),
