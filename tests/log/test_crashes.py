@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from laminar.log import Storage, StorageClosed, StorageError
-from tests.disks.fault_disk import BLOCK, FaultDisk, PowerCut
+from laminar.log import Storage
+from tests.disks.fault_disk import BLOCK, FaultDisk
+from tests.log.crashing import Cutter, start_again
 from tests.log.histories import History, open_inline, run, settle
 
 Script = Callable[[History], Awaitable[None]]
+CUTTER = Cutter(History)
 
 
 async def _ordinary(h: History) -> None:
@@ -68,39 +69,11 @@ async def _conflicts(h: History) -> None:
     await h.sync()
 
 
-async def _perform(script: Script, disk: FaultDisk) -> History | None:
-    """Run the script until the power goes; None when it went before the storage was open."""
-    try:
-        storage = open_inline(disk)
-    except PowerCut:
-        return None
-    history = History(storage)
-    try:
-        await script(history)
-    except (StorageClosed, PowerCut):
-        pass
-    await asyncio.sleep(0)
-    return history
-
-
-def _steps(script: Script) -> int:
-    disk = FaultDisk()
-    run(_perform(script, disk))
-    return disk.steps
-
-
 def _reopen(history: History | None, disk: FaultDisk, rng: random.Random) -> None:
     """Recover, possibly with further power cuts in the recovery itself; then compare."""
 
     async def reopen() -> None:
-        for _ in range(rng.choice([0, 0, 1, 2])):
-            disk.cut_after = disk.steps + rng.randrange(1, 40)
-            try:
-                await open_inline(disk, seed=rng.getrandbits(30)).close()
-            except (PowerCut, StorageError):
-                pass
-            disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0]))
-        storage = open_inline(disk, seed=rng.getrandbits(30))
+        storage = await start_again(disk, rng, lambda: disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0])))
         if history is not None:
             history.check(storage)
         else:
@@ -114,10 +87,8 @@ def _reopen(history: History | None, disk: FaultDisk, rng: random.Random) -> Non
 def test_a_crash_at_any_step_loses_nothing_acknowledged(script: Script, how: str) -> None:
     """After a cut at each step the recovered state is one that was recorded, not older than the last ack."""
     rng = random.Random(f"{script.__name__} {how}")
-    for step in range(1, _steps(script) + 1):
-        disk = FaultDisk()
-        disk.cut_after = step
-        history = run(_perform(script, disk))
+    for step in range(1, CUTTER.steps(script) + 1):
+        disk, history = CUTTER.cut(script, step)
         if how == "killed":
             disk.kill()
         else:
@@ -128,10 +99,8 @@ def test_a_crash_at_any_step_loses_nothing_acknowledged(script: Script, how: str
 def test_pitfall_30_conflict_truncation_with_a_crash_at_every_step() -> None:
     """No old entry returns behind an acknowledged new one, also after a recovery from the page cache."""
     rng = random.Random(30)
-    for step in range(1, _steps(_conflicts) + 1):
-        disk = FaultDisk()
-        disk.cut_after = step
-        history = run(_perform(_conflicts, disk))
+    for step in range(1, CUTTER.steps(_conflicts) + 1):
+        disk, history = CUTTER.cut(_conflicts, step)
         disk.kill()
 
         async def restart(disk: FaultDisk = disk, history: History | None = history) -> None:
