@@ -1,9 +1,9 @@
 """The controller: a node's process for gossip and the catalog; no data path.
 
-It holds the node's replica of group 0, feeds the shards with a view of the cluster, and
-brings the node into line with the catalog: registers it, keeps its addresses current, and,
-while it leads group 0, does what `catalog_lead` says. What it learns by gossip wakes,
-suggests and finds addresses; it decides nothing (CONSENSUS.md 9).
+It holds the node's replica of group 0 (`own_catalog`), feeds the shards with a view of the cluster
+(`view_feed`), and brings the node into line with the catalog: registers it, keeps its addresses current, and,
+while it leads group 0, does what `catalog_lead` says. What it learns by gossip wakes, suggests and finds
+addresses; it decides nothing (CONSENSUS.md 9).
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ import logging
 
 import msgspec
 
-from laminar.batch import Kind
-from laminar.log.errors import DamagedRange, StorageError
-from laminar.log.log import Log
+from laminar.log.errors import StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import controller_home
 from laminar.log.storage import Storage
 from laminar.node import peers
-from laminar.node.boot import Boot, Role
+from laminar.node.boot import Boot
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.catalog_lead import CatalogLead
 from laminar.node.catalog_service import CatalogService, NodeRequest
 from laminar.node.comeback import LOOK_S as FAILED_CHECK_S
 from laminar.node.forking import Hopeless
 from laminar.node.joining import Join, JoinAnswer
+from laminar.node.own_catalog import ANOTHER_NAME, OwnCatalog
 from laminar.node.own_folder import OwnFolder
-from laminar.node.process import Process, recovering_text, run_process
-from laminar.node.replica import Replica, initial_frame
-from laminar.node.transport import Address, Peer, TcpAddress, TransportError, UnixAddress
+from laminar.node.process import Process, run_process
+from laminar.node.replica import Replica
+from laminar.node.transport import Address, Peer, TcpAddress, TransportError
 from laminar.node.view import ViewMessage
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.view_feed import ViewFeed
 from membership.catalog import NotCatalogLeader
 from membership.gossip import Gossip
 from membership.lives import Life
@@ -45,14 +44,8 @@ _log = logging.getLogger("laminar.controller")
 
 RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
-PUSH_TIMEOUT_S = 2.0
-MEND_LOOK_S = 1.0
 # A founder with a damaged catalog finds nobody without these addresses: rot must not get at both copies.
 REMEMBER_MS = 60_000
-CATALOG_NAME = "catalog"
-ANOTHER_NAME = (
-    "Start it on the data folder it had; if that is lost, on an empty one under a new name (--node)"
-)
 
 
 class Controller(Process):
@@ -60,27 +53,33 @@ class Controller(Process):
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         super().__init__(boot, storage=storage)
-        self.group: CatalogGroup | None = None
         self.service = CatalogService(self)
         self.gossip: Gossip | None = None
         self._where = peers.Whereabouts()
         self._folder = OwnFolder(self)
         self._remembered_until_ms = 0
-        # Our replica of group 0 does not stand: it has forgotten that there are others.
-        self._sits_out = False
         self._reconcile_now = asyncio.Event()
+        self._own = OwnCatalog(
+            self,
+            self._where,
+            on_applied=self._applied,
+            on_led=lambda leading: self._reconcile_now.set(),
+        )
         self._lead = CatalogLead(self, again=self._reconcile_now.set)
-        self._view_number = 0
-        self._view_changed = asyncio.Condition()
-        self._ready = False
+        self._feed = ViewFeed(self)
         self.methods |= {
             "catalog": lambda peer, payload: self.service.handle(payload),
             "join": self._on_join,
-            "view": self._on_view,
+            "view": self._feed.answer,
             "stats": self._on_stats,
         }
 
     # -- addresses -----------------------------------------------------------------------
+
+    @property
+    def group(self) -> CatalogGroup | None:
+        """Group 0 as this node takes part in it; None until it is opened."""
+        return self._own.group
 
     def state(self) -> CatalogState:
         """The catalog as this node has it; before its own copy says more, what it joined with."""
@@ -143,7 +142,7 @@ class Controller(Process):
         """Serve until stopped."""
         await self.listen()
         if self.boot.cluster_id is not None:
-            await self._open_group()
+            await self._own.open()
         else:
             await self._join()
         if self.cluster_id is None:
@@ -154,135 +153,13 @@ class Controller(Process):
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
-                self.spawn(self._push_view(role))
+                self.spawn(self._feed.push(role))
         self.spawn(self._reconcile())
         self.every(RECONCILE_S, self._reconcile_now.set)
         await self.stopping.wait()
         if self.gossip is not None:
             await self.gossip.close()
         await self.close()
-
-    async def _open_group(self) -> None:
-        entry = next((entry for entry in self.storage.manifest.entries if entry.topic == ""), None)
-        if entry is None:
-            if not self.boot.founding:
-                raise Hopeless(
-                    f"this node's part of the catalog is gone from its data folder. {ANOTHER_NAME}"
-                )
-            entry = await self._found()
-        if self.boot.founding:
-            # Also when a crash came between the two: from now on an empty folder is a loss, not a beginning.
-            assert self.cluster_id is not None
-            await self.boot.join_cluster(self.cluster_id)
-            _log.info("a new cluster: %s", self.cluster_id.hex())
-        await self._start_group(entry)
-
-    async def _found(self) -> ReplicaEntry:
-        """Make group 0 of a new cluster: this node is its only voter until others join."""
-        assert self.cluster_id is not None
-        record = ConfigurationRecord(voters=((1, self.boot.node),))
-        log = self.storage.create_log(CATALOG_NAME)
-        entry = self._catalog_entry(log.log_id, replica_id=1, record=record)
-        created_ms = self.clock.wall_ms()
-        log.append([initial_frame(record, created_ms=created_ms)])
-        self.storage.record_hard_state(1, term=1, vote=0)
-        await self.storage.sync()
-        await self.storage.write_manifest([entry])
-        return entry
-
-    def _catalog_entry(self, log_id: int, *, replica_id: int, record: ConfigurationRecord) -> ReplicaEntry:
-        assert self.cluster_id is not None
-        return ReplicaEntry(
-            log_id=log_id,
-            replica_id=replica_id,
-            incarnation=1,
-            group=self.cluster_id,
-            topic="",
-            partition=0,
-            partition_hash=0,
-            state="made",
-            created_ms=self.clock.wall_ms(),
-            voters=list(record.voters),
-            settings={},
-        )
-
-    async def _start_group(self, entry: ReplicaEntry) -> None:
-        log = self.storage.logs.get(self.storage.resolve(entry.log_id))
-        if log is None or self._promises_are_lost(entry, log):
-            # It may have voted for what it does not know of any more (CONSENSUS.md 2).
-            raise Hopeless(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
-        if log.recovering:
-            _log.warning("%s", recovering_text(CATALOG_NAME, log))
-        remembered = peers.read(log)
-        self._where.remembered, self._where.lives = remembered.addresses, remembered.lives
-        had_others = self.boot.company or any(node != self.boot.node for node in self._where.remembered)
-        self.repairs.keep(entry, log)
-        group = CatalogGroup(
-            driver=self.driver,
-            log=log,
-            on_applied=self._applied,
-            on_led=lambda leading: self._reconcile_now.set(),
-            on_failed=self._catalog_failed,
-            mended=lambda: self.repairs.news(entry.group),
-        )
-        replica = await self._open_catalog(entry, log, group)
-        if replica is None:
-            return
-        group.replica = replica
-        self.group = group
-        group.committed(replica.core.committed_index)
-        await group.applied_or_stalled(replica.core.committed_index)
-        if group.stalled:
-            await self._look_for_others()
-        if had_others and _forgot_others(replica):
-            _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
-            self._sits_out = True
-            replica.core.sit_out(True, now_ms=self.clock.monotonic_ms())
-        self.driver.add(replica)
-        self.repairs.drives(replica)
-        if replica.configuration.voters == (replica.replica_id,):
-            self.driver.campaign(replica)
-
-    def _catalog_failed(self, error: Exception) -> None:
-        """Without its log this node's catalog stands still; gossip and the shards' views go on."""
-        log = self.group.replica.log if self.group is not None else None
-        if log is None or log.failure is None:
-            self.fatal(error)  # else it is brought back with the others that failed
-
-    async def _open_catalog(self, entry: ReplicaEntry, log: Log, group: CatalogGroup) -> Replica | None:
-        """The replica of group 0; None when told to stop before what it cannot do without was repaired."""
-        while not self.stopping.is_set():
-            try:
-                return await self.open_replica(
-                    entry,
-                    name=CATALOG_NAME,
-                    machine=group,
-                    # A command is applied when it is whole again. A configuration says who may lead.
-                    past_damage=lambda index: log.row(index).kind in (Kind.COMMAND, Kind.NOOP),
-                )
-            except DamagedRange:
-                if not self._where.remembered and not self.boot.settings.join:
-                    raise
-                await self._look_for_others()
-            try:
-                async with asyncio.timeout(MEND_LOOK_S):
-                    await self.repairs.news(entry.group)
-            except TimeoutError:
-                continue
-        return None
-
-    async def _look_for_others(self) -> None:
-        """The catalog is damaged, and says of nobody where it is: ask where this node once joined."""
-        if not self._where.remembered:
-            found = await self.environment.find_controllers(self.boot.settings.join)
-            self._where.remembered = {str(address): address for address in found}
-
-    def _promises_are_lost(self, entry: ReplicaEntry, log: Log) -> bool:
-        if entry.replica_id in self.storage.lost_hard_states:
-            return True
-        # A learner that has just joined has neither entries nor a term; a log that is damaged had them.
-        empty = entry.replica_id not in self.storage.hard_states or log.last_index == log.start.index
-        return log.recovering and empty
 
     def _start_gossip(self) -> None:
         assert self.boot.gossip is not None and self.cluster_id is not None
@@ -307,7 +184,7 @@ class Controller(Process):
     def _gossiped(self) -> None:
         assert self.gossip is not None and self.cluster_id is not None
         self._where.gossiped(self.gossip.members(), cluster=self.cluster_id.hex())
-        self._changed()
+        self._feed.changed()
 
     def _gossip_seeds(self) -> list[str]:
         return [
@@ -369,13 +246,7 @@ class Controller(Process):
     async def _accept(self, answer: JoinAnswer) -> None:
         self.cluster_id = answer.cluster_id
         self._where.joined = answer.catalog
-        record = msgspec.msgpack.decode(answer.configuration, type=ConfigurationRecord)
-        log = self.storage.create_log(CATALOG_NAME)
-        entry = self._catalog_entry(log.log_id, replica_id=answer.replica_id, record=record)
-        await self.storage.sync()  # a manifest never names a log that the journal does not know
-        await self.storage.write_manifest([entry])
-        await self.boot.join_cluster(answer.cluster_id)
-        await self._start_group(entry)
+        await self._own.join(answer)
         _log.info("joined cluster %s", answer.cluster_id.hex())
 
     async def _on_join(self, peer: Peer, payload: bytes) -> bytes:
@@ -406,7 +277,7 @@ class Controller(Process):
 
     def _applied(self) -> None:
         self.service.changed()
-        self._changed()
+        self._feed.changed()
         if self.gossip is not None:
             self.gossip.set_seeds(self._gossip_seeds())
         self._reconcile_now.set()
@@ -419,7 +290,7 @@ class Controller(Process):
         }
         # What a catalog that stands still says is old: that is when the others must be remembered.
         group = self.group
-        if group is None or group.stalled or self._sits_out or not known:
+        if group is None or group.stalled or self._own.sits_out or not known:
             return
         lives = {name: life for name in known if (life := self.known_life(name)) is not None}
         now_ms = self.clock.monotonic_ms()
@@ -434,21 +305,13 @@ class Controller(Process):
         else:
             self._where.remembered, self._where.lives = known, lives
 
-    def _stand_again(self) -> None:
-        """Once a leader has said who the others are."""
-        group = self.group
-        if group is not None and self._sits_out and not _forgot_others(group.replica):
-            self._sits_out = False
-            group.replica.core.sit_out(False, now_ms=self.clock.monotonic_ms())
-            self.driver.settle(group.replica)
-
     async def _reconcile(self) -> None:
         while not self.stopping.is_set():
             self._reconcile_now.clear()
             try:
-                self._stand_again()
+                self._own.stand_again()
                 if self.view.message is not None and self.view.message.catalog_leader != self._leader():
-                    self._changed()
+                    self._feed.changed()
                 await self._remember()
                 await self._folder.keep()
                 await self._register()
@@ -476,29 +339,20 @@ class Controller(Process):
                 await self._folder.end(answer.result)
                 return
         if self._folder.heard(group.catalog.state().nodes.get(self.boot.node)):
-            self._changed()
+            self._feed.changed()
             self._reconcile_now.set()
         self._be_ready()
 
     def _be_ready(self) -> None:
-        if not self._ready and self.boot.node in self.state().nodes:
-            self._ready = True
-            self._changed()
+        if not self._feed.ready and self.boot.node in self.state().nodes:
+            self._feed.ready = True
+            self._feed.changed()
             self.boot.ready()
 
     # -- the view that shards get --------------------------------------------------------
 
-    def _changed(self) -> None:
-        self._view_number += 1
-        self.view.message = self._message()
-
-        async def notify() -> None:
-            async with self._view_changed:
-                self._view_changed.notify_all()
-
-        self.spawn(notify())
-
-    def _message(self) -> ViewMessage:
+    def view_message(self) -> ViewMessage:
+        """What the shards are to know now."""
         return ViewMessage(
             cluster_id=self.cluster_id or b"",
             catalog=self.state(),
@@ -511,25 +365,6 @@ class Controller(Process):
     def _leader(self) -> str:
         """The node that leads group 0, as far as is known here."""
         return (self.group.replica.leader_node if self.group is not None else None) or ""
-
-    async def _on_view(self, peer: Peer, payload: bytes) -> bytes:
-        return msgspec.msgpack.encode(self._message()) if self._ready else b""
-
-    async def _push_view(self, role: Role) -> None:
-        """Bring one shard up to date, now and whenever something changes."""
-        address = UnixAddress(self.boot.unix_name(role))
-        pushed = -1
-        while True:
-            async with self._view_changed:
-                while not self._ready or self._view_number == pushed:
-                    await self._view_changed.wait()
-                number = self._view_number
-            try:
-                payload = msgspec.msgpack.encode(self._message())
-                await self.transport.call(address, "view", payload, timeout=PUSH_TIMEOUT_S)
-                pushed = number
-            except TransportError:
-                await asyncio.sleep(JOIN_RETRY_S)  # the shard is starting; it asks by itself too
 
     # -- statistics ----------------------------------------------------------------------
 
@@ -552,15 +387,6 @@ class Controller(Process):
                 "gossip": dict(self.statuses()),
             }
         )
-
-
-def _forgot_others(replica: Replica) -> bool:
-    """Whether a replica that lost its log's end is, by what is left of it, the only voter.
-
-    The mark of CONSENSUS.md 3 asks every voter for its grant, and a founder's log begins with one voter: if
-    others have joined since, it would lead a second group of the same name.
-    """
-    return replica.core.marked and replica.configuration.voters == (replica.replica_id,)
 
 
 def run(boot: Boot) -> int:

@@ -18,10 +18,11 @@ from laminar.log.manifest import ReplicaEntry
 from laminar.node.calls import PeerLost
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.clock import Clock
-from laminar.node.controller import Controller
 from laminar.node.derived import derived_of
 from laminar.node.environment import Environment
 from laminar.node.opening import Opening
+from laminar.node.own_catalog import OwnCatalog
+from laminar.node.peers import Whereabouts
 from laminar.node.process import Process
 from laminar.node.repair import Repairs, Reply
 from laminar.node.replica import initial_frame
@@ -96,9 +97,10 @@ async def test_pitfall_35_a_catalog_that_lost_its_promises_is_not_begun_anew() -
     log = storage.create_log("catalog")
     found = entry(1, log.log_id)
     controller: Any = SimpleNamespace(storage=storage)
+    own = OwnCatalog(controller, Whereabouts(), on_applied=lambda: None, on_led=lambda leading: None)
 
     def is_lost() -> bool:
-        return Controller._promises_are_lost(controller, found, log)
+        return own._promises_are_lost(found, log)
 
     assert not is_lost()
     log.recovering = True

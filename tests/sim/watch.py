@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from laminar.batch import HEADER_SIZE, Batch, Header, Kind
 from laminar.log.errors import DamagedRange
-from laminar.node.controller import CATALOG_NAME
+from laminar.node.own_catalog import CATALOG_NAME
 from laminar.node.partition import Partition
 from laminar.node.process import Process
 from laminar.node.replica import Machine as Follower

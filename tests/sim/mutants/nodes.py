@@ -107,7 +107,7 @@ NODES = [
     ),
     case(
         "a catalog without its votes takes part",
-        "laminar.node.controller:Controller._promises_are_lost",
+        "laminar.node.own_catalog:OwnCatalog._promises_are_lost",
         "return True",
         "pass",
         tests=OPENING,
