@@ -29,7 +29,6 @@ Check = Callable[[Path], list[house.Violation]]
 
 # Nothing a user imports may load these: not the generic names, not what only a server or a notebook needs.
 NOT_LOADED = (*house.GENERIC, "uvloop", "pysyncobj", "swimprotocol", "pyarrow", "pyspark", "cyclopts", "rich")
-USERS_IMPORT = ("laminar", "laminar.aio", "laminar.client", "laminar.testing", "laminar.spark")
 IMPORT_LIMIT_MS = 100
 
 

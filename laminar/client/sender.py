@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,7 +99,6 @@ class Sender:
         self._timeout_s = timeout_s
         self._guard = guard if guard is not None else contextlib.nullcontext()
         self._loop = session.loop
-        self._loop_thread = threading.get_ident()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._urls: dict[int, str] = {}  # where each lane's appends go now

@@ -1,7 +1,6 @@
-"""Times and durations as they stand in queries, envelopes and settings.
+"""Times as they stand in queries and envelopes.
 
-In: RFC 3339 or ms since the epoch; out: RFC 3339 in UTC with ms. Pure: what a
-relative time is relative to is the caller's to say.
+In: RFC 3339 or ms since the epoch; out: RFC 3339 in UTC with ms.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ _RFC3339: Final = re.compile(
     re.ASCII,
 )
 _MILLISECONDS: Final = re.compile(r"-?\d{1,15}\Z", re.ASCII)
-_DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|h|d|w)\Z", re.ASCII)
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -81,20 +78,3 @@ def _no_time(value: Any, field: str) -> Problem:
         value=value,
         hint="For example 2026-01-31T12:00:00Z; in a query, write + as %2B.",
     )
-
-
-def parse_duration_ms(text: str, *, field: str) -> int:
-    """Whole ms from ``250ms``, ``1.5s``, ``10m``, ``1h``, ``7d`` or a bare number of ms; 422 `invalid`."""
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return int(text)
-    match = _DURATION.match(text)
-    if match is None:
-        raise Problem(
-            "invalid",
-            "a duration is a number with ms, s, m, h, d or w",
-            field=field,
-            value=text,
-        )
-    whole, _, fraction = match[1].partition(".")
-    unit_ms = _UNITS_MS[match[2]]
-    return int(whole) * unit_ms + int(fraction.ljust(6, "0") or 0) * unit_ms // 1_000_000

@@ -71,7 +71,6 @@ class Partition:
         self._draining = False
         # Term, committed index, and what answers say of them: the same for all that one commit settles.
         self.window: tuple[int, int, bytes] = (-1, -1, b"")
-        self.appended_records = 0
         self.appended_batches = 0
         self.fetched_bytes = 0
 

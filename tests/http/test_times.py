@@ -1,4 +1,4 @@
-"""Times and durations as clients write them."""
+"""Times as clients write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.http.errors import Problem
-from laminar.http.times import EARLIEST_MS, LATEST_MS, format_time, parse_duration_ms, parse_time
+from laminar.http.times import EARLIEST_MS, LATEST_MS, format_time, parse_time
 
 
 @given(st.integers(EARLIEST_MS, LATEST_MS))
@@ -80,21 +80,3 @@ def test_anything_else_is_refused_by_name(value: object) -> None:
         parse_time(value, field="since")
 
     assert ("invalid", "since") == (refused.value.code, refused.value.field)
-
-
-@pytest.mark.parametrize(
-    ("text", "duration_ms"),
-    [("250", 250), ("250ms", 250), ("1.5s", 1500), ("10m", 600_000), ("1h", 3_600_000), ("7d", 604_800_000)],
-)
-def test_durations_have_units(text: str, duration_ms: int) -> None:
-    """A bare number is ms."""
-    assert duration_ms == parse_duration_ms(text, field="retention")
-
-
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1y", "1.s", "٣s", "1e3"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    """By name."""
-    with pytest.raises(Problem) as refused:
-        parse_duration_ms(text, field="retention")
-
-    assert "retention" == refused.value.field

@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 
 class _Worker:
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self) -> None:
         self.tasks: deque[Task] = deque()
 
     def submit(self, task: Task) -> None:
@@ -43,7 +42,7 @@ class Steps:
         self.held: set[str] = set()
 
     def worker(self, name: str) -> _Worker:
-        return self.workers.setdefault(name, _Worker(self))
+        return self.workers.setdefault(name, _Worker())
 
     def step(self) -> bool:
         """Run the next task of a worker drawn from those that have one."""

@@ -362,9 +362,6 @@ class Trio:
         self.disk_takes_s = 0.0
         self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}
 
-    def node_at(self, address: Address) -> str | None:
-        return next((m.node for m in self.members.values() if m.address == address), None)
-
     def cut_off(self, *nodes: str) -> None:
         """Nothing passes between these and the others."""
         self.wire = lambda sender, receiver, channel, messages: (

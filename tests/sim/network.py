@@ -41,7 +41,6 @@ class Wires:
         self.duplication = 0.0
         self.reorder = 0.0
         self.delay_s = 0.0005
-        self.lost = self.duplicated = self.delivered = self.cut = 0
         # Sees each frame that a transport sends: (sender, receiver, payload).
         self.tap: Callable[[SimTransport, Address, Channel, bytes], None] | None = None
 
@@ -65,10 +64,8 @@ class Wires:
         if not sender.owns(address):
             chance = self.rng.random
             if self.loss and chance() < self.loss:
-                self.lost += 1
                 return
             if self.duplication and chance() < self.duplication:
-                self.duplicated += 1
                 copies = 2
         for _ in range(copies):
             delay_s = self.latency_s()
@@ -87,9 +84,7 @@ class Wires:
                 self._tell_lost(sender, address)
             return
         if self.cuts and not self.passes(sender.host, receiver.host):
-            self.cut += 1
             return
-        self.delivered += 1
         receiver.knows(sender)
         sender.knows(receiver)
         self.loop.run_in(receiver.life, receiver.on_frame, sender.peer, channel, memoryview(payload))

@@ -18,7 +18,6 @@ class Uploader(Client):
     """One upload after the other, each under a name of its own; what it was told is compared with the log."""
 
     uploads = 0
-    broken_off = 0
 
     async def _run(self, pause_s: float) -> None:
         self.connect()
@@ -34,7 +33,6 @@ class Uploader(Client):
         for number in rng.sample(range(len(parts)), len(parts)):
             answer = await self._until(f"{base}/uploads/{name}/parts/{number}", parts[number], method="PUT")
             if answer is None or self.rng.random() < BREAK_OFF:
-                self.broken_off += 1
                 if rng.random() < 0.5:
                     await self._ask(partition, "DELETE", f"{base}/uploads/{name}", b"")
                 return
@@ -50,7 +48,6 @@ class Uploader(Client):
                 return
             if answer.status == 409 and answer.code == "no_stage":
                 # Dropped for their age: a node's clock was ahead by hours.
-                self.broken_off += 1
                 return
             assert answer.status == 201, f"{self.name}: publish of {name}: {answer}"
             offset = msgspec.json.decode(answer.body)["placed"][0]["offset"]

@@ -65,11 +65,6 @@ class Wires:
             command = f"neigh replace {self.hosts[receiver]} lladdr {NOBODY} nud permanent dev eth0"
             self._ip(command, space=self._space(sender))
 
-    def cut_between(self, some: Iterable[int], others: Iterable[int]) -> None:
-        """Both ways between each of some and each of others."""
-        apart = list(others)
-        self.cut((a, b) for one in some for other in apart for a, b in ((one, other), (other, one)))
-
     def heal(self) -> None:
         """No cuts any more."""
         for sender, receiver in sorted(self._cut):
