@@ -2,7 +2,9 @@
 
 A three-node cluster, a producer that does not stop, and a query in a driver of its own, which copies by the
 default source and sink. The driver is killed with SIGKILL at a random moment and started again from its
-checkpoint; now and then a node is killed too, and comes back. At the end each record that the producer has a
+checkpoint. Each life of it is one of four, in turn: alone; with executors that are processes beside it, of
+which one is killed before; with a node that is killed before and comes back; or stopped (SIGSTOP) while
+another driver takes the checkpoint over, and woken then. At the end each record that the producer has a
 receipt for stands in the copy exactly once, and each key in order. Ends 0 only then.
 """
 
@@ -17,9 +19,11 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import laminar
+from benches.spark_rig import below
 from laminar.testing.cluster import LocalCluster
 
 KEYS = 50
@@ -27,16 +31,19 @@ FROM, TO = "from", "to"
 # Kills come so long after the query's first commit of a run, at random below.
 LONGEST_LIFE_S = 8.0
 START_LIMIT_S = 600.0
+# Where tasks run: in the driver's process, or in two executors that are processes beside it.
+HERE, BESIDE = "local[2,2]", "local-cluster[2,1,1024]"
+EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
-def drive(urls: str, checkpoint: str, *, until_done: bool) -> None:
+def drive(urls: str, checkpoint: str, master: str, *, until_done: bool) -> None:
     """The driver: a query that runs until it is killed, or has copied all there is."""
     from pyspark.sql import SparkSession
 
     import laminar.spark
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = laminar.spark.configure(SparkSession.builder).master("local[2,2]")
+    builder = laminar.spark.configure(SparkSession.builder).master(master)
     for name, value in {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -94,29 +101,108 @@ def committed(checkpoint: Path) -> int:
     return sum(path.name.isdecimal() for path in (checkpoint / "commits").glob("*"))
 
 
-def start_driver(
-    urls: list[str], checkpoint: Path, *, until_done: bool, log: Path
-) -> subprocess.Popen[bytes]:
-    """In a process group of its own: Spark's Java and Python processes die with it."""
-    command = [sys.executable, "-m", "tests.spark.faults", "--drive", str(checkpoint)]
-    command += ["--urls", ",".join(urls), *(["--until-done"] if until_done else [])]
-    with log.open("ab") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+Driver = subprocess.Popen[bytes]
 
 
-def kill(driver: subprocess.Popen[bytes]) -> None:
+@dataclass(frozen=True)
+class Query:
+    """What all its drivers have in common."""
+
+    urls: list[str]
+    checkpoint: Path
+    log: Path
+
+    def start(self, *, master: str = HERE, until_done: bool = False) -> Driver:
+        """In a process group of its own: Spark's Java and Python processes die with it."""
+        command = [sys.executable, "-m", "tests.spark.faults", "--drive", str(self.checkpoint)]
+        command += ["--urls", ",".join(self.urls), "--master", master]
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                command + ["--until-done"] * until_done, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def await_batches(self, driver: Driver, more: int) -> None:
+        """Until `more` batches were committed; SystemExit if it ends before."""
+        count = committed(self.checkpoint) + more
+        deadline = time.monotonic() + START_LIMIT_S
+        while committed(self.checkpoint) < count:
+            if driver.poll() is not None:
+                print(self.log.read_text()[-4_000:])
+                raise SystemExit(f"the driver ended by itself: {driver.returncode}")
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no batch was committed within {START_LIMIT_S:g} s")
+            time.sleep(0.05)
+
+
+def kill(driver: Driver) -> None:
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
 
 
-def await_batches(driver: subprocess.Popen[bytes], checkpoint: Path, count: int) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while committed(checkpoint) < count:
-        if driver.poll() is not None:
-            raise SystemExit(f"the driver ended by itself: {driver.returncode}")
-        if time.monotonic() > deadline:
-            raise SystemExit(f"no batch was committed within {START_LIMIT_S:g} s")
-        time.sleep(0.05)
+class Lives:
+    """The four kinds of lives; each leaves a driver that is dead, and the cluster whole."""
+
+    def __init__(self, query: Query, cluster: LocalCluster, rng: random.Random) -> None:
+        self._query = query
+        self._cluster = cluster
+        self._rng = rng
+        self.kinds = (self.alone, self.without_an_executor, self.without_a_node, self.taken_over)
+        self.fenced = 0
+
+    def alone(self) -> None:
+        """Killed at a random moment."""
+        driver = self._query.start()
+        self._live(driver)
+        kill(driver)
+
+    def without_an_executor(self) -> None:
+        """One of two executors is killed before; Spark makes another, and runs its tasks again."""
+        driver = self._query.start(master=BESIDE)
+        self._live(driver)
+        executors = [pid for pid in below(driver.pid) if EXECUTOR in command_of(pid)]
+        assert executors, "a driver without executors"
+        os.kill(self._rng.choice(executors), signal.SIGKILL)
+        self._query.await_batches(driver, 1)
+        kill(driver)
+
+    def without_a_node(self) -> None:
+        """A node is killed before, and comes back after."""
+        driver = self._query.start()
+        self._live(driver)
+        node = self._rng.randrange(1, 4)
+        self._cluster.kill(node)
+        time.sleep(self._rng.random() * 2)
+        kill(driver)
+        self._cluster.restart(node)
+
+    def taken_over(self) -> None:
+        """Stopped, while another driver goes on; the one that wakes up ends, and changes nothing."""
+        older = self._query.start()
+        self._live(older)
+        os.killpg(older.pid, signal.SIGSTOP)
+        newer = self._query.start()
+        try:
+            self._live(newer)
+            os.killpg(older.pid, signal.SIGCONT)
+            # Spark's own log of batches may stop either of them; the cluster must never show both.
+            older.wait(START_LIMIT_S)
+            assert older.returncode != 0, "an older driver went on beside the newer one"
+            self.fenced += 1
+        finally:
+            for each in (older, newer):
+                if each.poll() is None:
+                    kill(each)
+
+    def _live(self, driver: Driver) -> None:
+        self._query.await_batches(driver, 1)
+        time.sleep(self._rng.random() * LONGEST_LIFE_S)
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""  # it has ended
 
 
 def check(client: laminar.Client, sent: int) -> list[str]:
@@ -139,10 +225,11 @@ def main() -> int:
     given.add_argument("--seed", type=int, default=random.randrange(10**6))
     given.add_argument("--drive")
     given.add_argument("--urls")
+    given.add_argument("--master", default=HERE)
     given.add_argument("--until-done", action="store_true")
     options = given.parse_args()
     if options.drive:
-        drive(options.urls, options.drive, until_done=options.until_done)
+        drive(options.urls, options.drive, options.master, until_done=options.until_done)
         return 0
     print(f"python -m tests.spark.faults --kills {options.kills} --seed {options.seed}", flush=True)
     rng = random.Random(options.seed)
@@ -152,41 +239,35 @@ def main() -> int:
 
 def run(folder: Path, rng: random.Random, kills: int) -> int:
     """Kill, restart, check; returns the exit code."""
-    checkpoint, log = folder / "checkpoint", folder / "driver.log"
+    checkpoint = folder / "checkpoint"
     with LocalCluster(folder / "nodes", shards=1) as cluster, laminar.connect(cluster.urls) as client:
         for name, partitions in ((FROM, 3), (TO, 4)):
             client.create_topic(name, partitions=partitions, replicas=3)
+        query = Query(list(cluster.urls), checkpoint, folder / "driver.log")
+        lives = Lives(query, cluster, rng)
         feed = Feed(list(cluster.urls))
         feed.start()
-        driver = None
         try:
             for number in range(kills):
-                before = committed(checkpoint)
-                driver = start_driver(cluster.urls, checkpoint, until_done=False, log=log)
-                await_batches(driver, checkpoint, before + 1)
-                time.sleep(rng.random() * LONGEST_LIFE_S)
-                node = rng.randrange(1, 4) if number % 3 == 2 else None
-                if node is not None:
-                    cluster.kill(node)
-                    time.sleep(rng.random() * 2)
-                kill(driver)
-                if node is not None:
-                    cluster.restart(node)
-                print(f"kill {number + 1}: {committed(checkpoint)} batches, {feed.sent} records", flush=True)
-            feed.enough.set()
-            feed.join()
-            driver = start_driver(cluster.urls, checkpoint, until_done=True, log=log)
-            if driver.wait() != 0:
-                print(log.read_text()[-4_000:])
-                return 1
+                kind = lives.kinds[number % len(lives.kinds)]
+                kind()
+                name = kind.__name__.replace("_", " ")
+                print(
+                    f"kill {number + 1}, {name}: {committed(checkpoint)} batches, {feed.sent} records",
+                    flush=True,
+                )
         finally:
             feed.enough.set()
             feed.join()
-            if driver is not None and driver.poll() is None:
-                kill(driver)
+        if query.start(until_done=True).wait() != 0:
+            print(query.log.read_text()[-4_000:])
+            return 1
         wrong = check(client, feed.sent)
     print(*wrong, sep="\n" if wrong else "")
-    print(f"{kills} kills, {feed.sent} records, {committed(checkpoint)} batches: {len(wrong)} keys wrong")
+    print(
+        f"{kills} kills, {lives.fenced} older drivers ended, {feed.sent} records,"
+        f" {committed(checkpoint)} batches: {len(wrong)} keys wrong"
+    )
     return 1 if wrong else 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from laminar.spark.pipelines.session import PLACE, read_topic
+from laminar.spark.pipelines.session import PLACE, persisted, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -95,25 +95,21 @@ def audit(
         said.withColumn("claimed", f.lit(True))
         .join(copies, "id", "full_outer")
         .select("id", "ordinal", "claimed", f.coalesce("copies", f.lit(0)).alias("copies"), "first.*")
-        .persist()
     )
     before = (
         Window.partitionBy("partition", "key").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
     )
-    in_place = joined.where("claimed and copies > 0 and ordinal is not null").withColumn(
-        "highest", f.max("ordinal").over(before)
-    )
-    wrong = {
-        "lost": joined.where("copies = 0"),
-        "doubled": joined.where("copies > 1 and id is not null"),
-        "reordered": in_place.where("ordinal < highest"),
-        "unclaimed": joined.where("claimed is null"),
-    }
-    try:
-        totals = joined.agg(f.count("claimed").alias("claims"), f.sum("copies").alias("records")).collect()[0]
+    with persisted(joined) as kept:
+        in_place = kept.where("claimed and copies > 0 and ordinal is not null")
+        in_place = in_place.withColumn("highest", f.max("ordinal").over(before))
+        wrong = {
+            "lost": kept.where("copies = 0"),
+            "doubled": kept.where("copies > 1 and id is not null"),
+            "reordered": in_place.where("ordinal < highest"),
+            "unclaimed": kept.where("claimed is null"),
+        }
+        totals = kept.agg(f.count("claimed").alias("claims"), f.sum("copies").alias("records")).collect()[0]
         findings = [_finding(kind, wrong[kind]) for kind in KINDS]
-    finally:
-        joined.unpersist()
     return Audited(claims=totals["claims"], records=totals["records"] or 0, findings=findings)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from laminar.spark.pipelines.session import PLACE, RECORD, connected, read_topic
+from laminar.spark.pipelines.session import PLACE, RECORD, connected, persisted, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -154,10 +154,9 @@ def _by_place(left: DataFrame, right: DataFrame) -> Compared:
                 & f.col("a.records").eqNullSafe(f.col("b.records"))
             ).alias("same"),
         )
-        .persist()
     )
-    try:
-        [total] = digests.agg(
+    with persisted(digests) as kept:
+        [total] = kept.agg(
             f.sum("records").alias("records"),
             f.sum("others").alias("others"),
             f.count_if(~f.col("same")).alias("odd"),
@@ -165,7 +164,7 @@ def _by_place(left: DataFrame, right: DataFrame) -> Compared:
         counts = total["records"] or 0, total["others"] or 0
         if not total["odd"]:
             return _compared(counts, [])
-        odd = f.broadcast(digests.where("not same").select("partition", "chunk"))
+        odd = f.broadcast(kept.where("not same").select("partition", "chunk"))
         suspects = [
             rows.withColumn("chunk", _chunk()).join(odd, ["partition", "chunk"], "left_semi").drop("chunk")
             for rows in (left, right)
@@ -180,8 +179,6 @@ def _by_place(left: DataFrame, right: DataFrame) -> Compared:
             .alias("kind"),
         )
         return _compared(counts, _differences(pairs.where("kind is not null")))
-    finally:
-        digests.unpersist()
 
 
 def _chunk() -> Column:
@@ -223,7 +220,6 @@ def _by_key(left: DataFrame, right: DataFrame) -> Compared:
             f.coalesce("a.key", "b.key").alias("key"),
             *(f.col(f"{side}.{name}").alias(f"{side}_{name}") for side in "ab" for name in PLACE),
         )
-        .persist()
     )
     before = (
         Window.partitionBy("key")
@@ -231,28 +227,23 @@ def _by_key(left: DataFrame, right: DataFrame) -> Compared:
         .rowsBetween(Window.unboundedPreceding, -1)
     )
     place = f.struct("a_partition", "a_offset")
-    # Records without a key have no order over partitions.
-    in_order = joined.where("key is not null and a_offset is not null and b_offset is not null")
-    behind = in_order.withColumn("last", f.max(place).over(before)).where(place < f.col("last"))
-    one = (f.col("a_partition").alias("partition"), f.col("a_offset").alias("offset"), "key")
-    two = (f.col("b_partition").alias("partition"), f.col("b_offset").alias("offset"), "key")
-    found = {
-        "missing": joined.where("b_offset is null").select(*one),
-        "extra": joined.where("a_offset is null").select(*two),
-        "reordered": behind.select(*one),
-    }
-    try:
-        [total] = joined.agg(
+    here = (f.col("a_partition").alias("partition"), f.col("a_offset").alias("offset"), "key", "kind")
+    there = (f.col("b_partition").alias("partition"), f.col("b_offset").alias("offset"), "key", "kind")
+    with persisted(joined) as kept:
+        # Records without a key have no order over partitions.
+        in_order = kept.where("key is not null and a_offset is not null and b_offset is not null")
+        behind = in_order.withColumn("last", f.max(place).over(before)).where(place < f.col("last"))
+        wrong = (
+            kept.where("b_offset is null")
+            .withColumn("kind", f.lit("missing"))
+            .select(*here)
+            .union(kept.where("a_offset is null").withColumn("kind", f.lit("extra")).select(*there))
+            .union(behind.withColumn("kind", f.lit("reordered")).select(*here))
+        )
+        [total] = kept.agg(
             f.count("a_offset").alias("records"), f.count("b_offset").alias("others")
         ).collect()
-        differences = [
-            each
-            for kind, rows in found.items()
-            for each in _differences(rows.withColumn("kind", f.lit(kind)))
-        ]
-    finally:
-        joined.unpersist()
-    return _compared((total["records"], total["others"]), differences)
+        return _compared((total["records"], total["others"]), _differences(wrong))
 
 
 def _compared(counts: tuple[int, int], found: list[Difference]) -> Compared:
