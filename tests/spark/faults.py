@@ -169,7 +169,7 @@ class Lives:
         """A node is killed before, and comes back after."""
         driver = self._query.start()
         self._live(driver)
-        node = self._rng.randrange(1, 4)
+        node = self._rng.randrange(len(self._cluster.members))
         self._cluster.kill(node)
         time.sleep(self._rng.random() * 2)
         kill(driver)
