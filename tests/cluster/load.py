@@ -137,3 +137,10 @@ def leaders(url: str, topic: str) -> dict[int, str]:
         for partition in listed["partitions"]
         if partition["leader"] is not None
     }
+
+
+def placement(listed: dict[str, object]) -> list[object]:
+    """Node and reason of each partition's replicas, of the answer that lists them."""
+    partitions = listed["partitions"]
+    assert isinstance(partitions, list)
+    return [[(r["node"], r["reason"]) for r in partition["replicas"]] for partition in partitions]

@@ -13,7 +13,7 @@ import pytest
 
 import laminar
 from laminar.testing.cluster import LocalCluster, get_json
-from tests.cluster.load import Load, converged, leaders, violations
+from tests.cluster.load import Load, converged, leaders, placement, violations
 
 TOPIC = "faults"
 PARTITIONS = 6
@@ -66,12 +66,6 @@ async def test_kill_of_all_nodes_at_once_under_load_loses_nothing(cluster: Local
     assert [] == await converged(cluster, TOPIC, PARTITIONS)
     after = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
     assert placement(before) == placement(after)
-
-
-def placement(listed: dict[str, object]) -> list[object]:
-    partitions = listed["partitions"]
-    assert isinstance(partitions, list)
-    return [[(r["node"], r["reason"]) for r in partition["replicas"]] for partition in partitions]
 
 
 async def test_pitfall_36_restart_with_fewer_and_with_more_shards_loses_nothing(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import laminar
 from laminar.testing.cluster import get_json
-from tests.cluster.load import Load, converged, violations
-from tests.cluster.test_faults import placement
+from tests.cluster.load import Load, converged, placement, violations
 from tests.disks.serve import FaultCluster
 
 TOPIC = "power"

@@ -12,8 +12,8 @@ from laminar.log import DamagedDocument
 from laminar.log.document import Document
 from laminar.log.segment import index_name, segment_name
 from tests.disks.fault_disk import FaultDisk
+from tests.log.damaged import rot, segment_path, served, two_segments
 from tests.log.histories import HOME, History, contents, open_inline, run, settle
-from tests.log.test_damage import rot, segment_path, served, two_segments
 
 
 def copies(disk: FaultDisk, name: str) -> list[str]:

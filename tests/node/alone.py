@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from laminar.batch import Batch
 from laminar.log import RealDisk, Storage, StorageSettings
 from laminar.node.clock import Clock
 from laminar.node.driver import Driver
@@ -74,3 +75,12 @@ async def lone_partition(directory: Path, *, voters: ConfigurationRecord = VOTER
         await transport.close()
         await storage.close()
         assert not failures, failures
+
+
+async def values(partition: Partition) -> list[bytes]:
+    """All that is committed, in order."""
+    found: list[bytes] = []
+    while len(found) < partition.end_offset:
+        for frame in await partition.frames(len(found), max_bytes=1 << 20):
+            found.extend(Batch(frame).values)
+    return found

@@ -32,6 +32,20 @@ def routes() -> AppendRoutes:
     return AppendRoutes(shard, cast(Any, None), cast(Any, None), cast(Any, None), limits=Limits())
 
 
+def elsewhere(leader: Any, ask: Any) -> AppendRoutes:
+    """Routes of a shard that has no partition: `leader` says who has it, `ask` asks there."""
+    served = routes()
+    served._shard.partitions = {}
+    locator = SimpleNamespace(
+        leader=leader,
+        forget=lambda topic, number: None,
+        while_it_leads=lambda where, topic, number, asking: asking,
+    )
+    served._locator = cast(Any, locator)
+    served._exchange = cast(Any, SimpleNamespace(ask=ask))
+    return served
+
+
 def append(partition: Partition, frame: bytearray) -> asyncio.Future[Receipt]:
     return partition.append_frame(frame, Header.unpack(frame))
 
@@ -208,17 +222,7 @@ async def test_a_later_try_that_was_refused_does_not_deny_an_earlier_one(then: s
         tries += 1
         raise Problem("no_leader", "the connection ended", outcome="unknown") if tries == 1 else refused
 
-    served = routes()
-    served._shard.partitions = {}
-    served._locator = cast(
-        Any,
-        SimpleNamespace(
-            leader=leader,
-            forget=lambda topic, number: None,
-            while_it_leads=lambda where, topic, number, asking: asking,
-        ),
-    )
-    served._exchange = cast(Any, SimpleNamespace(ask=ask))
+    served = elsewhere(leader, ask)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("laminar.node.api.append.GIVE_UP_S", 0.3)
         body = batch(0, b"x")
@@ -251,17 +255,7 @@ async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other
             raise answer
         return answer
 
-    served = routes()
-    served._shard.partitions = {}
-    served._locator = cast(
-        Any,
-        SimpleNamespace(
-            leader=leader,
-            forget=lambda topic, number: None,
-            while_it_leads=lambda where, topic, number, asking: asking,
-        ),
-    )
-    served._exchange = cast(Any, SimpleNamespace(ask=ask))
+    served = elsewhere(leader, ask)
     head = {"idempotency-key": "one", "content-type": "text/plain"}
     request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=b"x")
 

@@ -11,7 +11,7 @@ from laminar.node.replacement import plan, too_many_gone
 from laminar.node.wire import ConfigurationRecord
 from membership.records import CatalogState
 from raft.configuration import check_step
-from tests.membership.test_replica_rules import node
+from tests.membership.nodes import node
 
 IDS = {name: number for number, name in enumerate("abcdefgh", 1)}
 

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from laminar.log import DamagedRange
-from tests.node.trio import Member, batch, send, trio
-
-
-def forget_recent(member: Member) -> None:
-    """Let everything be read from its files."""
-    recorder = member.storage._recorder
-    recorder.written = recorder.recorded
-    recorder.forget_written()
+from tests.node.trio import batch, send, trio
 
 
 @pytest.mark.parametrize("cold", [True, False])
@@ -29,7 +22,7 @@ async def test_pitfall_39_a_leader_with_damage_goes_on_and_sends_what_was_repair
         for number in range(5):
             await send(leader, batch(number, b"value" * 100))
         await leader.storage.checkpoint()
-        forget_recent(leader)
+        leader.forget_recent()
         log = leader.partition.log
         index = log.last_index - 4  # the first that the follower lacks
         segment = log.segment_of(index)

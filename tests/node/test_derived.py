@@ -24,7 +24,7 @@ from laminar.node.replica import initial_frame, replay
 from laminar.node.wire import ConfigurationRecord
 from tests.disks.fault_disk import FaultDisk, FaultFile
 from tests.log.histories import open_inline
-from tests.node.test_opening import entry, open_all
+from tests.node.opened import entry, open_all
 from tests.node.trio import VOTERS
 
 NOBODY: Any = None

@@ -21,7 +21,7 @@ from membership.records import (
     ReportConfiguration,
 )
 from raft.configuration import check_step
-from tests.membership.test_replica_rules import GROUP, node, state_of
+from tests.membership.nodes import GROUP, node, state_of
 
 
 def replica(number: int, name: str, *, made: bool = True) -> ReplicaRecord:

@@ -17,7 +17,7 @@ from laminar.node.shard import Shard
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord, Tombstone, TopicRecord
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import frame_for, open_inline
-from tests.node.test_opening import entry
+from tests.node.opened import entry
 
 HELD, OTHER = bytes([1]) * 16, bytes([2]) * 16
 STORE = b"s" * 16

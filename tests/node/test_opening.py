@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,83 +10,19 @@ import msgspec
 import pytest
 
 from laminar.batch import Header, Kind, build, build_control, stamp
-from laminar.log import DamagedRange, Storage
+from laminar.log import DamagedRange
 from laminar.log.errors import StorageError
-from laminar.log.manifest import ReplicaEntry
-from laminar.node.calls import PeerLost
 from laminar.node.catalog_group import CatalogGroup
-from laminar.node.clock import Clock
 from laminar.node.derived import derived_of
-from laminar.node.environment import Environment
-from laminar.node.opening import Opening
 from laminar.node.own_catalog import OwnCatalog
 from laminar.node.peers import Whereabouts
-from laminar.node.process import Process
-from laminar.node.repair import Repairs, Reply
+from laminar.node.repair import Reply
 from laminar.node.replica import initial_frame
-from laminar.node.transport import TcpAddress
 from membership.catalog import OutcomeUnknown
-from raft.values import Settings
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import frame_for, open_inline
-from tests.node.trio import CLUSTER, PATIENCE_S, VOTERS
-
-
-def entry(number: int, log_id: int) -> ReplicaEntry:
-    return ReplicaEntry(
-        log_id=log_id,
-        replica_id=number,
-        incarnation=1,
-        group=bytes([number]) * 16,
-        topic="t",
-        partition=number,
-        partition_hash=number,
-        state="made",
-        created_ms=1,
-        voters=list(VOTERS.voters),
-        settings={},
-    )
-
-
-async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
-    """The part of a shard that opens replicas."""
-    driven: list[Any] = []
-    shard: Any = SimpleNamespace(
-        storage=storage,
-        lost=[],
-        partitions={},
-        by_group={},
-        driver=SimpleNamespace(add=driven.append),
-        driven=driven,
-        cluster_id=CLUSTER,
-        raft_settings=Settings(),
-        rng=random.Random(1),
-        clock=Clock(),
-        environment=Environment(),
-    )
-    shard.open_replica = lambda *args, **named: Process.open_replica(shard, *args, **named)
-    shard.work = []
-
-    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        shard.work.append(asyncio.get_running_loop().create_task(work))
-        task: asyncio.Task[None] = shard.work[-1]
-        return task
-
-    shard.spawn = spawn
-    shard.repairs = Repairs(
-        cluster_id=lambda: CLUSTER,
-        call=nobody_answers,
-        nodes_of=lambda each, replica: ["b", "c"],
-        address_of=lambda node, each: TcpAddress("127.0.0.1", 9),
-        hand_over=lambda replica, node: None,
-        spawn=spawn,
-        rng=random.Random(1),
-    )
-    storage.on_damage = shard.repairs.found
-    opening = Opening(shard)
-    for each in entries:
-        await opening.open(each)
-    return shard
+from tests.log.histories import open_inline
+from tests.node.opened import entry, found_again, open_all
+from tests.node.trio import PATIENCE_S, VOTERS
 
 
 async def test_pitfall_35_a_catalog_that_lost_its_promises_is_not_begun_anew() -> None:
@@ -114,11 +48,6 @@ async def test_pitfall_35_a_catalog_that_lost_its_promises_is_not_begun_anew() -
     storage.lost_hard_states.add(1)
     assert is_lost()
     await storage.close()
-
-
-async def nobody_answers(*_: object, **__: object) -> bytes:
-    """A call to nodes that are not there."""
-    raise PeerLost("nobody is there", sent=False)
 
 
 async def test_pitfall_35_what_is_missing_unreadable_or_unsure_stays_away_alone() -> None:
@@ -188,18 +117,7 @@ async def test_a_command_that_cannot_be_applied_ends_the_controller() -> None:
 
 async def test_a_damaged_replica_that_is_let_go_is_waited_for_no_longer() -> None:
     """Its log may stand for a while yet: looking at it again and again without a pause stops the shard."""
-    disk = FaultDisk()
-    storage = open_inline(disk)
-    log = storage.create_log("t-1")
-    log.append([initial_frame(VOTERS, created_ms=1)])
-    for value in (b"a" * 300, b"b" * 300):
-        log.append([frame_for(log, [value])])
-    storage.record_hard_state(1, term=1, vote=0)
-    await storage.sync()
-    await storage.close()
-    disk.kill()
-    storage = open_inline(disk)
-    log = storage.logs[log.log_id]
+    disk, storage, log = await found_again(b"a" * 300, b"b" * 300)
     disk.rot(log.segment_of(2).file.path, log.row(2).position + 200, 4)
     shard = await open_all(storage, [entry(1, log.log_id)])
     waiting, *_ = [task for task in shard.work if "_start_damaged" in repr(task)]
@@ -224,18 +142,7 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     """
     monkeypatch.setattr("laminar.node.opening.MEND_PATIENCE_S", 0.05)
     monkeypatch.setattr("laminar.node.opening.MEND_LOOK_S", 0.01)
-    disk = FaultDisk()
-    storage = open_inline(disk)
-    log = storage.create_log("t-1")
-    log.append([initial_frame(VOTERS, created_ms=1)])
-    for value in (b"a" * 300, b"b" * 300, b"c" * 300):
-        log.append([frame_for(log, [value])])
-    storage.record_hard_state(1, term=1, vote=0)
-    await storage.sync()
-    await storage.close()
-    disk.kill()
-    storage = open_inline(disk)
-    log = storage.logs[log.log_id]
+    disk, storage, log = await found_again(b"a" * 300, b"b" * 300, b"c" * 300)
     [missing] = await log.read(3, 3, max_bytes=1)
     disk.rot(log.segment_of(3).file.path, log.row(3).position + 200, 4)
     found = entry(1, log.log_id)

@@ -10,18 +10,9 @@ import pytest
 from laminar.batch import Batch, Header, build
 from laminar.http.errors import Problem
 from laminar.http.records import Records
-from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.wire import ConfigurationRecord
-from tests.node.alone import lone_partition
-
-
-async def values(partition: Partition) -> list[bytes]:
-    found: list[bytes] = []
-    while len(found) < partition.end_offset:
-        for frame in await partition.frames(len(found), max_bytes=1 << 20):
-            found.extend(Batch(frame).values)
-    return found
+from tests.node.alone import lone_partition, values
 
 
 def produced(sequence: int, *payload: bytes, epoch: int = 0) -> tuple[bytearray, Header]:

@@ -11,11 +11,9 @@ import pytest
 
 from laminar.batch import Header, build, stamp
 from laminar.log import DamagedRange
-from laminar.log.manifest import ReplicaEntry
 from laminar.node.calls import PeerLost
 from laminar.node.repair import Ask, Repairs, Reply
 from laminar.node.transport import Peer
-from tests.node.test_damage import forget_recent
 from tests.node.trio import CLUSTER, GROUP, Member, Trio, batch, send, trio
 
 COUNT = 6
@@ -29,7 +27,7 @@ async def filled(cluster: Trio) -> Member:
     await cluster.settled()
     for member in cluster.alive:
         await member.storage.checkpoint()
-        forget_recent(member)
+        member.forget_recent()
     return leader
 
 
@@ -52,7 +50,7 @@ async def read_everything(cluster: Trio) -> None:
     """From the files."""
     for member in cluster.alive:
         await member.storage.checkpoint()
-        forget_recent(member)
+        member.forget_recent()
         log = member.partition.log
         for index in range(log.first_index, log.last_index + 1):
             assert await log.read(index, index, max_bytes=1)
@@ -124,21 +122,8 @@ async def test_a_replica_gives_only_what_is_wanted_and_certain() -> None:
     async with trio(heals=False) as cluster:
         leader = await filled(cluster)
         other = cluster.followers(leader)[0]
-        entry = ReplicaEntry(
-            log_id=other.replica_id,
-            replica_id=other.replica_id,
-            incarnation=1,
-            group=GROUP,
-            topic="t",
-            partition=0,
-            partition_hash=0,
-            state="made",
-            created_ms=1,
-            voters=[(1, "a"), (2, "b"), (3, "c")],
-            settings={},
-        )
         log = other.partition.log
-        other.repairs.keep(entry, log)
+        other.repairs.keep(other.entry, log)
         last, term = log.last_index, log.last_term
         peer = Peer(leader.node, 1, b"n" * 16)
 
@@ -230,7 +215,7 @@ async def test_a_damaged_replica_leads_if_nobody_else_can() -> None:
             lambda: other.partition.committed_index == leader.partition.committed_index, what="committed"
         )
         await other.storage.checkpoint()
-        forget_recent(other)
+        other.forget_recent()
         await leader.kill()
         index = other.partition.log.last_index - 2
 

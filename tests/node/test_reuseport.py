@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,13 @@ import pytest
 from laminar.node.reuseport import partition_program
 from laminar.node.sockets import NodeSockets, open_kept_sockets
 from router import owner_shard
-from tests.node.test_sockets import HOSTS, have
+from tests.node.hosts import HOSTS, have
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "router" / "golden.json").read_text())
 # Ordinary connections for each number of shards; `make steer-long` has 10,000.
 CONNECTIONS = int(os.environ.get("CONNECTIONS", "1000"))
 # The 1 - 1e-6 quantiles of chi-squared, by degrees of freedom.
 HIGHEST = {1: 23.93, 2: 27.63, 3: 30.66, 7: 40.52}
-
-
-@pytest.fixture
-def opened() -> Iterator[list[NodeSockets]]:
-    """Whatever a test opens and appends here is closed afterwards."""
-    nodes: list[NodeSockets] = []
-    yield nodes
-    for node in nodes:
-        node.close()
 
 
 def datagram(partition_hash: int) -> bytes:

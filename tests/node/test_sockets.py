@@ -6,32 +6,12 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from laminar.node.boot import CONTROLLER
 from laminar.node.sockets import NodeSockets, Ports, open_kept_sockets, open_sockets, plan_ports
-
-HOSTS = ["127.0.0.1", "::1"]
-
-
-def have(host: str) -> bool:
-    """Whether this machine can bind `host`."""
-    try:
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.fixture
-def opened() -> Iterator[list[NodeSockets]]:
-    """Whatever a test opens and appends here is closed afterwards."""
-    nodes: list[NodeSockets] = []
-    yield nodes
-    for node in nodes:
-        node.close()
+from tests.node.hosts import HOSTS, have
 
 
 def accept_from(listeners: list[socket.socket], *, timeout: float = 5.0) -> tuple[int, socket.socket]:

@@ -18,9 +18,8 @@ from laminar.node.receipts import Receipt
 from laminar.node.stages import Stages
 from laminar.node.staging import Batch as SinkBatch
 from laminar.node.staging import Staging
-from tests.node.alone import lone_partition
+from tests.node.alone import lone_partition, values
 from tests.node.entries import pin_entry, publish_entry, staged_entry
-from tests.node.test_partition import values
 
 SINK = b"s" * 16
 

@@ -165,10 +165,10 @@ class Member:
             await self.storage.sync()
         await self._open()
 
-    async def _open(self) -> None:
-        log = self.storage.logs[self.replica_id]
-        self.partition = Partition(topic="t", number=0, driver=self.driver, log=log)
-        entry = ReplicaEntry(
+    @property
+    def entry(self) -> ReplicaEntry:
+        """As its manifest has it."""
+        return ReplicaEntry(
             log_id=self.replica_id,
             replica_id=self.replica_id,
             incarnation=1,
@@ -181,6 +181,11 @@ class Member:
             voters=list(VOTERS.voters),
             settings={},
         )
+
+    async def _open(self) -> None:
+        log = self.storage.logs[self.replica_id]
+        self.partition = Partition(topic="t", number=0, driver=self.driver, log=log)
+        entry = self.entry
         process: Any = SimpleNamespace(
             cluster_id=CLUSTER,
             storage=self.storage,
@@ -329,6 +334,12 @@ class Member:
             assert found, f"{self}: entry {log.first_index + len(frames)} cannot be read"
             frames += [bytes(frame) for frame in found]
         return frames
+
+    def forget_recent(self) -> None:
+        """Let everything be read from its files."""
+        recorder = self.storage._recorder
+        recorder.written = recorder.recorded
+        recorder.forget_written()
 
     def values(self) -> list[bytes]:
         """All committed values in order."""

@@ -12,9 +12,8 @@ from membership.records import Result
 from raft.values import Role
 from tests.sim.clients import Client
 from tests.sim.machine import Machine
+from tests.sim.scene import REPLACED_SOON, Scene, replaced
 from tests.sim.simulation import TOPIC
-from tests.sim.test_catch_up import Scene
-from tests.sim.test_replacement import SOON, replaced
 
 JSON = {"content-type": "application/json"}
 
@@ -91,7 +90,7 @@ def join(scene: Scene, node: str, *, through: str) -> Machine:
 
 def test_five_nodes_that_die_one_after_another_keep_their_catalog_down_to_two() -> None:
     """Each is given up before the next one dies; then the founder comes back to a catalog without it."""
-    scene = Scene(11, nodes=5, node_settings=SOON)
+    scene = Scene(11, nodes=5, node_settings=REPLACED_SOON)
     a, b, c, *_ = scene.world.machines.values()
     until_voters(scene, "abcde")
     scene.load()
@@ -118,7 +117,7 @@ def test_a_founder_that_comes_back_among_strangers_follows_them() -> None:
     """All whom it knew are gone, and it votes no more. It hears by gossip where they are; its own log says
     that it is one of three who might elect it.
     """
-    scene = Scene(12, node_settings=SOON)
+    scene = Scene(12, node_settings=REPLACED_SOON)
     a, b, c = scene.world.machines.values()
     until_voters(scene, "abc")
     a.kill()
@@ -159,7 +158,7 @@ def _learners(scene: Scene) -> tuple[tuple[int, str], ...]:
 
 def test_a_new_node_gets_a_long_catalog_in_bounded_pieces_and_then_votes() -> None:
     """Group 0's log is never trimmed. While it is replayed it speaks of the first nodes only."""
-    scene = Scene(13, nodes=4, node_settings=SOON)
+    scene = Scene(13, nodes=4, node_settings=REPLACED_SOON)
     a, b, *_ = scene.world.machines.values()
     # The founder, and the two that came first.
     assert scene.world.loop.run_until(lambda: len(voters(scene)) == 3, at_most_s=60.0)
@@ -203,7 +202,7 @@ def test_a_new_node_gets_a_long_catalog_in_bounded_pieces_and_then_votes() -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_voters_that_die_and_come_back_at_any_moment_leave_one_catalog(seed: int) -> None:
     """Kills and power cuts while voters are swapped; watched: one leader a term, the same entries."""
-    scene = Scene(300 + seed, nodes=5, node_settings=SOON | {"replace_after_ms": 2000}, disk_s=0.01)
+    scene = Scene(300 + seed, nodes=5, node_settings=REPLACED_SOON | {"replace_after_ms": 2000}, disk_s=0.01)
     rng = scene.world.rng
     scene.load(pause_s=0.5)
     for _ in range(12):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -11,97 +10,8 @@ from laminar.log.errors import DamagedRange
 from laminar.node.calls import RemoteError
 from laminar.node.catch_up.messages import DAMAGED, PIECE
 from laminar.node.partition import Partition
-from laminar.node.process import Process
 from laminar.node.transport import Peer
-from tests.sim.clients import REQUEST_TIMEOUT_S
-from tests.sim.machine import Machine
-from tests.sim.simulation import TOPIC, _begin
-from tests.sim.watch import Watch
-from tests.sim.world import Options, World
-
-SMALL: dict[str, int | str] = {"retention_bytes": 40_000}
-SOON: dict[str, int] = {"retention_check_ms": 1000, "retention_hold_ms": 0, "catch_up_bytes": 1 << 14}
-
-
-class Scene:
-    """A cluster under load, one partition, small segments that are given up soon."""
-
-    def __init__(self, seed: int, **options: object) -> None:
-        wanted = Options(
-            seed=seed,
-            partitions=1,
-            clients=3,
-            node_settings=SOON,
-            topic_settings=SMALL,
-        )
-        for name, value in options.items():
-            setattr(wanted, name, value)
-        self.options = wanted
-        self.world = World(wanted)
-        self.watch = Watch(self.world)
-        seen = self.world.watch
-
-        def narrow(machine: Machine, process: Process) -> None:
-            """Appends in small windows: else a whole log is under way before anybody looks."""
-            process.raft_settings = replace(
-                process.raft_settings, max_inflight_bytes=2048, max_append_bytes=1024
-            )
-            seen(machine, process)
-
-        self.world.watch = narrow
-        self.clients = _begin(self.world, self.watch)
-
-    def load(self, *, pause_s: float = 0.04) -> None:
-        for client in self.clients:
-            client.start(pause_s=pause_s)
-
-    def calm(self) -> None:
-        for client in self.clients:
-            client.stopping = True
-        self.world.loop.run_for(2 * REQUEST_TIMEOUT_S)
-
-    def partition(self, machine: Machine) -> Partition | None:
-        return next((p for m, p in self.watch.partitions(TOPIC, 0) if m is machine), None)
-
-    def held(self, machine: Machine) -> Partition:
-        """`partition`, of one that must be there."""
-        partition = self.partition(machine)
-        assert partition is not None, machine
-        return partition
-
-    def follower(self) -> Machine:
-        return next(m for m, p in self.watch.partitions(TOPIC, 0) if not p.leads)
-
-    @property
-    def start(self) -> int:
-        return max((p.log.start.index for _, p in self.watch.partitions(TOPIC, 0)), default=0)
-
-    def installed(self, machine: Machine) -> int:
-        return sum(shard.catch_up.installer.installed for shard in machine.shard_processes)
-
-    def until_the_start_passes(self, index: int) -> None:
-        assert self.world.loop.run_until(lambda: self.start > index, at_most_s=600.0), "nothing is given up"
-
-    def leave_behind(self, away: Machine) -> Partition:
-        """Kill it, and give up all that it held under load; returns its replica as it was."""
-        held = self.held(away)
-        self.load()
-        away.kill()
-        self.until_the_start_passes(held.log.last_index)
-        return held
-
-    def until_installed(self, machine: Machine, *, at_most_s: float = 60.0) -> None:
-        """Wait for its new log."""
-        loop = self.world.loop
-        assert loop.run_until(lambda: self.installed(machine) == 1, at_most_s=at_most_s), "no new log"
-
-    def check(self) -> None:
-        loop = self.world.loop
-        assert loop.run_until(lambda: self.watch.converged(TOPIC, 1, 3), at_most_s=120.0), [
-            (m.node, p.replica.core, p.log) for m, p in self.watch.partitions(TOPIC, 0)
-        ]
-        loop.run_until_complete(self.watch.check_end(TOPIC, 1))
-        self.world.close()
+from tests.sim.scene import Scene
 
 
 def test_a_replica_whose_entries_are_gone_gets_whole_segments() -> None:

@@ -10,33 +10,8 @@ import pytest
 
 from membership.records import ReplaceReplica
 from tests.sim.machine import Machine
+from tests.sim.scene import REPLACED_SOON, SMALL, Scene, members, replaced, scene_of
 from tests.sim.simulation import TOPIC
-from tests.sim.test_catch_up import SMALL, Scene
-
-SOON = {
-    "retention_check_ms": 1000,
-    "retention_hold_ms": 0,
-    "catch_up_bytes": 1 << 14,
-    "replace_after_ms": 5000,
-}
-
-
-def scene_of(seed: int, **options: object) -> Scene:
-    return Scene(seed, nodes=4, node_settings=SOON, **options)
-
-
-def members(scene: Scene) -> tuple[set[str], int]:
-    """The nodes of the voters as the leader has them, and the number of learners."""
-    for _, partition in scene.watch.partitions(TOPIC, 0):
-        if partition.leads:
-            record = partition.replica.configuration_record
-            return {node for _, node in record.voters}, len(record.learners)
-    return set(), 0
-
-
-def replaced(scene: Scene, gone: Machine) -> bool:
-    voters, learners = members(scene)
-    return len(voters) == 3 and gone.node not in voters and not learners
 
 
 @pytest.mark.parametrize("retention", [{}, SMALL])
@@ -57,7 +32,7 @@ def test_replicas_of_a_node_that_is_gone_for_good_are_made_anew_elsewhere(
 
 def test_a_lost_replica_is_shown_until_its_group_has_let_go_of_it() -> None:
     """Its own node says so before the catalog can be told; then who leaves, and why."""
-    scene = Scene(7, node_settings=SOON)
+    scene = Scene(7, node_settings=REPLACED_SOON)
     wiped = scene.follower()
     away = next(m for m in scene.world.machines.values() if m is not wiped)
     held = scene.partition(wiped)
@@ -168,7 +143,7 @@ def test_deaths_while_replicas_move_lose_nothing(seed: int) -> None:
 
 def test_pitfall_35_a_replica_whose_files_are_gone_is_made_anew_under_another_id() -> None:
     """Also on the same node, and with no node to spare: what it promised, the group has let go of first."""
-    scene = Scene(5, node_settings=SOON)
+    scene = Scene(5, node_settings=REPLACED_SOON)
     wiped = scene.follower()
     held = scene.partition(wiped)
     assert held is not None
@@ -261,7 +236,7 @@ def catalog_voters(scene: Scene) -> set[str]:
 @pytest.mark.parametrize("node", ["a", "b"])
 def test_a_wiped_node_comes_back_under_a_new_name_and_takes_all_places_of_the_old_one(node: str) -> None:
     """Three of three: its replicas, and its vote in the catalog; also where the cluster was founded."""
-    scene = Scene(7, node_settings=SOON)
+    scene = Scene(7, node_settings=REPLACED_SOON)
     machine = scene.world.machines[node]
     scene.load()
     scene.world.loop.run_for(10.0)
@@ -276,7 +251,7 @@ def test_a_wiped_node_comes_back_under_a_new_name_and_takes_all_places_of_the_ol
 
 def test_pitfall_35_a_wiped_node_is_refused_under_its_old_name() -> None:
     """It has votes and acknowledgements behind it that it does not know of: nothing of it may vote again."""
-    scene = Scene(8, node_settings=SOON)
+    scene = Scene(8, node_settings=REPLACED_SOON)
     machine = scene.follower()
     wiped(scene, machine, machine.node)
 

@@ -9,9 +9,8 @@ import pytest
 from laminar.node import own_folder as module
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.machine import Machine
+from tests.sim.scene import Scene, replaced, scene_of
 from tests.sim.simulation import TOPIC
-from tests.sim.test_catch_up import Scene
-from tests.sim.test_replacement import replaced, scene_of
 
 if TYPE_CHECKING:
     from tests.disks.fault_disk import FaultDisk

@@ -1,0 +1,102 @@
+"""Replicas opened as a shard opens them, without the rest of the shard."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+from laminar.log import Log, Storage
+from laminar.log.manifest import ReplicaEntry
+from laminar.node.calls import PeerLost
+from laminar.node.clock import Clock
+from laminar.node.environment import Environment
+from laminar.node.opening import Opening
+from laminar.node.process import Process
+from laminar.node.repair import Repairs
+from laminar.node.replica import initial_frame
+from laminar.node.transport import TcpAddress
+from raft.values import Settings
+from tests.disks.fault_disk import FaultDisk
+from tests.log.histories import frame_for, open_inline
+from tests.node.trio import CLUSTER, VOTERS
+
+
+def entry(number: int, log_id: int) -> ReplicaEntry:
+    return ReplicaEntry(
+        log_id=log_id,
+        replica_id=number,
+        incarnation=1,
+        group=bytes([number]) * 16,
+        topic="t",
+        partition=number,
+        partition_hash=number,
+        state="made",
+        created_ms=1,
+        voters=list(VOTERS.voters),
+        settings={},
+    )
+
+
+async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
+    """The part of a shard that opens replicas."""
+    driven: list[Any] = []
+    shard: Any = SimpleNamespace(
+        storage=storage,
+        lost=[],
+        partitions={},
+        by_group={},
+        driver=SimpleNamespace(add=driven.append),
+        driven=driven,
+        cluster_id=CLUSTER,
+        raft_settings=Settings(),
+        rng=random.Random(1),
+        clock=Clock(),
+        environment=Environment(),
+    )
+    shard.open_replica = lambda *args, **named: Process.open_replica(shard, *args, **named)
+    shard.work = []
+
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        shard.work.append(asyncio.get_running_loop().create_task(work))
+        task: asyncio.Task[None] = shard.work[-1]
+        return task
+
+    shard.spawn = spawn
+    shard.repairs = Repairs(
+        cluster_id=lambda: CLUSTER,
+        call=nobody_answers,
+        nodes_of=lambda each, replica: ["b", "c"],
+        address_of=lambda node, each: TcpAddress("127.0.0.1", 9),
+        hand_over=lambda replica, node: None,
+        spawn=spawn,
+        rng=random.Random(1),
+    )
+    storage.on_damage = shard.repairs.found
+    opening = Opening(shard)
+    for each in entries:
+        await opening.open(each)
+    return shard
+
+
+async def nobody_answers(*_: object, **__: object) -> bytes:
+    """A call to nodes that are not there."""
+    raise PeerLost("nobody is there", sent=False)
+
+
+async def found_again(*values: bytes) -> tuple[FaultDisk, Storage, Log]:
+    """The log of replica 1 with an entry for each of these, as a start finds it in its segment."""
+    disk = FaultDisk()
+    storage = open_inline(disk)
+    log = storage.create_log("t-1")
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    for value in values:
+        log.append([frame_for(log, [value])])
+    storage.record_hard_state(1, term=1, vote=0)
+    await storage.sync()
+    await storage.close()
+    disk.kill()
+    storage = open_inline(disk)
+    return disk, storage, storage.logs[log.log_id]
