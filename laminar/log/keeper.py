@@ -21,6 +21,7 @@ from laminar.log.errors import DamagedRange, DiskError, RepairRefused, StorageEr
 from laminar.log.log import Log
 from laminar.log.quarantine import Damage, Sealed, document
 from laminar.log.rows import HEADER_SIZE, UNKNOWN_KIND, Row, pack_row
+from laminar.log.walk import packed
 
 _log = logging.getLogger("laminar.damage")
 
@@ -185,16 +186,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
         kind=header.kind,
         tag_mask=header.tag_mask,
     )
-    rows = pack_row(
-        row.term,
-        row.base_offset,
-        row.position,
-        row.append_time_ms,
-        row.tag_mask,
-        row.count,
-        row.size,
-        row.kind,
-    )
+    rows = packed(row)
     if not known and not last:
         rest = max(damage.next_offset - header.next_offset, 0)
         rows += pack_row(

@@ -15,23 +15,30 @@ class Retries:
     """One timer; all methods are the loop's."""
 
     def __init__(
-        self, loop: Callable[[], asyncio.AbstractEventLoop], *, pause_ms: int, attempt: Callable[[], None]
+        self,
+        loop: Callable[[], asyncio.AbstractEventLoop],
+        *,
+        pause_ms: int,
+        attempt: Callable[[set[str]], None],
     ) -> None:
-        """`attempt` begins what is missing; if that fails again, its end calls `wanted` again."""
+        """`attempt` begins what is missing, by name; if that fails again, its end calls `wanted` again."""
         self._loop = loop
         self._pause_ms = pause_ms
         self._attempt = attempt
+        self._missing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def wanted(self) -> None:
-        """Something failed: try it in `pause_ms`."""
+    def wanted(self, what: str) -> None:
+        """It could not be made: try it in `pause_ms`."""
+        self._missing.add(what)
         if self._timer is None and not self._closed:
             self._timer = self._loop().call_later(self._pause_ms / 1000, self._try)
 
     def _try(self) -> None:
         self._timer = None
-        self._attempt()
+        missing, self._missing = self._missing, set()
+        self._attempt(missing)
 
     def close(self) -> None:
         self._closed = True

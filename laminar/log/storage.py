@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from laminar.log.checkpoints import Checkpoints, Done
+from laminar.log.checkpoints import Checkpoints
 from laminar.log.codec import ONE, PAIR, RecordKind, record_head
 from laminar.log.commits import GroupCommit, Synced
 from laminar.log.disk import Disk
 from laminar.log.document import Document
+from laminar.log.errands import Errands
 from laminar.log.errors import DamagedRange, LogGone, StorageClosed, StorageError
 from laminar.log.intervals import Intervals
 from laminar.log.keeper import Keeper
@@ -64,7 +65,7 @@ class Storage:
         # Replicas whose newest hard state may be gone: they must neither vote nor answer.
         self.lost_hard_states: set[int] = recovered.lost_hard_states
         self.manifest: Manifest = recovered.manifest
-        self._keeper = Keeper(self._in_writer)
+        self._keeper = Keeper(lambda work: self._errands.in_writer(work))
         for log in self.logs.values():
             self._keeper.adopt(log)
         # Finds rot before anybody reads it; whoever has a loop to spare lets it `run` there.
@@ -91,6 +92,12 @@ class Storage:
             hand_over=self._hand_over,
         )
         self._commits.on_failure = self._failed
+        self._errands = Errands(
+            self._commits,
+            journal=self._journal_worker,
+            writer=self._writer_worker,
+            background=self._background,
+        )
         recovered.readers.beside_commits = lambda: self._commits.busy
         self._checkpoints = Checkpoints(
             self._writer,
@@ -99,15 +106,12 @@ class Storage:
             max_frame_bytes=settings.max_frame_bytes,
             journal_worker=self._journal_worker,
             background=self._background,
-            behind_frames=self._behind_frames,
+            behind_frames=self._errands.behind_frames,
             on_failed=partial(self._lacking, "checkpoint"),
             on_bug=self._commits.bug,
         )
-        # What could not be made and is tried again: "checkpoint", "spare" (the next journal file).
-        self._lacks: set[str] = set()
+        # Of what could not be made: "checkpoint", "spare" (the next journal file).
         self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
-        # What was handed to other threads and not answered yet.
-        self._asked: dict[asyncio.Future[None], None] = {}
         self._sync_worker = workers("syncs")
         self._intervals = Intervals(
             recorder=self._recorder,
@@ -118,7 +122,7 @@ class Storage:
             boot_id=disk.boot_id(),
             tell=self._commits.tell,
             sync=self.sync,
-            behind_frames=self._behind_frames,
+            behind_frames=self._errands.behind_frames,
             on_bug=self._commits.bug,
         )
         self._commits.follow(self._intervals)
@@ -311,7 +315,7 @@ class Storage:
 
     def _hand_over(self, gathered: list[Synced]) -> None:
         """In the journal's thread."""
-        self._writer_worker.submit(partial(self._guarded, partial(self._write_segments, gathered)))
+        self._errands.write(partial(self._write_segments, gathered))
 
     def _write_segments(self, gathered: list[Synced]) -> None:
         """In the writer's thread."""
@@ -332,40 +336,22 @@ class Storage:
             if self._journal.starved:
                 self._lacking("spare")
 
-        self._background.submit(partial(self._guarded, prepare))
+        self._errands.in_background(prepare)
 
     def _lacking(self, what: str) -> None:
         """From any thread: it could not be made, and no frame may come that would ask for it again."""
+        self._commits.tell(partial(self._retries.wanted, what))
 
-        def note() -> None:
-            self._lacks.add(what)
-            self._retries.wanted()
-
-        self._commits.tell(note)
-
-    def _try_again(self) -> None:
+    def _try_again(self, lacks: set[str]) -> None:
         """On the loop."""
-        lacks, self._lacks = self._lacks, set()
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
         if "checkpoint" in lacks:
-            self._behind_frames(self._checkpoints.request)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """In any thread: what fails here, the process does not survive."""
-        try:
-            work()
-        except BaseException as error:
-            self._commits.bug(error)
-            if not isinstance(error, Exception):
-                raise
+            self._errands.behind_frames(self._checkpoints.request)
 
     def _failed(self, error: BaseException) -> None:
         """On the loop, once."""
-        asked, self._asked = self._asked, {}
-        for future in asked:
-            if not future.done():
-                future.set_exception(StorageClosed(f"the journal failed: {error!r}"))
+        self._errands.failed(error)
         self._intervals.close(error)
         self._retries.close()
         if self.on_failure is not None:
@@ -391,7 +377,7 @@ class Storage:
 
     def _let_rest(self, log_id: int, synced: asyncio.Future[None]) -> None:
         if not synced.cancelled() and synced.exception() is None:
-            self._behind_frames(partial(self._checkpoints.at_rest, log_id))
+            self._errands.behind_frames(partial(self._checkpoints.at_rest, log_id))
 
     # Everything else
 
@@ -405,24 +391,11 @@ class Storage:
             replaced = self._writer.replaced
             self._writer.replaced = {old: new for old, new in replaced.items() if old in named}
 
-        await self._in_writer(write)
+        await self._errands.in_writer(write)
 
     async def checkpoint(self) -> None:
         """Make a checkpoint of everything that is in its segment by now. Raises `DiskError`."""
-        await self._ask(self._checkpoints.request)
-
-    def _in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run something in the writer's thread, behind what was handed to it before."""
-
-        def perform(done: Done) -> None:
-            try:
-                work()
-            except StorageError as error:
-                done(error)
-            else:
-                done(None)
-
-        return self._ask(perform)
+        await self._errands.ask(self._checkpoints.request)
 
     def keep_beside(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
         """Replace a document in a log's folder, beside its segments; done when it is durable.
@@ -431,53 +404,7 @@ class Storage:
         with `DiskError`, also when the log is gone meanwhile.
         """
         files = log.files
-
-        def perform(done: Done) -> None:
-            try:
-                Document(files.disk, files.directory, name).write(payload)
-            except StorageError as error:
-                done(error)
-            else:
-                done(None)
-
-        return self._ask(perform, where=self._in_background)
-
-    def _in_background(self, work: Callable[[], None]) -> None:
-        self._background.submit(partial(self._guarded, work))
-
-    def _ask(
-        self, work: Callable[[Done], None], *, where: Callable[[Callable[[], None]], None] | None = None
-    ) -> asyncio.Future[None]:
-        """Call `work` in the writer's thread (or elsewhere) with what tells the future, now or later."""
-        future: asyncio.Future[None] = self._commits.loop().create_future()
-        if self._commits.closed or self._commits.failure is not None:
-            future.set_exception(StorageClosed(f"the storage is closed: {self._commits.failure}"))
-            return future
-        self._asked[future] = None
-
-        def finish(error: StorageError | None) -> None:
-            self._asked.pop(future, None)
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        submit = where or self._behind_frames
-        submit(partial(work, lambda error: self._commits.tell(partial(finish, error))))
-        return future
-
-    def _behind_frames(self, work: Callable[[], None]) -> None:
-        """Run `work` in the writer's thread, behind all frames that are synced by now. From any thread."""
-
-        # By way of the journal's thread, as the frames it has synced: else this could overtake one whose
-        # waiters have been told already.
-        def follow() -> None:
-            self._commits.flush()
-            self._writer_worker.submit(partial(self._guarded, work))
-
-        self._journal_worker.submit(follow)
+        return self._errands.beside(lambda: Document(files.disk, files.directory, name).write(payload))
 
     @property
     def journal_files(self) -> tuple[int, int]:
@@ -525,7 +452,7 @@ class Storage:
                 await self.written()
                 await self.sync()
                 self._intervals.stop_clean(self.logs.values())
-                await self._in_writer(self._writer.stop_clean)
+                await self._errands.in_writer(self._writer.stop_clean)
                 await self.checkpoint()
             except StorageError:
                 pass  # what is durable is in the journal; the next start reads it from there
