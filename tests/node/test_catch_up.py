@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from laminar.batch import build, stamp
+from laminar.batch import build
 from laminar.node.catch_up.files import read_bytes
 from laminar.node.catch_up.install import refusal_to_replace, whole_frames
 from laminar.node.catch_up.pace import Pace
+from tests.node.entries import stamped
 
 
 def replica(*, term: int, last_index: int, terms: dict[int, int | None], committed: int = 0) -> Any:
@@ -48,16 +49,7 @@ def frames(first: int, count: int) -> list[bytes]:
     found = []
     for index in range(first, first + count):
         frame = build([b"x" * 40])
-        stamp(
-            frame,
-            index=index,
-            term=1,
-            prev_term=1,
-            base_offset=index,
-            append_time_ms=1,
-            committed_index=0,
-            opens_segment=False,
-        )
+        stamped(frame, index, time_ms=1)
         found.append(bytes(frame))
     return found
 

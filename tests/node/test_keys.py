@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laminar.batch import Batch, Header, build, stamp
+from laminar.batch import Batch, Header, build
 from laminar.frame import mark
 from laminar.http.errors import Problem
 from laminar.http.records import Records
@@ -19,6 +19,7 @@ from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from raft.messages import AppendAnswer
 from tests.node.alone import lone_partition
+from tests.node.entries import stamped
 from tests.node.trio import send, trio
 
 
@@ -31,16 +32,7 @@ def keyed(key: bytes, content: int, *values: bytes) -> bytearray:
 
 def header(index: int, key: bytes | None, *, content: int = 7, time_ms: int = 1000) -> Header:
     frame = build([b"v"]) if key is None else keyed(key, content, b"v")
-    stamp(
-        frame,
-        index=index,
-        term=1,
-        prev_term=1,
-        base_offset=index * 10,
-        append_time_ms=time_ms,
-        committed_index=0,
-    )
-    return Header.unpack(frame)
+    return Header.unpack(stamped(frame, index, base_offset=index * 10, time_ms=time_ms))
 
 
 def put(partition: Partition, frame: bytearray) -> asyncio.Future[Receipt]:

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from laminar.batch import Header, Kind, build_control, stamp
+from laminar.batch import Header, Kind, build_control
 from laminar.node import sinks as module
 from laminar.node.coordinator import Coordinator, id_of, id_of_name
 from laminar.node.sinks import Sink, SinkChange, Sinks
 from tests.node.alone import lone_partition
+from tests.node.entries import stamped
 
 NOBODY: Any = None
 
@@ -24,15 +25,7 @@ def put(table: Sinks, index: int, name: str, *, producer: bytes = b"p" * 16, tim
     frame = build_control(
         Kind.SINK, msgspec.msgpack.encode(SinkChange(sink_id, Sink(name, index, producer=producer)))
     )
-    stamp(
-        frame,
-        index=index,
-        term=1,
-        prev_term=1,
-        base_offset=0,
-        append_time_ms=time_ms,
-        committed_index=0,
-    )
+    stamped(frame, index, base_offset=0, time_ms=time_ms)
     table.appended(Header.unpack(frame), frame)
 
 

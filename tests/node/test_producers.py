@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.batch import Header, build, stamp
+from laminar.batch import Header, build
 from laminar.node import producers as module
 from laminar.node.producers import Place, Producers, Refused
+from tests.node.entries import stamped
 
 ONE, TWO = b"1" * 16, b"2" * 16
 
@@ -17,16 +18,7 @@ def header(
     index: int, producer: bytes, sequence: int, *, epoch: int = 0, count: int = 2, time_ms: int = 1000
 ) -> Header:
     frame = build([b"v"] * count, producer_id=producer, producer_epoch=epoch, sequence=sequence)
-    stamp(
-        frame,
-        index=index,
-        term=1,
-        prev_term=1,
-        base_offset=index * 10,
-        append_time_ms=time_ms,
-        committed_index=0,
-    )
-    return Header.unpack(frame)
+    return Header.unpack(stamped(frame, index, base_offset=index * 10, time_ms=time_ms))
 
 
 def test_the_next_number_is_taken_and_a_number_seen_before_is_recognised() -> None:

@@ -19,7 +19,7 @@ from laminar.node.stages import Stages
 from laminar.node.staging import Batch as SinkBatch
 from laminar.node.staging import Staging
 from tests.node.alone import lone_partition, values
-from tests.node.entries import pin_entry, publish_entry, staged_entry
+from tests.node.entries import check_follows_its_log, pin_entry, publish_entry, staged_entry
 
 SINK = b"s" * 16
 
@@ -190,34 +190,12 @@ async def test_a_reader_of_a_tag_finds_published_batches_that_have_it(tmp_path: 
 def test_the_table_is_a_function_of_the_log() -> None:
     """Whatever was appended and truncated before, it is that of the entries that are left."""
     rng = random.Random(4)
+
+    def draw(stages: Stages, index: int) -> tuple[int, int, int]:
+        return rng.randrange(8), rng.randrange(3), rng.randrange(3)
+
     for _ in range(300):
-        stages, log = Stages(), [(rng.randrange(8), rng.randrange(3), rng.randrange(3)) for _ in range(40)]
-        committed = 0
-        kept: list[tuple[int, tuple[int, int, int]]] = []
-        index = 0
-        for change in log:
-            index += 1
-            kept.append((index, change))
-            _apply(stages, index, change)
-            if rng.random() < 0.2 and index > committed:
-                cut = rng.randrange(committed + 1, index + 1)
-                stages.truncated(cut)
-                kept = [each for each in kept if each[0] < cut]
-                index = cut - 1
-            if rng.random() < 0.1 and index > committed:
-                committed = rng.randrange(committed + 1, index + 1)
-                stages.committed(committed)
-            at = rng.randrange(committed, index + 1)
-            anew, before = Stages(), Stages()
-            for place, each in kept:
-                _apply(anew, place, each)
-                if place <= at:
-                    _apply(before, place, each)
-            assert anew.stored() == stages.stored()
-            assert before.stored() == stages.stored_at(at)
-            other = Stages()
-            other.restore(stages.stored())
-            assert other.stored() == stages.stored()
+        check_follows_its_log(rng, draw, _apply)
 
 
 @pytest.mark.parametrize("most", [4, 1024])

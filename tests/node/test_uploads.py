@@ -23,7 +23,7 @@ from laminar.node.stages import Stages
 from laminar.node.staging import Staging
 from laminar.node.uploads import MAX_PARTS, Uploads
 from tests.node.alone import lone_partition
-from tests.node.entries import part_entry, published_upload_entry
+from tests.node.entries import check_follows_its_log, part_entry, published_upload_entry
 
 ID = b"u" * 16
 
@@ -283,35 +283,18 @@ def test_the_table_of_uploads_is_a_function_of_the_log(monkeypatch: Any) -> None
     """Whatever was appended and truncated before, it is that of the entries that are left."""
     monkeypatch.setattr(stages_module, "MAX_UPLOADS", 2)
     rng = random.Random(5)
+
+    def draw(stages: Stages, index: int) -> bytearray:
+        upload = bytes([rng.randrange(4)]) * 16
+        held = stages.batch((upload, 0, 0))
+        if rng.random() < 0.7 or held is None:
+            return part_entry(index, upload, index)
+        return published_upload_entry(index, upload, [(each.index, 1) for each in held.stages])
+
     for _ in range(200):
-        stages, committed, index = Stages(), 0, 0
-        kept: list[tuple[int, bytearray]] = []
-        for _ in range(40):
-            index += 1
-            upload = bytes([rng.randrange(4)]) * 16
-            held = stages.batch((upload, 0, 0))
-            if rng.random() < 0.7 or held is None:
-                frame = part_entry(index, upload, index)
-            else:
-                frame = published_upload_entry(index, upload, [(each.index, 1) for each in held.stages])
-            kept.append((index, frame))
-            stages.appended(Header.unpack(frame), frame)
-            if rng.random() < 0.2 and index > committed:
-                cut = rng.randrange(committed + 1, index + 1)
-                stages.truncated(cut)
-                kept = [each for each in kept if each[0] < cut]
-                index = cut - 1
-            if rng.random() < 0.1 and index > committed:
-                committed = rng.randrange(committed + 1, index + 1)
-                stages.committed(committed)
-            at = rng.randrange(committed, index + 1)
-            anew, before = Stages(), Stages()
-            for place, each in kept:
-                anew.appended(Header.unpack(each), each)
-                if place <= at:
-                    before.appended(Header.unpack(each), each)
-            assert anew.stored() == stages.stored()
-            assert before.stored() == stages.stored_at(at)
+        check_follows_its_log(
+            rng, draw, lambda stages, index, frame: stages.appended(Header.unpack(frame), frame)
+        )
 
 
 async def test_what_is_sent_of_a_part_was_verified(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.batch import HEADER_SIZE, Header, Kind, build, stamp
+from laminar.batch import HEADER_SIZE, Header, Kind, build
 from laminar.frame import seal
 from laminar.http.errors import Problem
 from laminar.node.api.accepted import window
@@ -16,6 +16,7 @@ from laminar.node.producers import Place, Producers, Progress, Refused
 from laminar.node.progress import fence, look
 from laminar.node.receipts import Receipt
 from tests.node.alone import lone_partition
+from tests.node.entries import stamped
 from tests.node.trio import batch as producer_batch
 from tests.node.trio import send, trio
 
@@ -34,16 +35,7 @@ def batch(sequence: int, *values: bytes, epoch: int = 0, checkpoint: int = 0, fl
 
 
 def entry(index: int, frame: bytearray) -> Header:
-    stamp(
-        frame,
-        index=index,
-        term=1,
-        prev_term=1,
-        base_offset=index * 10,
-        append_time_ms=1000,
-        committed_index=0,
-    )
-    return Header.unpack(frame)
+    return Header.unpack(stamped(frame, index, base_offset=index * 10, time_ms=1000))
 
 
 def fence_of(epoch: int) -> bytearray:
