@@ -190,6 +190,12 @@ COMMANDS = (
         "laminar pipeline compare flights flights-again --by key",
     ),
     Command(
+        "pipeline stats",
+        "laminar.cli.pipeline_stats:stats",
+        "Tell what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are.",
+        "laminar pipeline stats flights --plot stats.png",
+    ),
+    Command(
         "context add",
         "laminar.cli.context:add",
         "Name a cluster.",
