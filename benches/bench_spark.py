@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import laminar
 from benches import on_disk, spark_sink, usage
 from benches.spark_rig import CORES, Timed, interleaved, largest_worker_mib, session
-from benches.spark_sources import BATCH_ROWS, VALUE_BYTES, MemorySource, TupleSource
+from benches.spark_sources import BATCH_ROWS, VALUE_BYTES, LeastSource, MemorySource, TupleSource
 from laminar.aio import connect
 from laminar.testing.cluster import LocalCluster
 
@@ -43,7 +43,7 @@ class Sizes:
     """How much of everything; `rows` are whole batches in each partition."""
 
     rows: int = 256 * BATCH_ROWS * PARTITIONS
-    rounds: int = 3
+    rounds: int = 4
     warm_rounds: int = 1
     micro_batches: int = 40
     warm_batches: int = 5  # the first of a query start workers
@@ -190,30 +190,36 @@ def _line(name: str, timed: Timed, rows: int, gb: float) -> str:
 
 
 def _fixed_cost(rig: Rig, sizes: Sizes) -> None:
-    """Micro-batches of a record a partition, into `noop`, beside the JVM's own source of as many rows."""
+    """Micro-batches of a record a partition, into `noop`, beside a source of Spark's own, in its JVM, and the
+    least that a source in Python costs.
+    """
     count = sizes.micro_batches
     topic = rig.topic("tiny", rows=count * PARTITIONS, value=b"x").name
-    found: dict[str, list[float]] = {"laminar": [], "rate": []}
+    rig.spark.dataSource.register(LeastSource)
+    rows = {"rowsPerBatch": str(PARTITIONS), "numPartitions": str(PARTITIONS)}
+    found: dict[str, list[float]] = {"laminar": [], "rate": [], "least": []}
     for number in range(sizes.micro_rounds):
+        stream = rig.spark.readStream
         tiny = (
-            rig.spark.readStream.format("laminar")
+            stream.format("laminar")
             .options(**{"laminar.endpoints": rig.endpoints, "subscribe": topic})
             .options(startingOffsets="earliest", maxOffsetsPerTrigger=str(PARTITIONS))
             .load()
         )
-        found["laminar"] += _triggers(rig, tiny, f"laminar-{number}", available_now=True)[
-            sizes.warm_batches :
-        ]
-        rate = (
-            rig.spark.readStream.format("rate-micro-batch")
-            .options(rowsPerBatch=PARTITIONS, numPartitions=PARTITIONS)
-            .load()
-        )
-        found["rate"] += _triggers(rig, rate, f"rate-{number}", least=count)[sizes.warm_batches :]
-    median_ms, rate_ms = statistics.median(found["laminar"]), statistics.median(found["rate"])
+        ours = _triggers(rig, tiny, f"laminar-{number}", available_now=True)
+        found["laminar"] += ours[sizes.warm_batches :]
+        for name, frame in (
+            ("rate", stream.format("rate-micro-batch").options(**rows).load()),
+            ("least", stream.format("bench-least").option("partitions", str(PARTITIONS)).load()),
+        ):
+            took = _triggers(rig, frame, f"{name}-{number}", least=count)
+            found[name] += took[sizes.warm_batches :]
+    median_ms = {name: statistics.median(each) for name, each in found.items()}
+    over_ms = median_ms["laminar"] - median_ms["rate"]
     say(
-        f"a micro-batch: {median_ms:.0f} ms against the rate source's {rate_ms:.0f} ms,"
-        f" {median_ms - rate_ms:+.0f} ms ({aim(median_ms - rate_ms, FIXED_MS, '<')})"
+        f"a micro-batch: {median_ms['laminar']:.0f} ms against the rate source's {median_ms['rate']:.0f} ms,"
+        f" {over_ms:+.0f} ms ({aim(over_ms, FIXED_MS, '<')}); the least source in Python:"
+        f" {median_ms['least']:.0f} ms"
     )
 
 

@@ -84,6 +84,9 @@ def _writes(rig: Rig, sizes: Sizes) -> None:
             f"into {name:<32} {median_s:6.2f} s {gb * 1000 / median_s:8,.0f} MB/s;"
             f" CPU s a GB: nodes {nodes:.2f}, Spark {spark:.2f}"
         )
+    began = time.perf_counter()
+    rig.topic("produced", rows=sizes.rows, value=b"x" * VALUE_BYTES)
+    say(f"the client's own producer: {gb * 1000 / (time.perf_counter() - began):,.0f} MB/s, keys and values")
     for columns in frames:
         alone, whole = (
             statistics.median(took[f"{form}, {columns}"]) for form in ("laminar-discard", "laminar")

@@ -1,4 +1,5 @@
-"""What Laminar's source is held against in Spark: the same batches from memory, the same records as tuples.
+"""What Laminar's source is held against in Spark: the same batches from memory, the same records as tuples,
+and, for the cost of a micro-batch, the least that a source in Python can be.
 
 Spark's processes import this module by name.
 """
@@ -8,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 
 from laminar.batch import Batch, build, stamp
 from laminar.spark.batch_reader import BatchReader
@@ -95,3 +101,41 @@ class TupleReader(BatchReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         for batch in super().read(partition):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class LeastSource(DataSource):
+    """A stream of one record a task, made on the spot: what a source in Python costs with Spark alone."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bench-least"
+
+    def schema(self) -> str:
+        return "value binary"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LeastReader(int(self.options["partitions"]))
+
+
+class LeastReader(DataSourceStreamReader):
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self._offset = 0
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"offset": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # as in Spark 4.1: without a limit
+        self._offset += 1
+        return {"offset": self._offset}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(number) for number in range(self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        from laminar.spark.cluster import tune
+
+        tune()
+        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([b"x"])], names=["value"])

@@ -35,6 +35,7 @@ FIGURES = (
         for sink in ("laminar", "laminar-discard")
         for columns in ("value", "key and value")
     ),
+    r"the client's own producer: [\d,]+ MB/s, keys and values",
     r"value: [\d.]+ of the sink that throws its frames away .*",
     r"key and value: [\d.]+ of the sink that throws its frames away .*",
     r"a micro-batch from topic to topic, exactly once: \d+ ms .*",
