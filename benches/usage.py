@@ -54,6 +54,26 @@ def pss_mib(pids: Iterable[int]) -> float:
     return total_kib / 1024
 
 
+def disk_written_bytes(path: Path) -> int | None:
+    """Bytes written to the block device that holds `path`, by anybody; None where it has none of its own."""
+    device = path.stat().st_dev
+    try:
+        found = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+    except OSError:
+        return None
+    # Always of 512 bytes, whatever the device's are (Documentation/admin-guide/iostats.rst).
+    return int(found[6]) * 512
+
+
+def dirtied_bytes(pid: int) -> int:
+    """Bytes of the pages that a process made dirty, whole folios where they are large."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        name, _, value = line.partition(": ")
+        if name == "write_bytes":
+            return int(value)
+    raise AssertionError(f"/proc/{pid}/io tells no write_bytes")
+
+
 def filesystem(path: Path) -> str:
     """Type of the file system that holds `path`: ext4, xfs, tmpfs, ..."""
     real = path.resolve()
