@@ -299,6 +299,13 @@ async def settle(storage: Storage) -> None:
             await asyncio.sleep(0.001)
 
 
+async def in_segments(storage: Storage) -> None:
+    """Wait until what was recorded lies in segments only."""
+    await storage.sync()
+    await storage.checkpoint()
+    storage._recorder.forget_written()
+
+
 def run(main: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
     async def wrapped() -> T:
         return await main

@@ -264,3 +264,25 @@ def test_a_log_whose_folder_is_gone_is_marked_and_keeps_nobody_from_opening() ->
         assert not storage.logs[1].recovering
 
     run(main())
+
+
+def test_a_segment_that_lost_its_end_marks_the_log() -> None:
+    """What the checkpoint names and the file lacks cannot be served: shorter, and `recovering`."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk))
+        history.create(1)
+        for number in range(5):
+            history.write(1, b"%d" % number * 50)
+        await history.sync()
+        await history.storage.close()
+        log = history.storage.logs[1]
+        disk.open(f"{log.files.directory}/{segment_name(1)}").truncate(log.row(4).position + 10)
+        disk.kill()
+        found = open_inline(disk).logs[1]
+        assert found.recovering
+        assert 3 == found.last_index
+        assert 3 == len(contents(found))
+
+    run(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.log import RealDisk, Storage, StorageSettings
+from laminar.log import DamagedRange, RealDisk, Storage, StorageSettings
 from laminar.log.rows import ROW_SIZE, UNKNOWN_KIND
 from laminar.log.segment import CHUNK_ROWS, INDEX_HEAD_SIZE, index_name, segment_name
 from laminar.log.worker import InlineWorker
@@ -238,5 +238,67 @@ def test_a_file_that_waits_for_its_sync_stays_open(tmp_path: Path) -> None:
             await log.read(1, 1, max_bytes=1)
         assert len(storage._recovered.readers.resources.files) <= 5
         await storage.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("fault", ["missing", "short", "rotten", "stale"])
+def test_an_index_that_does_not_hold_is_made_anew(fault: str) -> None:
+    """Missing, short, rotten or from another life: the rows come from the frames, and all is served."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk))
+        history.create(1)
+        for number in range(12):
+            history.write(1, b"%d" % number * 150)
+        await history.sync()
+        await history.storage.close()
+        path = f"{history.storage.logs[1].files.directory}/{index_name(1)}"
+        if fault == "missing":
+            disk.unlink(path)
+        elif fault == "short":
+            disk.open(path).truncate(100)
+        elif fault == "rotten":
+            disk.rot(path, 32 + 56 + 20)
+        else:
+            disk.open(path).pwritev([bytes(disk.open(path).pread(56, 32))], 32 + 56)
+        disk.kill()
+        history.check(open_inline(disk))
+        disk.kill()
+        history.check(open_inline(disk))
+
+    run(main())
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_rotten_header_is_bridged(with_index: bool) -> None:
+    """With its row the entry's term is known; without, the log is marked; the rest is served."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk))
+        history.create(1)
+        for number in range(5):
+            history.write(1, b"%d" % number * 50, b"x")
+        await history.sync()
+        await history.storage.close()
+        log = history.storage.logs[1]
+        disk.rot(f"{log.files.directory}/{segment_name(1)}", log.row(3).position + 20)
+        if not with_index:
+            disk.unlink(f"{log.files.directory}/{index_name(1)}")
+        disk.kill()
+
+        found = open_inline(disk).logs[1]
+
+        assert with_index != found.recovering
+        assert (1 if with_index else None) == found.term(3)
+        assert (5, 10) == (found.last_index, found.next_offset)
+        assert 3 == found.index_of_offset(4)
+        assert 2 == len(await found.read(1, 5, max_bytes=10_000))
+        with pytest.raises(DamagedRange) as damage:
+            await found.read(3, 5, max_bytes=10_000)
+        assert (4, 6) == (damage.value.first_offset, damage.value.next_offset)
+        assert 2 == len(await found.read(4, 5, max_bytes=10_000))
 
     run(main())

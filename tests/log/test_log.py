@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
-import os
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from laminar.batch import Batch, Kind, build_control, stamp
-from laminar.log import (
-    BrokenChain,
-    DamagedRange,
-    EntriesGone,
-    LogStart,
-    RealDisk,
-    Storage,
-    StorageClosed,
-    StorageSettings,
-)
+from laminar.log import BrokenChain, DamagedRange, EntriesGone, LogStart, RealDisk, Storage
 from laminar.log.segment import index_name, segment_name
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import LOGS, History, contents, frame_for, open_inline, run, settle
-
-_TIGHT = StorageSettings(
-    segment_size_bytes=4096,
-    first_journal_file_bytes=64 * 1024,
-    journal_file_bytes=256 * 1024,
-    checkpoint_bytes=128 * 1024,
-    recent_bytes=0,
-    idle_marker_ms=1,
-)
-
-
-@pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
-    """On the real disk, with its threads, keeping nothing in memory that is in a segment."""
-    storage = Storage.open(RealDisk(), f"{tmp_path}/home", f"{tmp_path}/logs", settings=_TIGHT)
-    yield storage
-    await storage.close()
-
-
-async def _in_segments(storage: Storage) -> None:
-    """Wait until what was recorded lies in segments only."""
-    await storage.sync()
-    await storage.checkpoint()
-    storage._recorder.forget_written()
+from tests.log.histories import LOGS, History, contents, frame_for, in_segments, open_inline, run
 
 
 async def test_frames_come_back_whole_and_in_order(storage: Storage) -> None:
@@ -61,7 +24,7 @@ async def test_frames_come_back_whole_and_in_order(storage: Storage) -> None:
         frames.append(frame_for(log, [b"%d" % number * 40, b"second"]))
         log.append(frames[-1:])
     assert frames == log.read_nowait(1, 100, max_bytes=1 << 20)
-    await _in_segments(storage)
+    await in_segments(storage)
 
     found: list[bytes] = []
     while len(found) < 100:
@@ -217,7 +180,7 @@ async def test_a_truncation_takes_segments_and_waiting_frames_with_it(storage: S
     for number in range(10):
         frames.append(frame_for(log, [b"new %d" % number * 10], term=2, opens=number == 7))
         log.append(frames[-1:])
-    await _in_segments(storage)
+    await in_segments(storage)
     assert [1, 12] == log.segment_first_indexes
     assert frames == contents(log)
     names = RealDisk().list(log.files.directory)
@@ -232,7 +195,7 @@ async def test_damage_is_named_and_can_be_skipped(storage: Storage) -> None:
     for number in range(9):
         frames.append(frame_for(log, [b"%d" % number * 100, b"x"]))
         log.append(frames[-1:])
-    await _in_segments(storage)
+    await in_segments(storage)
     row = log.row(5)
     disk = RealDisk()
     file = disk.open(f"{log.files.directory}/{segment_name(1)}")
@@ -269,177 +232,6 @@ def test_a_cold_read_waits_in_the_pool_and_a_truncation_meanwhile_is_noticed() -
         assert 2 == len(await log.read(1, 2, max_bytes=1000))
 
     run(main())
-
-
-@pytest.mark.parametrize("fault", ["missing", "short", "rotten", "stale"])
-def test_an_index_that_does_not_hold_is_made_anew(fault: str) -> None:
-    """Missing, short, rotten or from another life: the rows come from the frames, and all is served."""
-
-    async def main() -> None:
-        disk = FaultDisk()
-        history = History(open_inline(disk))
-        history.create(1)
-        for number in range(12):
-            history.write(1, b"%d" % number * 150)
-        await history.sync()
-        await history.storage.close()
-        path = f"{history.storage.logs[1].files.directory}/{index_name(1)}"
-        if fault == "missing":
-            disk.unlink(path)
-        elif fault == "short":
-            disk.open(path).truncate(100)
-        elif fault == "rotten":
-            disk.rot(path, 32 + 56 + 20)
-        else:
-            disk.open(path).pwritev([bytes(disk.open(path).pread(56, 32))], 32 + 56)
-        disk.kill()
-        history.check(open_inline(disk))
-        disk.kill()
-        history.check(open_inline(disk))
-
-    run(main())
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_a_rotten_header_is_bridged(with_index: bool) -> None:
-    """With its row the entry's term is known; without, the log is marked; the rest is served."""
-
-    async def main() -> None:
-        disk = FaultDisk()
-        history = History(open_inline(disk))
-        history.create(1)
-        for number in range(5):
-            history.write(1, b"%d" % number * 50, b"x")
-        await history.sync()
-        await history.storage.close()
-        log = history.storage.logs[1]
-        disk.rot(f"{log.files.directory}/{segment_name(1)}", log.row(3).position + 20)
-        if not with_index:
-            disk.unlink(f"{log.files.directory}/{index_name(1)}")
-        disk.kill()
-
-        found = open_inline(disk).logs[1]
-
-        assert with_index != found.recovering
-        assert (1 if with_index else None) == found.term(3)
-        assert (5, 10) == (found.last_index, found.next_offset)
-        assert 3 == found.index_of_offset(4)
-        assert 2 == len(await found.read(1, 5, max_bytes=10_000))
-        with pytest.raises(DamagedRange) as damage:
-            await found.read(3, 5, max_bytes=10_000)
-        assert (4, 6) == (damage.value.first_offset, damage.value.next_offset)
-        assert 2 == len(await found.read(4, 5, max_bytes=10_000))
-
-    run(main())
-
-
-def test_a_segment_that_lost_its_end_marks_the_log() -> None:
-    """What the checkpoint names and the file lacks cannot be served: shorter, and `recovering`."""
-
-    async def main() -> None:
-        disk = FaultDisk()
-        history = History(open_inline(disk))
-        history.create(1)
-        for number in range(5):
-            history.write(1, b"%d" % number * 50)
-        await history.sync()
-        await history.storage.close()
-        log = history.storage.logs[1]
-        disk.open(f"{log.files.directory}/{segment_name(1)}").truncate(log.row(4).position + 10)
-        disk.kill()
-        found = open_inline(disk).logs[1]
-        assert found.recovering
-        assert 3 == found.last_index
-        assert 3 == len(contents(found))
-
-    run(main())
-
-
-async def test_a_mark_is_durable() -> None:
-    """`recovering` and the incarnation come back, until they are lifted."""
-    disk = FaultDisk()
-    storage = open_inline(disk)
-    log = storage.create_log("t-0", 1)
-    log.mark(recovering=True, incarnation=3)
-    await storage.sync()
-    disk.crash(random.Random(1), keep=0.0)
-    storage = open_inline(disk)
-    log = storage.logs[1]
-    assert log.recovering and 3 == log.incarnation
-    log.mark(recovering=False, incarnation=3)
-    await storage.sync()
-    await settle(storage)
-    disk.crash(random.Random(1), keep=0.0)
-    assert not open_inline(disk).logs[1].recovering
-
-
-async def test_a_failed_segment_stops_its_log_alone() -> None:
-    """Others go on; nothing acknowledged of it is lost, as its records stay in the journal."""
-    disk = FaultDisk()
-    history = History(open_inline(disk))
-    history.create(1)
-    history.create(2)
-    bad = history.storage.logs[1].files.directory
-    disk.error = lambda operation, path: 5 if operation == "write" and path.startswith(bad) else None
-    history.write(1, b"acknowledged")
-    history.write(2, b"other")
-    await history.sync()
-    with pytest.raises(Exception, match="errno 5"):
-        history.write(1, b"refused")
-    history.write(2, b"goes on")
-    await history.sync()
-    await history.storage.checkpoint()
-    disk.crash(random.Random(1), keep=0.0)
-    history.check(open_inline(disk))
-
-
-async def test_a_closed_or_failed_storage_says_so() -> None:
-    """After a failed journal sync the owner is told once, and every waiter gets an error."""
-    disk = FaultDisk()
-    storage = open_inline(disk)
-    told: list[BaseException] = []
-    storage.on_failure = told.append
-    log = storage.create_log("t-0", 1)
-    disk.error = lambda operation, path: 5 if operation == "sync" else None
-    log.append([frame_for(log, [b"a"])])
-    with pytest.raises(StorageClosed):
-        await storage.sync()
-    with pytest.raises(StorageClosed):
-        await storage.sync()
-    assert 1 == len(told)
-    assert 0 == log.durable_index
-    await storage.close()
-
-
-async def test_a_group_of_appends_is_one_frame(storage: Storage) -> None:
-    """What piles up while a sync runs goes out together: far fewer frames than appends."""
-    log = storage.create_log("t-0")
-
-    async def one() -> None:
-        log.append([frame_for(log, [b"x"])])
-        await storage.sync()
-
-    await asyncio.gather(*(one() for _ in range(500)))
-    assert 500 == log.durable_index
-    assert storage.statistics()["frames"] < 20
-
-
-async def test_frames_above_the_bound_are_split(tmp_path: Path) -> None:
-    """A turn with more bytes than a frame may hold goes out in several, in order."""
-    settings = StorageSettings(max_frame_bytes=4096, first_journal_file_bytes=8192, max_unwritten_bytes=8192)
-    storage = Storage.open(RealDisk(), f"{tmp_path}/home", f"{tmp_path}/logs", settings=settings)
-    log = storage.create_log("t-0")
-    for _ in range(40):
-        log.append([frame_for(log, [b"x" * 900])])
-    log.append([frame_for(log, [b"y" * 50_000])])
-    await storage.sync()
-    assert 41 == log.durable_index
-    assert storage.statistics()["frames"] >= 11
-    digest = await log.digest(41)
-    await storage.close()
-    again = Storage.open(RealDisk(), f"{tmp_path}/home", f"{tmp_path}/logs", settings=settings)
-    assert digest == await next(iter(again.logs.values())).digest(41)
-    await again.close()
 
 
 async def test_readers_and_writers_at_once(storage: Storage) -> None:
@@ -479,54 +271,3 @@ async def test_readers_and_writers_at_once(storage: Storage) -> None:
     await asyncio.gather(write(), follow(), follow())
     assert storage.statistics()["checkpoints"] > 2
     assert LogStart(log.start.index, 1, log.start.index, 0) == log.start
-
-
-async def test_a_deleted_log_keeps_no_file_open(storage: Storage, tmp_path: Path) -> None:
-    """Else its room on the disk would stay taken when the trash is emptied."""
-    log = storage.create_log("t-0")
-    log.append([frame_for(log, [b"gone"])])
-    await _in_segments(storage)
-    await log.read(1, 1, max_bytes=1)
-    await storage.delete_log(log.log_id)
-    await storage.checkpoint()
-
-    assert [] == [path for path in _open_files() if path.startswith(str(tmp_path)) and "t-0" in path]
-
-
-def _open_files() -> list[str]:
-    """What this process has open, a file that was moved under its new name."""
-    return [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
-
-
-def test_a_deleted_log_that_cannot_be_moved_to_the_trash_is_moved_later() -> None:
-    """Deleting is what makes room on a full disk: it must not end the process, nor keep it from starting."""
-
-    async def main() -> None:
-        disk = FaultDisk()
-        storage = open_inline(disk)
-        for log_id in (1, 2):
-            log = storage.create_log(f"t-{log_id}", log_id)
-            log.append([frame_for(log, [b"value"])])
-        await storage.checkpoint()
-        folder = storage.logs[1].files.directory
-
-        def full(operation: str, path: str) -> int | None:
-            return errno.ENOSPC if operation == "rename" and path == folder else None
-
-        disk.error = full
-        await storage.delete_log(1)
-        storage.logs[2].append([frame_for(storage.logs[2], [b"more"])])
-        await storage.sync()
-        assert disk.exists(folder)
-        disk.crash(random.Random(1), keep=0.0)
-        disk.error = full
-        storage = open_inline(disk)
-        assert ([2], 2) == (list(storage.logs), storage.logs[2].last_index)
-        assert disk.exists(folder)
-
-        disk.error = None
-        await storage.checkpoint()
-        assert not disk.exists(folder)
-        assert [folder.rpartition("/")[2]] == disk.list("data/trash")
-
-    run(main())
