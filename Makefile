@@ -4,6 +4,7 @@
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
+#             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
 # make log-mutants  each rule of durability switched off: which test notices
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
@@ -21,7 +22,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
+  bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -109,6 +110,9 @@ bench-state: .venv/.core
 
 bench-spark: .venv/.spark java
 	$(BIN)/python -m benches.bench_spark $(OPTIONS)
+
+bench-pipelines: .venv/.spark java
+	$(BIN)/python -m benches.bench_pipelines $(OPTIONS)
 
 bench-steer: .venv/.core steer-deps
 	$(BIN)/python -m benches.bench_steer $(OPTIONS)

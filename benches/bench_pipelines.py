@@ -29,6 +29,8 @@ from laminar.spark.pipelines.audit import Audited, audit
 from laminar.spark.pipelines.compare import Compared, Side, compare, compare_replicas
 from laminar.spark.pipelines.replay import replay
 from laminar.spark.pipelines.session import cluster_options
+from laminar.spark.pipelines.stats import stats
+from laminar.spark.pipelines.stats_picture import draw
 from laminar.testing.cluster import LocalCluster
 
 if TYPE_CHECKING:
@@ -149,13 +151,13 @@ class Pipelines:
             must_be(replay(spark, cluster, again, archive=folder).records, count)
         claims = given.rows.select("id", "ordinal")
         with timed(f"{name}: audited", count):
-            told = audit(spark, cluster, again, claims, id="header:id")
-            must_be((told.sound, told.claims, told.records), (True, count, count))
+            sound = audit(spark, cluster, again, claims, id="header:id")
+            must_be((sound.sound, sound.claims, sound.records), (True, count, count))
         with timed(f"{name}: audited with faults", count):
-            told = audit(spark, cluster, odd, claims, id="header:id")
-            must_be(audited(told), {"lost": 1, "doubled": 1, "reordered": 1, "unclaimed": 0})
+            faulty = audit(spark, cluster, odd, claims, id="header:id")
+            must_be(audited(faulty), {"lost": 1, "doubled": 1, "reordered": 1, "unclaimed": 0})
             must_be(
-                [each.examples[0]["id"] for each in told.findings[:3]],
+                [each.examples[0]["id"] for each in faulty.findings[:3]],
                 [given.planted.lost, given.planted.doubled, given.planted.late],
             )
         one = Side(cluster=cluster, topic=name)
@@ -170,6 +172,14 @@ class Pipelines:
         with timed(f"{name}: replicas compared", count * (REPLICAS - 1)):
             replicas = compare_replicas(spark, cluster, name)
             must_be([(each.equal, each.records) for each in replicas], [(True, count)] * (REPLICAS - 1))
+        with timed(f"{name}: counted by stats", count):
+            told = stats(spark, cluster, name)
+            draw(told, self._pictures / f"{name}.png")
+        [expected] = given.rows.selectExpr(
+            "count(*) as records", "sum(length(value)) as bytes", "count(distinct key) as keys"
+        ).collect()
+        must_be((told.records, told.values.total, told.keys.distinct), tuple(expected))
+        must_be(sum(each.records for each in told.partitions), count)
         given.rows.unpersist()
 
     def _write(self, rows: DataFrame, topic: str) -> None:
