@@ -53,7 +53,7 @@ def options_of(seed: int) -> Options:
         partitions=rng.choice((1, 2, 3)),
         clients=rng.choice((1, 2, 3)),
         client_pause_s=rng.choice((1.6, 2.1, 3.5)),
-        fault_pause_s=rng.choice((34.0, 60.0, 102.0)),
+        fault_pause_s=rng.choice((33.0, 58.0, 98.0)),
         trouble_s=rng.choice((120.0, 300.0, 900.0)),
         disk_s=rng.choice((0.001, 0.01, 0.1)),
     )
@@ -101,7 +101,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             client.start(pause_s=options.client_pause_s)
         for driver in drivers:
             # A batch is some ten requests.
-            driver.start(pause_s=6 * options.client_pause_s)
+            driver.start(pause_s=5.5 * options.client_pause_s)
         nemesis.start()
         world.loop.run_for(options.trouble_s)
         for client in clients + drivers:
