@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -39,6 +40,7 @@ class Sink:
         self.name = name
         self._session = session
         self._epoch = Epoch()
+        self._once = False
         self._beginning = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -54,17 +56,24 @@ class Sink:
         """The number of the last committed batch, as far as this client knows; None before the first."""
         return self._epoch.committed if self._epoch.committed >= 0 else None
 
-    async def begin(self, *, epoch: int | None = None, timeout: float | None = None) -> int:
+    async def begin(
+        self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None
+    ) -> int:
         """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
 
         With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
-        Workers may stage under it before it has begun.
+        Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
+        cluster may forget it hours after (never if anybody began it without).
         """
         async with self._beginning:
+            self._once = once
             return await self._begin(timeout, epoch)
 
     async def _begin(self, timeout: float | None, epoch: int | None = None) -> int:
-        path = sink_path(self.name) + (f"?epoch={epoch}" if epoch is not None else "")
+        query: dict[str, int | str] = {"epoch": epoch} if epoch is not None else {}
+        if self._once:
+            query["once"] = "true"
+        path = sink_path(self.name) + (f"?{urlencode(query)}" if query else "")
         # However often it is sent, and whenever it arrives: it is one beginning.
         key = {"Idempotency-Key": secrets.token_hex(16)}
         answer = await self._session.call("POST", path, headers=key, timeout_s=timeout)

@@ -41,13 +41,14 @@ class Sink:
         """The number of the last committed batch, as far as this client knows; None before the first."""
         return self._sink.committed
 
-    def begin(self, *, epoch: int | None = None, timeout: float | None = None) -> int:
+    def begin(self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None) -> int:
         """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
 
         With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
-        Workers may stage under it before it has begun.
+        Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
+        cluster may forget it hours after (never if anybody began it without).
         """
-        return self._portal.run(lambda: self._sink.begin(epoch=epoch, timeout=timeout))
+        return self._portal.run(lambda: self._sink.begin(epoch=epoch, once=once, timeout=timeout))
 
     def describe(self, *, timeout: float | None = None) -> SinkInfo:
         """The sink as it is now; `NotFound` before its first `begin`."""

@@ -171,7 +171,7 @@ ROUTES: Final = (
         _S,
         "begin_sink",
         "Begin to drive a sink: older drivers are refused from now on",
-        ("epoch",),
+        ("epoch", "once"),
     ),
     Route(
         "POST",

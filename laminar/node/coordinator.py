@@ -23,7 +23,7 @@ from laminar.batch import Kind, build_control
 from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
-from laminar.node.sinks import Decision, Sink, SinkChange, Target
+from laminar.node.sinks import FIRST_ONCE_EPOCH, Decision, Sink, SinkChange, Target, first_once_epoch
 
 _log = logging.getLogger("laminar.transactions")
 
@@ -91,12 +91,15 @@ class Coordinator:
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
         return self.partition.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
-    async def begin(self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0) -> Sink:
+    async def begin(
+        self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0, once: bool = False
+    ) -> Sink:
         """Raise the sink's epoch; whoever drove it before is refused from now on.
 
         Once for each `request` that is named: one that comes late or again fences nobody who began by it.
         With `epoch` to this very one: 409 `fenced` when somebody else began it or a later one, 422 `invalid`
-        when it is not the next.
+        when it is not the next. `once`: it writes one batch and is never heard of again, so it may be
+        forgotten; but not if anybody ever began it otherwise.
         """
         sink = self._sink(sink_id)
         if epoch > sink.epoch + 1:
@@ -105,7 +108,27 @@ class Coordinator:
             sink = self._sink(sink_id)
         if epoch and epoch != sink.epoch + 1 and not (request and sink.begun_by == request):
             raise _not_the_epoch(sink, epoch)
-        return await self._raise(sink_id, msgspec.structs.replace(sink, name=name), request)
+        if once and sink.epoch == 0:
+            sink = self._new_once()
+        begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
+        return await self._raise(sink_id, begun, request)
+
+    def _new_once(self) -> Sink:
+        """One that writes once, before its first epoch."""
+        first = first_once_epoch(self.partition.log.last_index)
+        return Sink("", epoch=first - 1, first=first, once=True)
+
+    async def end(self, sink_id: bytes, epoch: int) -> Sink:
+        """See to it that a batch of a sink that writes once is not decided under `epoch` any more, unless it
+        is; the sink as it is committed then. For one whose driver was not heard of for longer than ever.
+        """
+        sink = self._sink(sink_id)
+        if sink.epoch == 0:
+            # Forgotten, or it never began. That this is so still when the answer arrives, an epoch sees to.
+            sink = self._new_once()
+        elif not sink.once or sink.epoch != epoch or sink.number >= 0:
+            return await self.status(sink_id)
+        return await self._raise(sink_id, sink, "")
 
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
         """Raise the epoch of a producer's name, as `begin` does a sink's. `producer`: the id that it gets if
@@ -134,8 +157,9 @@ class Coordinator:
         or a later one was: numbers rise.
 
         Raises 409 `fenced` for an older epoch, `no_stage` where something is not staged any more, 422 for
-        an epoch that never began, 504 `outcome_unknown` when the commit is not known to be over, and
-        `stages_lost` when this or the batch before was decided and can't be published any more.
+        an epoch that never began, 404 `no_such_sink` for one of a sink that was forgotten, 504
+        `outcome_unknown` when the commit is not known to be over, and `stages_lost` when this or the batch
+        before was decided and can't be published any more.
         """
         if epoch > self._sink(sink_id).epoch:
             # Who was deposed unawares has not heard of it: only a leader may deny it.
@@ -177,6 +201,15 @@ class Coordinator:
     def _decided(self, sink_id: bytes, number: int, epoch: int) -> bool:
         """Whether this batch is decided already; raises `Problem` when it may not be by who asks."""
         sink = self._sink(sink_id)
+        if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
+            raise Problem(
+                "no_such_sink",
+                f"the sink that began with epoch {epoch} was to write once, and is not known any more: "
+                "its batch may have been committed before it was forgotten",
+                field="epoch",
+                value=epoch,
+                outcome="unknown",
+            )
         if epoch != sink.epoch:
             raise _not_the_epoch(sink, epoch)
         return number <= sink.number
@@ -192,6 +225,8 @@ class Coordinator:
             async with asyncio.timeout(PUBLISH_WAIT_S):
                 while True:
                     sink = self._sink(sink_id)
+                    if sink.epoch == 0:
+                        raise Problem("no_such_sink", "the sink is not known any more")
                     if sink.number >= number and (sink.undone is None or sink.undone.number > number):
                         return
                     lost = self._lost.get(sink_id)

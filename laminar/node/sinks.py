@@ -6,11 +6,16 @@ it stands until it is published in every partition that it names, and nothing la
 
 The name of a producer is kept like a sink that never commits: an id, and an epoch for each that took it.
 
+A sink that is begun `once` writes one batch and is never heard of again: its name is made up for it. Such
+are forgotten in time, or each write of that kind would leave an entry for ever. Names of people's choosing
+are kept: forgetting one would make its batches new again.
+
 A function of the coordinator's log, as the tables of producers and stages (CONSENSUS.md 11).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 
 import msgspec
@@ -21,6 +26,25 @@ from laminar.node.wire import Buffer
 _HEADER = 128
 # Of producers; of more, those are forgotten that were not taken for longest. Their next epochs have new ids.
 MAX_NAMES = 10_000
+# Of sinks that write once and have nothing undone; of more, those go that were not changed for longest, but
+# none that was changed within ONCE_MS by times in the log: stages go after an hour, and commits are tried
+# again for a while.
+MAX_ONCE = 10_000
+ONCE_MS = 2 * 3_600_000
+# A table that outgrew its bound, as it held nothing that old, shrinks by and by.
+_FORGOTTEN_AT_ONCE = 2
+# Epochs of sinks that write once begin here; see `first_once_epoch`.
+FIRST_ONCE_EPOCH = 1 << 31
+_ONCE_EPOCHS = 1 << 30
+
+
+def first_once_epoch(index: int) -> int:
+    """The epoch with which a sink begins that writes once, on a log whose last entry is `index`.
+
+    When its name is used again after it was forgotten, that begins behind a later entry: so an epoch that
+    anybody has heard of never comes again, be it as one of a sink that is kept, whose epochs begin at 1.
+    """
+    return FIRST_ONCE_EPOCH + index % _ONCE_EPOCHS
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +67,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     """`name` is for people. `number` is that of the last decision, -1 before the first; `undone` is that
     decision while it is not published everywhere. `producer` is the id that belongs to a producer's name.
     `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
+    `first`: the epoch that it began with. `once`: it is forgotten some time after its last change.
     """
 
     name: str
@@ -53,6 +78,8 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     producer: bytes = b""
     # What a log written before there were such says nothing of.
     begun_by: str = ""
+    first: int = 1
+    once: bool = False
 
 
 class SinkChange(msgspec.Struct, frozen=True, array_like=True):
@@ -72,14 +99,50 @@ class SinkEntry(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(SinkChange)
 
 
+class _ByAge:
+    """Ids in the order of their last change; those of the same millisecond in that of their bytes.
+
+    A function of what it holds, however that came about: so replicas agree that got there by other ways.
+    """
+
+    __slots__ = ("_changed_ms", "_heap")
+
+    def __init__(self) -> None:
+        self._changed_ms: dict[bytes, int] = {}
+        # All that is held, and what was held before: that is passed over when it comes up.
+        self._heap: list[tuple[int, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._changed_ms)
+
+    def put(self, sink_id: bytes, changed_ms: int) -> None:
+        self._changed_ms[sink_id] = changed_ms
+        heapq.heappush(self._heap, (changed_ms, sink_id))
+        if len(self._heap) > 2 * len(self._changed_ms) + 64:
+            self._heap = [(changed, held) for held, changed in self._changed_ms.items()]
+            heapq.heapify(self._heap)
+
+    def discard(self, sink_id: bytes) -> None:
+        self._changed_ms.pop(sink_id, None)
+
+    def oldest(self) -> tuple[int, bytes]:
+        """When it was changed, and its id. There is one."""
+        while self._changed_ms.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0]
+
+
 class Sinks:
     """The sinks of one coordinator by id."""
 
-    __slots__ = ("_sinks", "_undo")
+    __slots__ = ("_names", "_once", "_sinks", "_undo")
 
     def __init__(self) -> None:
         self._sinks: dict[bytes, Sink] = {}
         self._undo: deque[tuple[int, bytes, Sink | None]] = deque()
+        # What may be forgotten of the sinks: names of producers, and what writes once and has nothing undone.
+        self._names = _ByAge()
+        self._once = _ByAge()
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -102,30 +165,43 @@ class Sinks:
     def appended(self, header: Header, frame: Buffer) -> None:
         """A `sink` entry is now the log's last."""
         change = _decoder.decode(memoryview(frame)[_HEADER:])
-        self._undo.append((header.index, change.sink_id, self._sinks.get(change.sink_id)))
-        self._sinks[change.sink_id] = msgspec.structs.replace(change.sink, changed_ms=header.append_time_ms)
+        now_ms = header.append_time_ms
+        # What is forgotten follows from the table and the entry, so that every replica forgets the same.
         if change.sink.producer:
-            self._forget_names(header.index, but=change.sink_id)
+            self._names.discard(change.sink_id)
+            while len(self._names) >= MAX_NAMES:
+                self._change(header.index, self._names.oldest()[1], None)
+        self._change(header.index, change.sink_id, msgspec.structs.replace(change.sink, changed_ms=now_ms))
+        if change.sink.once:
+            for _ in range(_FORGOTTEN_AT_ONCE):
+                if len(self._once) <= MAX_ONCE:
+                    break
+                changed_ms, oldest = self._once.oldest()
+                if changed_ms + ONCE_MS > now_ms:
+                    break
+                self._change(header.index, oldest, None)
 
-    def _forget_names(self, index: int, *, but: bytes) -> None:
-        names = [
-            (sink.changed_ms, sink_id)
-            for sink_id, sink in self._sinks.items()
-            if sink.producer and sink_id != but
-        ]
-        if len(names) >= MAX_NAMES:
-            # By what is in the table alone, so that every replica forgets the same.
-            _, oldest = min(names)
-            self._undo.append((index, oldest, self._sinks.pop(oldest)))
+    def _change(self, index: int, sink_id: bytes, sink: Sink | None) -> None:
+        self._undo.append((index, sink_id, self._sinks.get(sink_id)))
+        self._set(sink_id, sink)
+
+    def _set(self, sink_id: bytes, sink: Sink | None) -> None:
+        self._names.discard(sink_id)
+        self._once.discard(sink_id)
+        if sink is None:
+            self._sinks.pop(sink_id, None)
+            return
+        self._sinks[sink_id] = sink
+        if sink.producer:
+            self._names.put(sink_id, sink.changed_ms)
+        elif sink.once and sink.undone is None:
+            self._once.put(sink_id, sink.changed_ms)
 
     def truncated(self, index: int) -> None:
         """Entry `index` and all behind it are gone: roll back."""
         while self._undo and self._undo[-1][0] >= index:
             _, sink_id, before = self._undo.pop()
-            if before is None:
-                self._sinks.pop(sink_id, None)
-            else:
-                self._sinks[sink_id] = before
+            self._set(sink_id, before)
 
     def committed(self, index: int) -> None:
         """Entries up to `index` will never be truncated."""
@@ -138,13 +214,19 @@ class Sinks:
 
     def stored_at(self, index: int) -> list[SinkEntry]:
         """All sinks as they were behind entry `index`: the last that was committed, or one behind it."""
-        copy = Sinks()
-        copy._sinks = dict(self._sinks)
-        copy._undo = deque(self._undo)
-        copy.truncated(index + 1)
-        return copy.stored()
+        sinks = dict(self._sinks)
+        for at, sink_id, before in reversed(self._undo):
+            if at <= index:
+                break
+            if before is None:
+                sinks.pop(sink_id, None)
+            else:
+                sinks[sink_id] = before
+        return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(sinks.items())]
 
     def restore(self, entries: list[SinkEntry]) -> None:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._sinks, self._names, self._once = {}, _ByAge(), _ByAge()
         self._undo.clear()
-        self._sinks = {entry.sink_id: entry.sink for entry in entries}
+        for entry in entries:
+            self._set(entry.sink_id, entry.sink)

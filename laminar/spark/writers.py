@@ -97,7 +97,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         # Without a name of its own a write is atomic, and the sink is its alone.
         self._name, self._number = options.transaction or (f"{WRITE_PREFIX}{uuid.uuid4()}", 0)
         sink = self._sink(self._name)
-        self._epoch = self._cluster().run(sink.begin())
+        self._epoch = self._cluster().run(sink.begin(once=options.transaction is None))
         self._already = sink.committed is not None and sink.committed >= self._number
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:

@@ -258,6 +258,25 @@ async def test_an_empty_block_commits_its_number(client: Client) -> None:
     assert ("applied", 3) == (tx.result, (await client.sink("empty").describe()).committed)
 
 
+async def test_a_sink_that_was_begun_once_stays_one_when_a_block_begins_it_anew(client: Client) -> None:
+    """As after a commit of unknown outcome; whoever says `begin` without makes it one that is kept."""
+    await client.create_topic("once")
+    sink = client.sink("made-up")
+    first = await sink.begin(once=True)
+    assert first > 1 << 31
+    async with sink.stage(0) as stager:
+        stager.append("once", b"1")
+    sink._epoch.doubtful = True
+    async with client.transaction("made-up", 0) as tx:
+        tx.append("once", b"2")
+    assert ("applied", first + 1) == (tx.result, sink.epoch)
+    assert [[b"2"]] == await values(client, "once")
+
+    again = laminar.aio.Sink(client.session, "made-up")
+    assert first + 2 == await again.begin()
+    assert 0 == again.committed
+
+
 def test_the_sync_face_commits_skips_and_rolls_back(url: str) -> None:
     """With a buffer much smaller than what is appended, `append` waits for room by itself."""
     with laminar.connect(url) as client:

@@ -33,6 +33,7 @@ class Driver(Client):
     ) -> None:
         super().__init__(world, watch, number, topic=topic, partitions=partitions)
         self.sink = sink
+        self.once = False
         self.ledger = watch.ledger
         self.crash_chance = 0.04
         # Between two steps: how many there were, and behind which one it crashes for certain.
@@ -40,6 +41,7 @@ class Driver(Client):
         self.crash_at = 0
         self.crashes = 0
         self.fenced = 0
+        self.forgotten = 0
         self.committed = 0
         # What was sent before the process crashed, or instead of waiting: it arrives all the same.
         self._left_behind: set[asyncio.Task[Answer]] = set()
@@ -92,7 +94,8 @@ class Driver(Client):
     async def begin(self) -> tuple[int, int]:
         """A new epoch, and the number of the next batch."""
         while True:
-            answer = await self._ask("POST", f"/v1/sinks/{self.sink}", b"")
+            query = "?once=true" if self.once else ""
+            answer = await self._ask("POST", f"/v1/sinks/{self.sink}{query}", b"")
             if answer.status == 200:
                 told = msgspec.json.decode(answer.body)
                 self.ledger.told_epoch(self.sink, told["epoch"])
@@ -165,18 +168,23 @@ class Driver(Client):
                 if answer.code == "fenced":
                     return False
                 raise Crashed
+            if answer.status == 404 and self.once:
+                # It took so long that the sink was forgotten, the batch committed or not.
+                assert ("no_such_sink", "unknown") == (answer.code, answer.outcome), f"{self.name}: {answer}"
+                self.forgotten += 1
+                raise Crashed
             assert answer.status in _AGAIN, f"{self.name}: commit {number} of {self.sink}: {answer}"
             self._maybe_crash()
             await self._pause()
 
     def _send_commit(self, number: int, epoch: int, parts: Parts) -> asyncio.Task[Answer]:
         """It is on its way, whether anybody waits for the answer or not."""
-        task = asyncio.get_running_loop().create_task(self._ask_commit(number, epoch, parts))
+        task = asyncio.get_running_loop().create_task(self._ask_commit(self.sink, number, epoch, parts))
         self._left_behind.add(task)
         task.add_done_callback(self._left_behind.discard)
         return task
 
-    async def _ask_commit(self, number: int, epoch: int, parts: Parts) -> Answer:
+    async def _ask_commit(self, sink: str, number: int, epoch: int, parts: Parts) -> Answer:
         body = {
             "epoch": epoch,
             "parts": [
@@ -184,7 +192,7 @@ class Driver(Client):
                 for partition, stages in parts.items()
             ],
         }
-        return await self._ask("PUT", f"/v1/sinks/{self.sink}/batches/{number}", msgspec.json.encode(body))
+        return await self._ask("PUT", f"/v1/sinks/{sink}/batches/{number}", msgspec.json.encode(body))
 
     async def _ask(self, method: str, target: str, body: bytes, *, kind: str = "") -> Answer:
         self.operations += 1
@@ -196,3 +204,23 @@ class Driver(Client):
 
     async def _pause(self) -> None:
         await asyncio.sleep(0.05 + self.rng.random() * 0.5)
+
+
+class Once(Driver):
+    """One that makes up a sink for each batch, as Spark does for a write without a name."""
+
+    def __init__(self, world: World, watch: Watch, number: int, *, topic: str, partitions: int) -> None:
+        super().__init__(world, watch, number, sink="", topic=topic, partitions=partitions)
+        self.once = True
+        self.begun = 0
+
+    async def _drive(self, pause_s: float) -> None:
+        await asyncio.sleep(self.rng.expovariate(1 / pause_s))
+        self.begun += 1
+        self.sink = f"{self.name}-{self.begun}"
+        epoch, number = await self.begin()
+        assert number == 0, f"{self.name}: {self.sink} is new, and has committed {number - 1}"
+        self._maybe_crash()
+        tried, parts = await self._stage(number, epoch)
+        self._maybe_crash()
+        await self.commit(number, epoch, tried, parts)

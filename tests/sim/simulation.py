@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.node.api.sinks import COORDINATORS, JANITOR_S, STAGE_AGE_MS
+from laminar.node.api.leftovers import JANITOR_S
+from laminar.node.api.sinks import COORDINATORS
 from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
+from laminar.node.sinks import ONCE_MS
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client
-from tests.sim.drivers import Driver
+from tests.sim.drivers import Driver, Once
 from tests.sim.environment import SimClock
 from tests.sim.nemesis import Nemesis
 from tests.sim.uploaders import Uploader
@@ -125,6 +127,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         ), "healed, but the cluster does not converge: " + _standing(world, watch, options)
         if drivers:
             _end_sinks(world, watch, drivers[0])
+            outcome.exercised["sinks forgotten"] = _forgotten(watch)
         world.loop.run_until_complete(watch.check_end(TOPIC, options.partitions))
         # Exceptions that nobody took are told now, if not before.
         gc.collect()
@@ -143,9 +146,10 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.reads = sum(client.reads for client in clients)
     outcome.elections = watch.elections
     outcome.faults = nemesis.faults
-    outcome.exercised = watch.exercised() + nemesis.moving.exercised()
+    outcome.exercised += watch.exercised() + nemesis.moving.exercised()
     outcome.exercised["drivers crashed"] = sum(driver.crashes for driver in drivers)
     outcome.exercised["drivers fenced"] = sum(driver.fenced for driver in drivers)
+    outcome.exercised["commits of sinks that were forgotten"] = sum(driver.forgotten for driver in drivers)
     return outcome
 
 
@@ -157,13 +161,16 @@ def _begin(world: World, watch: Watch) -> list[Client]:
 
 
 def _drivers(world: World, watch: Watch) -> list[Driver]:
-    """Several of one sink, where transactions are possible."""
+    """Several of one sink, and of sinks that write once, where transactions are possible."""
     options = world.options
     if options.is_interval:
         return []
     return [
         Driver(world, watch, 100 + place, sink="s", topic=TOPIC, partitions=options.partitions)
         for place in range(options.drivers)
+    ] + [
+        Once(world, watch, 130 + place, topic=TOPIC, partitions=options.partitions)
+        for place in range(options.once)
     ]
 
 
@@ -195,7 +202,7 @@ def _end_sinks(world: World, watch: Watch, driver: Driver) -> None:
     )
     for machine in world.machines.values():
         now_ms = SimClock(machine).wall_ms()
-        machine.wall_offset_ms += max(ahead_ms - now_ms, 0) + STAGE_AGE_MS + 60_000
+        machine.wall_offset_ms += max(ahead_ms - now_ms, 0) + ONCE_MS + 60_000
     assert world.loop.run_until(
         lambda: not watch.staged_batches(TOPIC, options.partitions), at_most_s=10 * JANITOR_S
     ), "something is staged for ever"
@@ -203,6 +210,16 @@ def _end_sinks(world: World, watch: Watch, driver: Driver) -> None:
         lambda: watch.converged(TOPIC, options.partitions, replicas), at_most_s=60.0
     ), "after the stages were dropped the replicas do not converge"
     world.loop.run_until_complete(watch.check_end(COORDINATORS_TOPIC, COORDINATORS))
+
+
+def _forgotten(watch: Watch) -> int:
+    """How many of the sinks that began the coordinators don't know any more."""
+    known = {
+        entry.sink_id
+        for number in range(COORDINATORS)
+        for entry in watch.partitions(COORDINATORS_TOPIC, number)[0][1].tables.sinks.stored()
+    }
+    return len(watch.ledger.sinks.keys() - known)
 
 
 def _gather(world: World) -> None:

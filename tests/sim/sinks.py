@@ -80,6 +80,13 @@ class Ledger:
         change = _changes.decode(memoryview(frame)[HEADER_SIZE:])
         known = self.sinks.setdefault(change.sink_id, Known())
         before, after = known.sink, change.sink
+        if after.once and after.epoch == after.first > before.epoch:
+            # It is new, or new again: one that was forgotten, and the janitor asked for.
+            assert before.epoch == 0 or (before.once and before.undone is None), f"{who}: {before}, {after}"
+            self.happened["sinks begun once"] += 1
+            self.happened["sinks forgotten and ended"] += before.epoch > 0
+            known.sink = after
+            return
         assert after.epoch in (before.epoch, before.epoch + 1), (
             f"{who}: the epoch of {after.name} goes from {before.epoch} to {after.epoch}"
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from laminar.batch import Header, Kind
+from laminar.node import sinks
+from laminar.node.api import leftovers
 from laminar.node.api.sinks import COORDINATORS
 from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.drivers import Driver
 from tests.sim.machine import Machine
-from tests.sim.simulation import TOPIC, _begin, _end_sinks
+from tests.sim.simulation import TOPIC, _begin, _end_sinks, simulate
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -108,3 +110,17 @@ def test_pitfall_41_a_driver_crashes_between_any_two_steps(step: int) -> None:
     driver.crash_at = step
     run(world, watch, driver)
     assert 1 <= driver.crashes
+
+
+@pytest.mark.parametrize("seed", range(300, 302))
+def test_sinks_that_write_once_are_forgotten_through_crashes_and_no_batch_is_torn(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Far too soon, where each coordinator keeps one that is older than seconds; replicas agree on which."""
+    monkeypatch.setattr(sinks, "MAX_ONCE", 1)
+    monkeypatch.setattr(sinks, "ONCE_MS", 5_000)
+    monkeypatch.setattr(leftovers, "ONCE_MS", 5_000)
+    outcome = simulate(Options(seed=seed, clients=0, drivers=1, once=4, trouble_s=120.0))
+
+    assert outcome.exercised["sinks begun once"] > 20 and outcome.exercised["batches decided"] > 20
+    assert outcome.exercised["sinks forgotten"] > 5

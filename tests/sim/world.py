@@ -34,7 +34,9 @@ class Options:
     clients: int = 2
     # Of one sink, all at a time.
     drivers: int = 2
-    # Who append records larger than a batch. None by default: a seed's history would be another.
+    # Those of which each batch has a sink of its own. None by default: a seed's history would be another.
+    once: int = 0
+    # Who append records larger than a batch. None by default, as before.
     uploaders: int = 0
     client_pause_s: float = 0.5
     fault_pause_s: float = 10.0

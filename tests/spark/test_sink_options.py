@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import laminar
 from laminar.spark.sink_options import check_sink_schema, parse_sink
 
 if TYPE_CHECKING:
@@ -83,3 +84,20 @@ def test_columns_are_found_by_name() -> None:
     found = check_sink_schema(schema(Topic=TEXT, VALUE=TEXT, key=BINARY), topic=None)
 
     assert {"topic": 0, "value": 1, "key": 2} == found
+
+
+@pytest.mark.usefixtures("no_connection_is_left")
+def test_a_write_without_a_name_leaves_none_behind(url: str, client: laminar.Client) -> None:
+    """Its sink is one that the cluster may forget; that of a named write is kept."""
+    from laminar.spark.writers import BatchWriter
+
+    named = {"txnAppId": "nightly", "txnVersion": "7"}
+    begun = []
+    for given in ({}, named):
+        options = parse_sink({"topic": "t", "laminar.endpoints": url, **given}, streaming=False)
+        writer = BatchWriter(options, schema(key=BINARY, value=BINARY))
+        begun.append((writer._name, writer._epoch))
+    (made_up, epoch), kept = begun
+    assert ("nightly", 1) == kept
+    assert made_up.startswith("spark-write-") and epoch > 1 << 31
+    assert epoch == client.sink(made_up).describe().epoch

@@ -29,6 +29,7 @@ from laminar.node.api.exchange import (
 )
 from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes
 from laminar.node.api.groups import GroupRoutes
+from laminar.node.api.leftovers import Leftovers
 from laminar.node.api.locate import Locator
 from laminar.node.api.marks import EPOCH, KEY, PRODUCER, SEQUENCE
 from laminar.node.api.metrics import MetricsRoute
@@ -118,6 +119,7 @@ class Api:
         recover = RecoverRoutes(shard, self._exchange, topics, states)
         progress = ProgressRoutes(shard, fetch)
         sinks = SinkRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
+        Leftovers(shard, sinks)
         self.datagrams = Datagrams(shard, self._locator, topics, limits=self.limits)
         uploads = UploadRoutes(shard, self._locator, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)

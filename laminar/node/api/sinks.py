@@ -8,7 +8,6 @@ leader and asks it; every step is safe to repeat, so it is repeated through elec
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -29,7 +28,6 @@ from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
 from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
 from laminar.node.sinks import Sink, Target
-from laminar.node.stages import BatchKey
 from laminar.node.staging import Batch, Staging
 from laminar.node.transport import Peer
 from laminar.route import Route, logical_of_key
@@ -37,17 +35,12 @@ from laminar.route import Route, logical_of_key
 if TYPE_CHECKING:
     from laminar.node.shard import Shard
 
-_log = logging.getLogger("laminar.transactions")
-
 COORDINATORS = 8
 REPLICAS = 3
 GIVE_UP_S = 10.0
 ASK_TIMEOUT_S = 30.0
 RETRY_S = 0.05
-# What nobody pinned is dropped when nothing was added to it for so long; an older pin asks its coordinator.
-STAGE_AGE_MS = 3_600_000
 LOOK_S = 0.5
-JANITOR_S = 10.0
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
@@ -102,8 +95,8 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: begin a sink, or tell its state; `commit` with what is to be committed; `name` with
-    the id that a producer's new name gets.
+    """To a coordinator: begin a sink, or tell its state; `end` an epoch of it; `commit` with what is to be
+    committed; `name` with the id that a producer's new name gets.
     """
 
     topic: str
@@ -117,6 +110,8 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     producer: bytes = b""
     # What names a `begin` or `name`, so that it may be asked again.
     request: str = ""
+    # Of a sink that begins: it writes one batch and is never heard of again.
+    once: bool = False
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -144,16 +139,25 @@ class SinkRoutes:
         self._coordinators: dict[int, Coordinator] = {}
         self._route = Route.even(COORDINATORS)
         shard.every(LOOK_S, self._go_on, to_the_end=True)
-        shard.spawn(self._clean_up())
 
     # -- routes --------------------------------------------------------------------------
 
     async def begin(self, request: Request, sink: str) -> Response:
-        """POST /v1/sinks/{sink}?epoch=: a new epoch, or this very one."""
+        """POST /v1/sinks/{sink}?epoch=&once=: a new epoch, or this very one."""
         epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
+        once = _once(request)
+        if once and epoch:
+            raise Problem(
+                "invalid",
+                "the epoch of a sink that writes once is the coordinator's choice",
+                field="epoch",
+                value=epoch,
+            )
         named = key_of(request) or self._shard.rng.randbytes(16).hex()
         await self._made()
-        answer = await self._ask_coordinator("begin", id_of(sink), name=sink, epoch=epoch, request=named)
+        answer = await self._ask_coordinator(
+            "begin", id_of(sink), name=sink, epoch=epoch, request=named, once=once
+        )
         return Response.json(_described(sink, answer.sink))
 
     async def describe(self, request: Request, sink: str) -> Response:
@@ -237,6 +241,16 @@ class SinkRoutes:
         )
         return answer.sink
 
+    # -- what the janitor asks ---------------------------------------------------------------
+
+    async def status(self, sink: bytes) -> Sink:
+        """See `leftovers.Coordinators`."""
+        return (await self._ask_coordinator("status", sink)).sink
+
+    async def end(self, sink: bytes, epoch: int) -> Sink:
+        """See `leftovers.Coordinators`."""
+        return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
+
     # -- finding leaders -------------------------------------------------------------------
 
     async def _look_for(self, topics: set[str]) -> None:
@@ -312,7 +326,9 @@ class SinkRoutes:
 
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
         if request.operation == "begin":
-            begun = await coordinator.begin(request.sink, request.name, request.request, epoch=request.epoch)
+            begun = await coordinator.begin(
+                request.sink, request.name, request.request, epoch=request.epoch, once=request.once
+            )
             return SinkAnswer(begun)
         if request.operation == "name":
             return SinkAnswer(
@@ -320,6 +336,8 @@ class SinkRoutes:
             )
         if request.operation == "status":
             return SinkAnswer(await coordinator.status(request.sink))
+        if request.operation == "end":
+            return SinkAnswer(await coordinator.end(request.sink, request.epoch))
         applied = await coordinator.commit(request.sink, request.number, request.epoch, request.parts)
         return SinkAnswer(Sink("", request.epoch, request.number), applied)
 
@@ -365,49 +383,17 @@ class SinkRoutes:
             if partition is not None and partition.leads and partition.tables.sinks.undone():
                 self._coordinator(partition).finish_all()
 
-    async def _clean_up(self) -> None:
-        """What was staged and never committed goes: by its age, or where it can't be decided any more."""
-        while True:
-            await asyncio.sleep(JANITOR_S)
-            for partition in list(self._shard.partitions.values()):
-                if partition.leads and partition.tables.stages:
-                    await self.clean(partition)
-
-    async def clean(self, partition: Partition, *, age_ms: int = STAGE_AGE_MS) -> None:
-        """One look at one partition that is led here."""
-        before_ms = self._shard.clock.wall_ms() - age_ms
-        staging = Staging(partition)
-        old = [
-            key
-            for key, held in partition.tables.stages.batches()
-            if held.pinned and held.stages[-1].append_time_ms < before_ms
-        ]
-        try:
-            staging.drop_left_behind(before_ms=before_ms)
-        except Problem as problem:
-            _log.debug("%s/%d is cleaned later: %s", partition.topic, partition.number, problem)
-        for key in old:
-            try:
-                if await self._is_over(key, partition):
-                    await staging.drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
-            except Problem:
-                continue  # the next look tries again
-
-    async def _is_over(self, key: BatchKey, partition: Partition) -> bool:
-        """Whether a pinned batch can't be published any more, by what its coordinator has committed."""
-        sink, number, epoch = key
-        known = (await self._ask_coordinator("status", sink)).sink
-        if known.number < number:
-            return known.epoch > epoch
-        decision = known.undone
-        if decision is None or (decision.number, decision.epoch) != (number, epoch):
-            return True
-        return all(target.group != partition.replica.group for target in decision.targets)
-
 
 _KINDS: dict[str, type[AnyRequest]] = {
     kind.__name__: kind for kind in (StageRequest, PinRequest, PublishRequest, SinkRequest)
 }
+
+
+def _once(request: Request) -> bool:
+    text = request.query.get("once", "false")
+    if text not in ("true", "false"):
+        raise Problem("invalid", "once is true or false", field="once", value=text, limit="true, false")
+    return text == "true"
 
 
 def _refuse_system(topic: str, *, field: str) -> None:

@@ -273,3 +273,45 @@ def test_a_beginning_with_a_key_is_one_however_often_it_is_sent(http: httpx.Clie
     assert [0, 0, 1, 1, 2, 3] == [begun(key) - first for key in ("a", "a", "b", "b", None, None)]
     refused = http.post(path, headers={"Idempotency-Key": "a b"}, content=b'{"name": "t"}')
     assert (422, "idempotency-key") == (refused.status_code, refused.json()["field"])
+
+
+def test_a_sink_that_writes_once_is_begun_and_committed_as_any_other(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """Its epochs are higher than any that a kept one comes to; begun without, it is kept."""
+    topic = new_topic(1)
+    epochs = []
+    for query in ("?once=true", "?once=true", "?once=false"):
+        answer = http.post(f"/v1/sinks/s-once{query}")
+        assert 200 == answer.status_code, answer.text
+        epochs.append(answer.json()["epoch"])
+    assert 1 << 31 < epochs[0] and [0, 1, 2] == [epoch - epochs[0] for epoch in epochs]
+    assert epochs[2] == http.get("/v1/sinks/s-once").json()["epoch"]
+
+    assert 201 == stage(http, "s-once", 0, topic, 0, "1", epoch=epochs[2]).status_code
+    fenced = commit(http, "s-once", 0, epochs[0], (topic, 0, [0]))
+    assert (409, "fenced", "not_applied") == (
+        fenced.status_code,
+        fenced.json()["code"],
+        fenced.json()["outcome"],
+    )
+    assert "applied" == commit(http, "s-once", 0, epochs[2], (topic, 0, [0])).json()["result"]
+    assert ["1"] == Partition(http, topic, 0).values()
+
+    never = commit(http, "s-never", 0, epochs[0], (topic, 0, [0]))
+    assert (404, "no_such_sink", "unknown", epochs[0]) == (
+        never.status_code,
+        never.json()["code"],
+        never.json()["outcome"],
+        never.json()["value"],
+    )
+
+
+@pytest.mark.parametrize(
+    "query, field",
+    [("once=yes", "once"), ("once=", "once"), ("once=1", "once"), ("once=true&epoch=1", "epoch")],
+)
+def test_a_sink_does_not_begin_by_what_makes_no_sense(http: httpx.Client, query: str, field: str) -> None:
+    answer = http.post(f"/v1/sinks/s-wrong?{query}")
+    assert (422, field) == (answer.status_code, answer.json()["field"]), answer.text
+    assert 404 == http.get("/v1/sinks/s-wrong").status_code

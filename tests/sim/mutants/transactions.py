@@ -6,6 +6,7 @@ from tests.sim.mutants.case import case
 
 STAGES = ("tests/node/test_stages.py",)
 COORDINATOR = ("tests/node/test_coordinator.py",)
+ONCE = ("tests/node/test_once.py",)
 
 TRANSACTIONS = [
     case(
@@ -77,6 +78,41 @@ TRANSACTIONS = [
         "self.sinks.truncated(index)",
         "pass",
         tests=COORDINATOR,
+    ),
+    case(
+        "a sink is forgotten while its batch is being published",
+        "laminar.node.sinks:Sinks._set",
+        "elif sink.once and sink.undone is None:",
+        "elif sink.once:",
+        tests=ONCE,
+    ),
+    case(
+        "the epoch of a sink that was forgotten comes again",
+        "laminar.node.sinks:first_once_epoch",
+        "FIRST_ONCE_EPOCH + index % _ONCE_EPOCHS",
+        "FIRST_ONCE_EPOCH",
+        tests=ONCE,
+    ),
+    case(
+        "a sink that was forgotten is said to have committed nothing",
+        "laminar.node.coordinator:Coordinator._decided",
+        "if epoch >= FIRST_ONCE_EPOCH and (",
+        "if False and (",
+        tests=ONCE,
+    ),
+    case(
+        "a pin is dropped before a newer epoch keeps its driver from deciding",
+        "laminar.node.api.leftovers:Leftovers._is_over",
+        "known = await self._coordinators.end(sink, epoch)",
+        "return True",
+        tests=ONCE,
+    ),
+    case(
+        "a batch is ended though it was decided meanwhile",
+        "laminar.node.coordinator:Coordinator.end",
+        "or sink.number >= 0:",
+        "or False:",
+        tests=ONCE,
     ),
     case(
         "the log begins between a stage and its publish",

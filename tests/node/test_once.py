@@ -1,0 +1,386 @@
+"""Sinks that write one batch and are never heard of again: forgotten in time, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from laminar.batch import Header, Kind, build, build_control, stamp
+from laminar.http.errors import Problem
+from laminar.node import sinks as module
+from laminar.node.api.leftovers import STAGE_AGE_MS, Leftovers
+from laminar.node.coordinator import Coordinator, Part
+from laminar.node.partition import Partition
+from laminar.node.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, SinkChange, Sinks, Target
+from laminar.node.staging import Batch, Staging
+from tests.node.alone import lone_partition
+from tests.node.trio import trio
+
+UNDONE = Decision(0, 1, (Target("t", 0, b"g" * 16),))
+
+
+class Log:
+    """A coordinator's entries, and the table that follows from them."""
+
+    def __init__(self) -> None:
+        self.table = Sinks()
+        self.entries: list[tuple[bytes, Sink, int]] = []
+
+    def put(self, name: str, time_ms: int, **fields: Any) -> None:
+        sink = Sink(name, 1, **({"once": True} | fields))
+        self.append(name.encode().ljust(16), sink, time_ms)
+
+    def append(self, sink_id: bytes, sink: Sink, time_ms: int) -> None:
+        self.entries.append((sink_id, sink, time_ms))
+        tell(self.table, len(self.entries), sink_id, sink, time_ms)
+
+    def truncate(self, index: int) -> None:
+        del self.entries[index - 1 :]
+        self.table.truncated(index)
+
+    @property
+    def names(self) -> str:
+        return " ".join(sorted(entry.sink.name for entry in self.table.stored()))
+
+
+def tell(table: Sinks, index: int, sink_id: bytes, sink: Sink, time_ms: int) -> None:
+    frame = build_control(Kind.SINK, msgspec.msgpack.encode(SinkChange(sink_id, sink)))
+    stamp(frame, index=index, term=1, prev_term=1, base_offset=0, append_time_ms=time_ms, committed_index=0)
+    table.appended(Header.unpack(frame), frame)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Of a coordinator that keeps two of them, and each for a second."""
+    monkeypatch.setattr(module, "MAX_ONCE", 2)
+    monkeypatch.setattr(module, "ONCE_MS", 1_000)
+    return Log()
+
+
+def test_of_too_many_the_oldest_are_forgotten_but_none_before_its_time(log: Log) -> None:
+    """What a sink is kept for begins with its last change; a table that grew meanwhile shrinks again."""
+    for time_ms, name in enumerate("abcdef"):
+        log.put(name, time_ms)
+    log.put("a", 500)
+    assert "a b c d e f" == log.names, "all are young"
+    log.put("g", 1_002)
+    assert "a d e f g" == log.names, "two at a time"
+    log.put("h", 1_002)
+    assert "a d e f g h" == log.names, "the next is 999 ms old"
+    log.put("i", 2_000)
+    assert "a f g h i" == log.names
+    for time_ms, name in ((1_000_000, "j"), (1_000_001, "k"), (1_000_002, "l")):
+        log.put(name, time_ms)
+    assert "j k l" == log.names, "as few as there may be, and those that are young"
+
+
+def test_what_is_kept_is_forgotten_by_nobody(log: Log) -> None:
+    """A name of somebody's choosing; a decision that is not published; one that was begun without."""
+    log.put("chosen", 0, once=False)
+    log.put("undone", 1, number=0, undone=UNDONE)
+    log.put("later", 2)
+    log.put("later", 3, once=False)
+    log.put("producer", 4, once=False, producer=b"p" * 16)
+    for time_ms in range(10_000, 100_000, 10_000):
+        log.put(f"x{time_ms}", time_ms)
+    assert "chosen later producer undone x80000 x90000" == log.names
+
+    log.put("undone", 100_000, number=0)
+    log.put("y", 100_999)
+    assert "chosen later producer undone x90000 y" != log.names, "it was published just now"
+    log.put("z", 101_000)
+    assert "chosen later producer y z" == log.names, "a second after it was"
+
+
+def test_lasting_ones_forget_nothing(log: Log) -> None:
+    """What comes of a table's being too large is done where it grows."""
+    for name in "abcd":
+        log.put(name, 0)
+    log.put("chosen", 10_000, once=False)
+    assert "a b c chosen d" == log.names
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replicas_forget_the_same_by_whatever_way_they_got_there(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """One that had its log cut again and again, one that replays it, one that began with a stored table."""
+    monkeypatch.setattr(module, "MAX_ONCE", 4)
+    monkeypatch.setattr(module, "MAX_NAMES", 3)
+    monkeypatch.setattr(module, "ONCE_MS", 50)
+    rng = random.Random(seed)
+    log, now_ms, committed, forgotten = Log(), 0, 0, 0
+    for step in range(600):
+        now_ms += rng.choice((0, 0, 1, 5, 30))
+        kind = rng.randrange(10)
+        if kind == 0 and len(log.entries) > committed:
+            log.truncate(rng.randrange(committed, len(log.entries)) + 1)
+        elif kind == 1:
+            committed = rng.randrange(committed, len(log.entries) + 1)
+            log.table.committed(committed)
+        elif kind < 4:
+            log.put(f"name {rng.randrange(8)}", now_ms, once=False, producer=b"p" * 16)
+        else:
+            undone = UNDONE if rng.random() < 0.2 else None
+            log.put(f"sink {rng.randrange(40)}", now_ms, once=rng.random() < 0.9, undone=undone)
+        assert sum(1 for entry in log.table.stored() if entry.sink.producer) <= 3
+        if step % 20:
+            continue
+        replayed = Sinks()
+        for index, entry in enumerate(log.entries, 1):
+            tell(replayed, index, *entry)
+            if index == committed:
+                # A replica that is behind, or was told what there was before.
+                assert replayed.stored() == log.table.stored_at(committed)
+                started = Sinks()
+                started.restore(replayed.stored())
+            if index > committed > 0:
+                tell(started, index, *entry)
+        assert replayed.stored() == log.table.stored() == log.table.stored_at(len(log.entries))
+        if committed:
+            assert replayed.stored() == started.stored()
+        forgotten += len({entry[0] for entry in log.entries}) - len(log.table)
+    assert forgotten > 0
+
+
+# -- the coordinator -----------------------------------------------------------------------
+
+
+class Targets:
+    """Pins and publishes at once, in the partition that is the coordinator's own."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.staging = Staging(partition)
+        self.asked = 0
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+        self.asked += 1
+        await self.staging.pin(Batch(sink=sink, number=number, epoch=epoch), part.stages)
+        return b"g" * 16
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        await self.staging.publish(Batch(sink=sink, number=number, epoch=epoch))
+
+
+PART = Part(topic="t", partition=0, stages=[0])
+SINK = b"s" * 16
+
+
+def coordinator_of(partition: Partition) -> tuple[Coordinator, Targets]:
+    targets = Targets(partition)
+    return Coordinator(partition, targets, spawn=asyncio.ensure_future), targets
+
+
+async def stage(partition: Partition, epoch: int, *, sink: bytes = SINK, number: int = 0) -> Batch:
+    batch = Batch(sink=sink, number=number, epoch=epoch)
+    frame = build([b"x"])
+    await Staging(partition).stage(batch, 0, frame, Header.unpack(frame))
+    return batch
+
+
+async def forget(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that may be forgotten, but one that came last."""
+    monkeypatch.setattr(module, "MAX_ONCE", 1)
+    monkeypatch.setattr(module, "ONCE_MS", -1)
+    for other in (b"1" * 16, b"2" * 16):
+        await coordinator.begin(other, "other", once=True)
+    monkeypatch.setattr(module, "MAX_ONCE", 10_000)
+
+
+async def refused(coordinator: Coordinator, epoch: int) -> tuple[str, str, int]:
+    """Why batch 0 under this epoch is not committed; it was staged, so nothing else is in its way."""
+    with pytest.raises(Problem) as problem:
+        await coordinator.commit(SINK, 0, epoch, [PART])
+    assert (problem.value.field, problem.value.value) == ("epoch", epoch)
+    return problem.value.code, problem.value.outcome, problem.value.status
+
+
+async def test_a_name_that_anybody_begins_to_last_does_so_from_then_on(tmp_path: Path) -> None:
+    """Before and after a restart."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        first = await coordinator.begin(SINK, "s", "one", once=True)
+        assert first.once and FIRST_ONCE_EPOCH < first.epoch == first.first
+        assert first.epoch == (await coordinator.begin(SINK, "s", "one", once=True)).epoch
+        again = await coordinator.begin(SINK, "s", once=True)
+        assert (first.epoch + 1, first.epoch, True) == (again.epoch, again.first, again.once)
+        assert not (await coordinator.begin(SINK, "s")).once
+        assert not (await coordinator.begin(SINK, "s", once=True)).once
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        assert not (await coordinator.begin(SINK, "s", once=True)).once
+        assert first.epoch + 4 == (await coordinator.status(SINK)).epoch
+        lasting = await coordinator.begin(b"l" * 16, "lasting")
+        assert (1, False) == (lasting.epoch, (await coordinator.begin(b"l" * 16, "lasting", once=True)).once)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("then", ["nothing", "once", "lasting"])
+async def test_a_commit_for_a_sink_that_was_forgotten_decides_nothing_and_denies_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool, then: str
+) -> None:
+    """Its batch may have been committed or not, whoever has begun that name anew: no epoch comes twice."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, targets = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        await stage(partition, epoch)
+        if committed:
+            assert await coordinator.commit(SINK, 0, epoch, [PART])
+        asked = targets.asked
+        await forget(coordinator, monkeypatch)
+        assert Sink("") == await coordinator.status(SINK)
+        anew = 0
+        if then != "nothing":
+            anew = (await coordinator.begin(SINK, "s", once=then == "once")).epoch
+            assert (anew > epoch) if then == "once" else (anew == 1)
+
+        assert ("no_such_sink", "unknown", 404) == await refused(coordinator, epoch)
+        assert asked == targets.asked and committed == (partition.end_offset == 1)
+        code, outcome, _ = await refused(coordinator, 7)
+        assert ("fenced" if then == "once" else "invalid", "not_applied") == (code, outcome), "never told"
+        if then != "nothing" and not committed:
+            await stage(partition, anew)
+            assert await coordinator.commit(SINK, 0, anew, [PART])
+            assert 1 == partition.end_offset
+
+
+async def test_a_newer_driver_of_one_that_is_known_fences_as_ever(tmp_path: Path) -> None:
+    """Then nothing is in doubt."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        await stage(partition, epoch)
+        await coordinator.begin(SINK, "s", once=True)
+        assert ("fenced", "not_applied", 409) == await refused(coordinator, epoch)
+
+
+# -- what is left of them in partitions --------------------------------------------------------
+
+
+def janitor(partition: Partition, coordinator: Coordinator, *, age_ms: int) -> Leftovers:
+    """Of this partition, when so much time has passed."""
+    wall_ms = partition.log.last_append_time_ms + age_ms
+    shard: Any = SimpleNamespace(
+        clock=SimpleNamespace(wall_ms=lambda: wall_ms), spawn=lambda work: work.close(), partitions={}
+    )
+    return Leftovers(shard, coordinator)
+
+
+async def pinned(partition: Partition, epoch: int) -> Batch:
+    batch = await stage(partition, epoch)
+    await Staging(partition).pin(batch, [0])
+    return batch
+
+
+async def test_what_was_pinned_and_never_decided_goes_when_it_can_be_decided_no_more(tmp_path: Path) -> None:
+    """Its driver and coordinator went down in between. He comes late, and is refused."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, targets = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        batch = await pinned(partition, epoch)
+        await janitor(partition, coordinator, age_ms=STAGE_AGE_MS + 60_000).clean(partition)
+        assert partition.tables.stages.batch(batch.key) is not None, "its driver may be about to"
+        assert epoch == (await coordinator.status(SINK)).epoch
+
+        await janitor(partition, coordinator, age_ms=ONCE_MS + 60_000).clean(partition)
+        assert not partition.tables.stages
+        assert ("fenced", "not_applied", 409) == await refused(coordinator, epoch)
+        known = await coordinator.status(SINK)
+        assert (True, -1, "s") == (known.once, known.number, known.name)
+        assert targets.asked == 0 == partition.end_offset
+
+
+@pytest.mark.parametrize("then", ["nothing", "once", "lasting"])
+async def test_what_a_forgotten_sink_had_pinned_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Whether its name was begun anew or not: what is staged then is another's, and stays."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        batch = await pinned(partition, epoch)
+        await forget(coordinator, monkeypatch)
+        anew = None
+        if then != "nothing":
+            anew = await pinned(partition, (await coordinator.begin(SINK, "s", once=then == "once")).epoch)
+
+        age_ms = STAGE_AGE_MS if anew is not None else ONCE_MS
+        await janitor(partition, coordinator, age_ms=age_ms + 60_000).clean(partition)
+        assert partition.tables.stages.batch(batch.key) is None
+        assert ("no_such_sink", "unknown", 404) == await refused(coordinator, epoch)
+        if anew is not None:
+            assert await coordinator.commit(SINK, 0, anew.epoch, [PART])
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: bool) -> None:
+    """A decision that waits to be published, and a sink that goes on."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        begun = await coordinator.begin(SINK, "s", once=once)
+        batch = await pinned(partition, begun.epoch)
+        if once:
+            decision = Decision(0, begun.epoch, (Target("t", 0, partition.replica.group),))
+            await coordinator._change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
+        await janitor(partition, coordinator, age_ms=100 * ONCE_MS).clean(partition)
+        assert partition.tables.stages.batch(batch.key) is not None
+        assert begun.epoch == (await coordinator.status(SINK)).epoch
+        if once:
+            coordinator.finish_all()
+            assert not await coordinator.commit(SINK, 0, begun.epoch, [PART])
+        else:
+            assert await coordinator.commit(SINK, 0, begun.epoch, [PART])
+        assert 1 == partition.end_offset
+
+
+async def test_a_batch_that_is_decided_while_the_janitor_asks_is_not_ended(tmp_path: Path) -> None:
+    """What it heard before is not what it acts by; the same of one that another epoch is in force for."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        await pinned(partition, epoch)
+        assert (await coordinator.status(SINK)).number < 0
+        assert await coordinator.commit(SINK, 0, epoch, [PART])
+        known = await coordinator.end(SINK, epoch)
+        assert (epoch, 0) == (known.epoch, known.number)
+        newer = (await coordinator.begin(SINK, "s", once=True)).epoch
+        assert newer == (await coordinator.end(SINK, epoch)).epoch
+        lasting = (await coordinator.begin(b"l" * 16, "lasting")).epoch
+        assert lasting == (await coordinator.end(b"l" * 16, lasting)).epoch
+
+
+async def test_a_leader_that_was_deposed_ends_nothing() -> None:
+    """It has not heard that the sink began, and so must not say that it is over."""
+    async with trio() as cluster:
+        old = await cluster.leader()
+        cluster.cut_off(old.node)
+        new = await cluster.leader(among=[member.node for member in cluster.followers(old)])
+        coordinator, _ = coordinator_of(new.partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        deposed, _ = coordinator_of(old.partition)
+        asked = asyncio.ensure_future(deposed.end(SINK, epoch))
+        heard = asyncio.ensure_future(deposed.status(SINK))
+        assert epoch == (await coordinator.begin(SINK, "s", once=True)).epoch - 1
+        assert not asked.done() or asked.exception() is not None
+        assert not heard.done() or heard.exception() is not None
+        cluster.heal()
+        for answer in (asked, heard):
+            with pytest.raises(Problem):
+                await answer
+        await cluster.settled()
+        assert epoch + 1 == (await coordinator.status(SINK)).epoch
+        cluster.check_equal()
