@@ -36,7 +36,8 @@ Invariants, by number; tests cite them.
     off disturbs nobody, and nobody waits for a leader that is.
 12. A replica that may have forgotten what it acknowledged is *marked*: its grants elect nobody unless every
     voter grants. The mark falls when it has again, in the term of one leader, all that it may have
-    acknowledged (CONSENSUS.md 3; model-checked there, so change nothing in it without a model).
+    acknowledged. These rules were searched with a model checker: change none of them without a model
+    (docs/consensus.md#marks).
 13. A group falls quiet only when everybody who was asked holds all that the leader holds, knows it committed,
     and has agreed in one round. Rest touches heartbeats and timers alone: terms, votes, logs and reads obey
     the rules above whoever sleeps.

@@ -105,7 +105,7 @@ class Elector:
         )
 
     def _lets_others(self, *, now_ms: int) -> bool:
-        """Whether a damaged replica lets its turn to stand pass once more (CONSENSUS.md 4).
+        """Whether a damaged replica lets its turn to stand pass once more (docs/consensus.md#damage).
 
         Any other voter that answers, and could win, stands meanwhile: if nobody has, this one must.
         """

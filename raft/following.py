@@ -44,7 +44,7 @@ class Following:
 
     @property
     def is_complete(self) -> bool:
-        """Whether we hold, with this leader, all that we may ever have acknowledged (CONSENSUS.md 3).
+        """Whether we hold, with this leader, all that we may have acknowledged (docs/consensus.md#marks).
 
         Being as long as the goal is not enough: our tail may be another one. Nor is having matched, before
         the leader's term has committed something: until then another leader may yet come without it.

@@ -127,7 +127,7 @@ class Leadership:
         """Give the others more time to be heard: what they sent lies unread in our sockets."""
         self._quorum_deadline_ms += by_ms
 
-    # Rest (CONSENSUS.md 5)
+    # Rest (docs/consensus.md#rest)
 
     @property
     def is_calm(self) -> bool:

@@ -174,7 +174,7 @@ class RaftLog:
 
         An entry may be written, cut, and replaced by one of the same index while its sync is under way; even
         by itself, when a third leader sends it again. Index and term do not tell these apart, so a completion
-        counts only while nothing was cut since its entries were written (RELIABILITY.md, pitfall 3). The cut
+        counts only while nothing was cut since its entries were written (docs/pitfalls.md, number 3). The cut
         has a completion of its own, which covers all that is left.
         """
         if cuts != self.cuts:

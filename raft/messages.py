@@ -57,7 +57,7 @@ class Vote(Message, frozen=True, tag=3):
 
 
 class VoteAnswer(Message, frozen=True, tag=4):
-    """`marked`: the voter may have forgotten something (CONSENSUS.md 3), so its grant counts less."""
+    """`marked`: the voter may have forgotten something, so its grant counts less."""
 
     granted: bool
     marked: bool = False

@@ -41,8 +41,8 @@ def ballot_outcome(voters: Collection[int], grants: Mapping[int, tuple[bool, boo
     """Whether the answers `replica id -> (granted, marked)` decide a ballot among `voters`.
 
     Won with unmarked grants of a majority, or with grants, marked or not, of every voter: a marked voter may
-    have forgotten what it acknowledged, so it counts as absent unless nobody is (CONSENSUS.md 3). Lost when
-    no further answer can change that. Answers of others than `voters` don't count.
+    have forgotten what it acknowledged, so it counts as absent unless nobody is (docs/consensus.md#marks).
+    Lost when no further answer can change that. Answers of others than `voters` don't count.
     """
     needed = majority(len(voters))
     granted = unmarked = silent = 0

@@ -1,9 +1,9 @@
 """When a leader lets its group fall quiet: the bookkeeping of one offer.
 
-A group that has nothing to do falls quiet by agreement (CONSENSUS.md 5): a heartbeat carries the offer, and
-the group is quiet once everybody who was asked has agreed. An agreement stands while every heartbeat since
-carried the same offer: so answers that take longer than a heartbeat count too. Quiet, a group has no
-timers and sends nothing, and whoever drives it must watch the processes that it rests on. This changes
+A group that has nothing to do falls quiet by agreement (docs/consensus.md#rest): a heartbeat carries the
+offer, and the group is quiet once everybody who was asked has agreed. An agreement stands while every
+heartbeat since carried the same offer: so answers that take longer than a heartbeat count too. Quiet, a group
+has no timers and sends nothing, and whoever drives it must watch the processes that it rests on. This changes
 nothing that is safe or not: a quiet leader leads, answers no read without a round, and its log is what it
 was; all that rests are the heartbeats and the clocks that wait for them.
 

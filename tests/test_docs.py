@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
 FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches", "examples")
 MODULES = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+# Names that stand for any page.
+MADE_UP = ("NNNN-title.md", "page.md")
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 
@@ -39,6 +41,37 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
 
     assert [] == [link for link in links if not (page.parent / link).exists()]
+
+
+def headings(page: Path) -> set[str]:
+    """What may stand behind `#` in a link to a page, by the rule of those who show Markdown."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def named_page(name: str, file: Path) -> Path | None:
+    """The page that a file means: beside it, by its path from the top, or, of a bare name, one called so."""
+    path = name.lstrip("/")
+    called_so = [page for page in PAGES if page.name == path]
+    return next((page for page in (file.parent / path, ROOT / path, *called_so) if page.exists()), None)
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "docs", "."])
+def test_pages_that_are_named_and_their_sections_are_there(folder: str) -> None:
+    """In code, tests and pages: `docs/storage.md`, and the heading of `docs/storage.md#recovery`."""
+    files = (ROOT / folder).rglob("*") if folder != "." else ROOT.glob("*")
+    missing = []
+    for file in sorted(path for path in files if path.suffix in (".py", ".md", ".toml")):
+        text = file.read_text()
+        named = re.findall(r"(?<![\w>.*/-])([\w./-]+\.md)\b(?:#([\w-]+))?", text)
+        own = re.findall(r"\]\(#([\w-]+)\)", text) if file.suffix == ".md" else []
+        for name, section in [*named, *((file.name, section) for section in own)]:
+            page = named_page(name, file)
+            if name not in MADE_UP and (page is None or (section and section not in headings(page))):
+                missing.append(f"{file.relative_to(ROOT)}: {name}, {section}")
+
+    assert [] == missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -29,7 +29,7 @@ class ErrorCode(msgspec.Struct, frozen=True, kw_only=True):
     retriable: bool = False
     hint: str = ""
     outcome: Outcome = "not_applied"
-    # The client's exception class for this code (INTERFACES.md, section 2).
+    # The client's exception class for this code (docs/clients.md#what-goes-wrong).
     family: str = "Error"
 
 

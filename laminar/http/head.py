@@ -1,7 +1,7 @@
 """Heads of requests, as pure functions from bytes.
 
-httptools (llhttp) reads the syntax; `parse_request_head` adds what it lets
-through (INTERFACES.md, rule 12). A head is always parsed whole and alone: the
+httptools (llhttp) reads the syntax; `parse_request_head` refuses what it lets
+through (docs/protocol.md#the-connection). A head is always parsed whole and alone: the
 caller finds the empty line, and everything behind it is the caller's. So no
 parser state outlives a message, and equal bytes give equal heads, which lets a
 server keep the last ones (`RequestHeads`): on a kept connection the heads of

@@ -1,4 +1,4 @@
-"""Bodies of appends: from a content type to records or batches (INTERFACES.md, section 1).
+"""Bodies of appends: from a content type to records or batches (docs/protocol.md).
 
 Body types that are not Laminar's are values; Laminar's are envelopes. So a bare
 ``curl -d 'hi'`` appends one record of two bytes, whatever type curl says it has.

@@ -1,9 +1,9 @@
 """The `interval` logs of a storage: batches past the journal into the segments, and the syncs that follow.
 
 Batches of one turn are handed to the segments' writer in one piece; what comes while that is written makes
-the next. Each log has a place of its own within the interval, drawn from its id, so that a thousand logs
-with one interval spread their syncs over it (NSQ-04); one thread does them, one at a time, so what a slow
-disk makes late is the sync and never an append. The order of batches and journal records is `Passage`'s.
+the next. Each log has a place of its own within the interval, drawn from its id, so that a thousand logs with
+one interval spread their syncs over it; one thread does them, one at a time, so what a slow disk makes late
+is the sync and never an append. The order of batches and journal records is `Passage`'s.
 """
 
 from __future__ import annotations

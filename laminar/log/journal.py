@@ -2,7 +2,7 @@
 
 It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what
 the records mean. All of it runs in one thread, except `prepare_spare`, which may run beside it.
-A failed sync leaves the object unusable: the process ends and recovers (STORAGE.md 3.6).
+A failed sync leaves the object unusable: the process ends and recovers (docs/storage.md#failures).
 """
 
 from __future__ import annotations

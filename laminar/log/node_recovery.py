@@ -1,6 +1,6 @@
 """A node's start: every journal recovered, and the logs dealt out anew when the number of shards changed.
 
-Runs in a process of its own before any shard opens (STORAGE.md 3.1 and 3.7). Shards' homes carry the
+Runs in a process of its own before any shard opens (docs/storage.md#recovery). Shards' homes carry the
 number of a map; the map, written last, says which homes count. So a crash at any step leaves either the
 old homes, untouched in meaning, or the new ones.
 """

@@ -1,8 +1,8 @@
 """Coming back: one shard's home, from its newest checkpoint and the journal behind it.
 
-The order is STORAGE.md 3's: read in memory, make certain what was only read, then touch segments, sync, and
-begin a new generation with a checkpoint. Until that checkpoint is durable nothing that was read before is
-changed in a way that a second crash could not repeat. It runs before there is a loop.
+The order is that of docs/storage.md#recovery: read in memory, make certain what was only read, then touch
+segments, sync, and begin a new generation with a checkpoint. Until that checkpoint is durable nothing that
+was read before is changed in a way that a second crash could not repeat. It runs before there is a loop.
 
 The order is kept here. `replay.py` judges the journal's frames, `replayed.py` applies them in memory, and
 `rebuild.py` makes the logs of them.

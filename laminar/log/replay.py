@@ -1,8 +1,8 @@
 """Reading a journal back, in memory: which frames count, which are torn, which were lost to damage.
 
-It reads files and changes none: recovery decides by it what to write. The rules are STORAGE.md 3.2:
-an LSN that is missing below a later frame's `durable_lsn` was durable once, so its loss is damage; one
-that no later frame vouches for is the torn tail, and dropped.
+It reads files and changes none: recovery decides by it what to write. By the rules of
+docs/storage.md#recovery an LSN that is missing below a later frame's `durable_lsn` was durable once, so its
+loss is damage; one that no later frame vouches for is the torn tail, and dropped.
 """
 
 from __future__ import annotations

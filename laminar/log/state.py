@@ -88,7 +88,7 @@ def empty_state(log_id: int, name: str) -> LogState:
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """See STORAGE.md 2. Recovery begins to read at `journal_position` of file `journal_file`.
+    """See docs/storage.md#checkpoints. Recovery begins to read at `journal_position` of file `journal_file`.
 
     `lost` are replicas whose newest hard state may be gone; `replaced` maps the ids of replaced logs to
     those that stand for them, until the manifest names them.

@@ -177,7 +177,7 @@ class CatalogGroup:
         """Return once this replica is known to lead and has applied all that was committed before.
 
         Raises NotCatalogLeader. Used where the catalog's own copy is not enough: it passes
-        through old states while it is replayed (CONSENSUS.md 9).
+        through old states while it is replayed (docs/consensus.md#the-catalog).
         """
         if not self.replica.core.is_leader:
             raise NotCatalogLeader(self.replica.leader_node)

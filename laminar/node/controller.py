@@ -3,7 +3,7 @@
 It holds the node's replica of group 0 (`own_catalog`), feeds the shards with a view of the cluster
 (`view_feed`), and brings the node into line with the catalog: registers it, keeps its addresses current, and,
 while it leads group 0, does what `catalog_lead` says. What it learns by gossip wakes, suggests and finds
-addresses; it decides nothing (CONSENSUS.md 9).
+addresses; it decides nothing (docs/consensus.md#the-catalog).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The coordinator of transactions over partitions (CONSENSUS.md 11): who may commit what, and when it ends.
+"""The coordinator of transactions over partitions: who may commit what, and when it ends.
+
+Why each step is as it is: docs/consensus.md#transactions.
 
 The sinks whose names fall to one partition of the topic `_transactions` are coordinated by the leader of
 that partition. A commit is: the epoch is checked; every target pins what is to be published; one entry in

@@ -1,8 +1,8 @@
 """Named positions of consumers in one partition.
 
-A cursor lives in the partition's own group: a change is a control entry of kind `cursor`, so
-it is as safe as the data and moves with it (CONSENSUS.md 6). Like the producer table it is a
-function of the log: changed when an entry is appended, rolled back when it is truncated.
+A cursor lives in the partition's own group: a change is a control entry of kind `cursor`, so it is as safe as
+the data and moves with it (docs/consensus.md#derived-tables). Like the producer table it is a function of the
+log: changed when an entry is appended, rolled back when it is truncated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where records without a producer id wait to become a batch (NSQ-03).
+"""Where records without a producer id wait to become a batch.
 
 What arrives while the last batches from here are being committed is joined into the next one, each request
 with its own offsets: no timer, and the busier the partition, the larger its batches. It knows how batches

@@ -357,7 +357,7 @@ class Driver:
 
     def _mark_forgetful(self, replica: Replica) -> None:
         """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
-        for nothing before a leader has sent it all again (CONSENSUS.md 3). Until then it is silent.
+        for nothing before a leader has sent it all again (docs/consensus.md#marks). Until then it is silent.
         """
         log = replica.log
         log.mark(recovering=True, incarnation=log.incarnation + 1)

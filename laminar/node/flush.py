@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from laminar.http.errors import Problem
 from laminar.log.policy import COMMIT, FlushPolicy
 
-# RocketMQ's default for the same purpose (RMQ-11): short enough that a person would call it "just now", long
+# RocketMQ's default for the same purpose: short enough that a person would call it "just now", long
 # enough that a thousand partitions take two thousand syncs a second at most, and a busy one writes megabytes.
 DEFAULT_INTERVAL_MS = 500
 LEAST_INTERVAL_MS = 10

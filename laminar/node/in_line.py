@@ -1,8 +1,8 @@
 """A shard brought in line with the catalog: replicas made and removed, policies changed, first elections.
 
 A replica is born, and data is deleted, only on the confirmed word of the catalog's leader: the copy in a view
-passes through old states (CONSENSUS.md 9). Each step may be cut short anywhere and is done again. It decides
-what one view asks of this shard; replicas that move are `moves`'.
+passes through old states (docs/consensus.md#births-and-removals). Each step may be cut short anywhere and is
+done again. It decides what one view asks of this shard; replicas that move are `moves`'.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class InLine:
         new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
         if new:
             # The copy of the catalog in the view passes through old states; only the leader's
-            # confirmed word lets a replica be born (CONSENSUS.md 9).
+            # confirmed word lets a replica be born.
             answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
             creating = set(answer.creating)
             await self._make([(record, replica) for record, replica in new if record.group in creating])

@@ -1,4 +1,4 @@
-"""Replicas that come and go in live groups, as one shard sees to them (CONSENSUS.md 9).
+"""Replicas that come and go in live groups, as one shard sees to them.
 
 Two roles. As a *home*: make the empty replica that the catalog promised to this store, report it once its log
 holds something durably, report replicas that are lost, and delete one whose removal the group has committed.
@@ -8,7 +8,7 @@ change at a time, and report what is committed.
 A new replica begins empty and as nobody: not in its manifest's voters, without entries, so it can neither
 stand nor count. All it ever holds comes from the group. It becomes a voter only after its node has reported
 it as `made`, which it does when its manifest no longer says that an empty log is all right; so a voter whose
-log has vanished is lost, like any other.
+log has vanished is lost, like any other. More of this: docs/consensus.md#births-and-removals.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ class Opening:
         Its group waits for no copy of a learner's: where the voters have lost the same entries, they go on
         without, and write others. What it knows to be committed may thus be what nobody else has; it would
         serve that, and take none of what the leader has there. Voters ask each other before they go on
-        (CONSENSUS.md 3). It may have been promoted by an entry that it forgot: so it keeps its id, its term
-        and vote, and its mark, and answers those who stand, who may need everybody's grant.
+        (docs/consensus.md#marks). It may have been promoted by an entry that it forgot: so it keeps its id,
+        its term and vote, and its mark, and answers those who stand, who may need everybody's grant.
         """
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"

@@ -118,7 +118,7 @@ class OwnCatalog:
         controller = self._controller
         log = controller.storage.logs.get(controller.storage.resolve(entry.log_id))
         if log is None or self._promises_are_lost(entry, log):
-            # It may have voted for what it does not know of any more (CONSENSUS.md 2).
+            # It may have voted for what it does not know of any more (docs/consensus.md#identities).
             raise Hopeless(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
         if log.recovering:
             _log.warning("%s", recovering_text(CATALOG_NAME, log))
@@ -209,7 +209,7 @@ class OwnCatalog:
 def _forgot_others(replica: Replica) -> bool:
     """Whether a replica that lost its log's end is, by what is left of it, the only voter.
 
-    The mark of CONSENSUS.md 3 asks every voter for its grant, and a founder's log begins with one voter: if
-    others have joined since, it would lead a second group of the same name.
+    A mark (docs/consensus.md#marks) asks every voter for its grant, and a founder's log begins with one
+    voter: if others have joined since, it would lead a second group of the same name.
     """
     return replica.core.marked and replica.configuration.voters == (replica.replica_id,)

@@ -417,7 +417,7 @@ async def _give_back_when_quiet(storage: Storage) -> None:
 
 
 def recovering_text(name: str, log: Log) -> str:
-    """What a person should know of a replica that comes back marked (CONSENSUS.md 3)."""
+    """What a person should know of a replica that comes back marked (docs/consensus.md#marks)."""
     why = (
         "power was lost with flush=interval, so appends of the last interval may be gone here"
         if log.power_lost

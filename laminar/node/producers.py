@@ -3,7 +3,7 @@
 A function of the log: `appended` and `truncated` follow the log, nothing else changes the
 table, and expiry counts append times found in the log, never a clock. So every replica
 holds the same table at the same index, and a new leader knows every retry the old one knew
-(CONSENSUS.md 6; the idea is Raft's client sessions, section 6.3 of Ongaro's thesis).
+(docs/consensus.md#derived-tables; the idea is Raft's client sessions, section 6.3 of Ongaro's thesis).
 
 A producer numbers its batches per partition: 0, 1, 2, … within an epoch. The leader takes
 only the next number; one it has seen again is a *duplicate* and gets the first receipt.

@@ -227,7 +227,7 @@ class Repairs:
 
     @staticmethod
     def _hold_back(kept: _Kept) -> None:
-        """A damaged replica doesn't stand while another voter may lead (CONSENSUS.md 4)."""
+        """A damaged replica doesn't stand while another voter may lead (docs/consensus.md#damage)."""
         if kept.replica is not None:
             kept.replica.core.reluctant = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
 

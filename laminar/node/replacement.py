@@ -1,4 +1,4 @@
-"""Which replicas get a new place: the catalog leader's part of replacement (CONSENSUS.md 9).
+"""Which replicas get a new place: the catalog leader's part of replacement (docs/consensus.md#replacement).
 
 `plan` decides from the catalog alone and from who is gone for long. A replica is given another place when its
 node is gone, when its node says that it is lost, or when its node has come back with another store or with an

@@ -220,7 +220,7 @@ class Replica:
             self.machine.appended(header, frame)
 
     def trust_again(self) -> None:
-        """The mark falls: record it (CONSENSUS.md 3)."""
+        """The mark falls: record it (docs/consensus.md#marks)."""
         self.log.mark(recovering=False, incarnation=self.log.incarnation)
 
     def match_index(self, replica_id: int) -> int:
@@ -256,7 +256,7 @@ class Replica:
 
 
 def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
-    """Entry 1 of a new group: the same bytes on every replica (CONSENSUS.md 9)."""
+    """Entry 1 of a new group: the same bytes on every replica."""
     frame = build_control(Kind.CONFIGURATION, record.encoded())
     stamp(
         frame,

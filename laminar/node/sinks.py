@@ -10,7 +10,7 @@ A sink that is begun `once` writes one batch and is never heard of again: its na
 are forgotten in time, or each write of that kind would leave an entry for ever. Names of people's choosing
 are kept: forgetting one would make its batches new again.
 
-A function of the coordinator's log, as the tables of producers and stages (CONSENSUS.md 11).
+A function of the coordinator's log, as the tables of producers and stages (docs/consensus.md#derived-tables).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ nobody pins it. What was published is remembered for a while: a publish that com
 
 Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
 when it is truncated. It knows one partition; who decides, and over which partitions, is the coordinator's
-(CONSENSUS.md 11).
+(docs/consensus.md#transactions).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a partition's replica knows because of its log, and for no other reason.
 
 Every table is a function of the log: changed when an entry is appended, rolled back when it is truncated,
-told what can't be truncated any more, stored beside the log and shipped with catch-up (CONSENSUS.md 6). Here
-they are kept together, so that one that is added can't be forgotten in one of these places. Beside the
-tables of producers, keys, cursors and stages that is the group's configuration, and where the log is to
-begin.
+told what can't be truncated any more, stored beside the log and shipped with catch-up
+(docs/consensus.md#derived-tables). Here they are kept together, so that one that is added can't be forgotten
+in one of these places. Beside the tables of producers, keys, cursors and stages that is the group's
+configuration, and where the log is to begin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cluster in memory behind real sockets, with faults on order: what the client's tests talk to.
 
-It keeps the promises of INTERFACES.md 1 that the client relies on (sequences, 307, committed
+It keeps the promises of docs/protocol.md that the client relies on (sequences, 307, committed
 reads) and none of the machinery behind them. The real cluster's tests are in tests/cluster.
 """
 

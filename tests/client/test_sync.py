@@ -129,7 +129,7 @@ def test_work_is_begun_on_the_loop_or_not_at_all(cluster: Any) -> None:
 
 
 def test_the_first_lines_of_the_manual(cluster: Any) -> None:
-    """create, append, produce, read, as INTERFACES.md shows them."""
+    """Create, append, produce, read."""
     with laminar.connect(cluster.urls[0]) as client:
         hello = client.create_topic("hello", partitions=4, exist_ok=True)
         receipt = hello.append(b"hi", key="SFO")

@@ -49,7 +49,7 @@ async def home(tmp_path: Path) -> AsyncIterator[Home]:
 
 
 async def test_small_reads_in_sequence_cost_far_fewer_system_calls_than_records(home: Home) -> None:
-    """NSQ-17: 10,000 records taken one by one from 4 KiB batches, each batch verified when it was read."""
+    """10,000 records taken one by one from 4 KiB batches, each batch verified when it was read."""
     log = home.storage.create_log("t-0")
     for first in range(0, 10_000, 40):
         log.append([frame_for(log, [b"%090d" % number for number in range(first, first + 40)])])
@@ -199,7 +199,7 @@ async def test_a_single_value_is_verified_at_every_read(home: Home) -> None:
 
 
 async def test_rows_lead_to_the_batches_of_a_tag_without_reading_others(home: Home) -> None:
-    """RMQ-06, RMQ-10: at one match in a hundred the bytes of the other 99 stay on the disk."""
+    """At one match in a hundred the bytes of the other 99 stay on the disk."""
     log = home.storage.create_log("t-0")
     for number in range(2000):
         tag = "rare" if number % 100 == 37 else ("common" if number % 2 else None)

@@ -1,4 +1,4 @@
-"""Quiet groups on real drivers: what they rest on, and what wakes them (CONSENSUS.md 5)."""
+"""Quiet groups on real drivers: what they rest on, and what wakes them (docs/consensus.md#rest)."""
 
 from __future__ import annotations
 

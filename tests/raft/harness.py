@@ -101,7 +101,7 @@ class Replica:
         self.settings = settings
         self.group = group
         self.incarnation = 0
-        # The mark as recorded: it falls when a Ready says so (CONSENSUS.md 3).
+        # The mark as recorded: it falls when a Ready says so (docs/consensus.md#marks).
         self.marked = False
         self.rng = random.Random(f"{seed} {replica_id}")
         self.post = post

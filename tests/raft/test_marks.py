@@ -1,4 +1,4 @@
-"""`recovering` replicas: marks, incarnations and goals (CONSENSUS.md 3), each rule on its own.
+"""`recovering` replicas: marks, incarnations and goals (docs/consensus.md#marks), each rule on its own.
 
 A rule is tested by what would be lost without it: each test here fails when its rule is left out.
 """
@@ -268,7 +268,7 @@ def test_pitfall_34_a_new_incarnation_resets_the_match_and_ends_the_old_one() ->
 
 
 def test_pitfall_34_the_goal_reaches_the_first_entry_of_the_term() -> None:
-    """Not merely the commit index: what an earlier leader committed may lie between (CONSENSUS.md 3)."""
+    """Not merely the commit index: what an earlier leader committed may lie between."""
     network = Network(logs={1: entries_of(1, 1)}, hard_states={1: HardState(1)})
     network.drop = lambda message: isinstance(message, Append)
     leader = network.elect(1)

@@ -55,7 +55,7 @@ def test_a_ballot_is_decided_as_soon_as_it_can_be_and_not_before(
 
 
 def test_a_marked_voter_counts_as_absent_unless_everybody_grants() -> None:
-    """CONSENSUS.md 3: unmarked grants of a majority win, or grants of every voter."""
+    """Unmarked grants of a majority win, or grants of every voter (docs/consensus.md#marks)."""
     assert ballot_outcome([1, 2, 3], {1: (True, False), 2: (True, True)}) is Outcome.PENDING
     assert ballot_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, True)}) is Outcome.WON
     assert ballot_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (False, False)}) is Outcome.LOST

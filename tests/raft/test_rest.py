@@ -1,4 +1,4 @@
-"""Groups that have nothing to do fall quiet by agreement, and wake for anything (CONSENSUS.md 5)."""
+"""Groups that have nothing to do fall quiet by agreement, and wake for anything (docs/consensus.md#rest)."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Nemesis:
             self._later(self.rng.random() * 4, lambda machine=machine: self._back(machine))  # type: ignore[misc]
 
     def _may_forget(self, machine: Machine) -> bool:
-        """Whether no other's mark still stands: the promise of CONSENSUS.md 3 for one of three at a time."""
+        """Whether no other's mark still stands: one of three at a time loses nothing."""
         machines = self.world.machines
         self.doubtful = {
             node for node in self.doubtful if machines[node].is_old or not machines[node].holds_all()

@@ -1,4 +1,4 @@
-"""Replicas that may have forgotten what they acknowledged, in a whole cluster (CONSENSUS.md 2 and 3)."""
+"""Replicas that may have forgotten what they acknowledged, in a whole cluster (docs/consensus.md#marks)."""
 
 from __future__ import annotations
 

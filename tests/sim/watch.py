@@ -327,8 +327,8 @@ class Watch:
     def _losing(self) -> None:
         """All machines lose power at once: of an `interval` topic that leaves what any voter had synced.
 
-        Each of them must answer then, and the one that holds most leads (CONSENSUS.md 3). A learner's copy
-        keeps nothing: it begins again, empty.
+        Each of them must answer then, and the one that holds most leads (docs/consensus.md#marks). A
+        learner's copy keeps nothing: it begins again, empty.
         """
         self.losses += 1
         synced: dict[bytes, dict[int, tuple[int, ConfigurationRecord]]] = {}

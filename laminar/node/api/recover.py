@@ -1,8 +1,9 @@
 """A person's word for a partition that waits: the loss of what only an absent replica may hold is accepted.
 
-Replicas that may have forgotten what they acknowledged elect nobody without the others (CONSENSUS.md 3). If
-those never come back, only a person can say so. This route names what may be lost, and with `accept_loss`
-lets the marks of the replicas that answer fall. Nothing calls it by itself.
+Replicas that may have forgotten what they acknowledged elect nobody without the others
+(docs/consensus.md#accepting-a-loss). If those never come back, only a person can say so. This route names
+what may be lost, and with `accept_loss` lets the marks of the replicas that answer fall. Nothing calls it by
+itself.
 """
 
 from __future__ import annotations
