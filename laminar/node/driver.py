@@ -29,6 +29,7 @@ from laminar.node.comeback import ComeBack
 from laminar.node.elections import MOST_AT_ONCE, Elections
 from laminar.node.outbox import Outbox
 from laminar.node.pairs import Pairs
+from laminar.node.receive_budget import RECEIVE_BUDGET_BYTES, ReceiveBudget
 from laminar.node.replica import Replica, entry_of
 from laminar.node.timers import Timers
 from laminar.node.transport import Address, Channel, Peer, Transport
@@ -65,6 +66,7 @@ class Driver:
         election_timeout_ms: int = 1500,
         heartbeat_ms: int = 200,
         elections_at_once: int = MOST_AT_ONCE,
+        receive_budget_bytes: int = RECEIVE_BUDGET_BYTES,
     ) -> None:
         self._storage = storage
         self._transport = transport
@@ -106,6 +108,9 @@ class Driver:
             send=self._outbox.beat,
             settle=self.settle,
             on_error=self._die,
+        )
+        self.receive_budget = ReceiveBudget(
+            receive_budget_bytes, pause=transport.pause_bulk, resume=transport.resume_bulk
         )
         self._confirmations: dict[tuple[bytes, int], asyncio.Future[int]] = {}
         self._context = 0
@@ -244,6 +249,8 @@ class Driver:
         if not self._admits(peer):
             self.refused_frames += 1
             return
+        if channel is Channel.BULK:
+            self.receive_budget.received(len(frame))
         try:
             self._take_frame(peer, frame)
         except Exception as error:  # noqa: BLE001  # ends the process
@@ -416,6 +423,8 @@ class Driver:
             return
         if self._waiting:
             self._wait()
+        else:
+            self.receive_budget.rests_on(())
         try:
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
@@ -429,6 +438,7 @@ class Driver:
         waiting, self._waiting = self._waiting, {}
         journal: list[_Waiting] = []
         written: list[_Waiting] = []
+        stored: list[asyncio.Future[None]] = []
         for replica, messages in waiting.items():
             log = replica.log
             each = (replica, messages, log.last_index, log.last_term, replica.core.cuts)
@@ -440,11 +450,15 @@ class Driver:
             else:
                 held = self._storage.settled(log)
                 held.add_done_callback(lambda done, each=each: self._synced(done, [each]))  # type: ignore[misc]
+                stored.append(held)
         if journal:
             self.syncs += 1
-            self._storage.sync().add_done_callback(lambda done: self._synced(done, journal))
+            stored.append(self._storage.sync())
+            stored[-1].add_done_callback(lambda done: self._synced(done, journal))
         if written:
-            self._storage.written().add_done_callback(lambda done: self._synced(done, written))
+            stored.append(self._storage.written())
+            stored[-1].add_done_callback(lambda done: self._synced(done, written))
+        self.receive_budget.rests_on(stored)
 
     def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
         if done.cancelled():
@@ -521,6 +535,7 @@ class Driver:
             "bad_frames": self.bad_frames,
             "refused_frames": self.refused_frames,
             "stalls": self.stalls,
+            "receive_pauses": self.receive_budget.pauses,
             "elections_waiting": len(self._elections),
         }
 

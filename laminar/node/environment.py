@@ -16,6 +16,7 @@ from laminar.log.storage import Storage
 from laminar.node.catch_up.files import read_bytes
 from laminar.node.clock import Clock
 from laminar.node.elections import MOST_AT_ONCE
+from laminar.node.receive_budget import RECEIVE_BUDGET_BYTES
 from laminar.node.transport import Address, Transport
 from membership.gossip import Gossip
 from raft.values import Trace
@@ -29,6 +30,7 @@ class Environment:
 
     disk: Disk = RealDisk()
     elections_at_once: int = MOST_AT_ONCE
+    receive_budget_bytes: int = RECEIVE_BUDGET_BYTES
 
     def clock(self) -> Clock:
         """The two clocks of a process."""

@@ -93,6 +93,7 @@ class Process:
             election_timeout_ms=boot.settings.election_timeout_ms,
             heartbeat_ms=boot.settings.heartbeat_ms,
             elections_at_once=self.environment.elections_at_once,
+            receive_budget_bytes=self.environment.receive_budget_bytes,
         )
         storage.on_failure = self.fatal
         self.repairs = Repairs(

@@ -154,7 +154,7 @@ class Transport:
         return await self._calls.call(link, method, payload, timeout=timeout)
 
     def pause_bulk(self) -> None:
-        """Stop reading from every BULK connection: the receive budget is used up. CONTROL goes on."""
+        """Stop reading from every BULK connection, see `laminar.node.receive_budget`. CONTROL goes on."""
         self._connections.pause_bulk(True)
 
     def resume_bulk(self) -> None:

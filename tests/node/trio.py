@@ -25,6 +25,7 @@ from laminar.node.environment import Environment
 from laminar.node.partition import Partition
 from laminar.node.process import Process
 from laminar.node.receipts import Receipt
+from laminar.node.receive_budget import RECEIVE_BUDGET_BYTES
 from laminar.node.repair import METHOD, Repairs
 from laminar.node.replica import Replica, initial_frame
 from laminar.node.transport import Address, Channel, Peer, TcpAddress, Transport
@@ -149,6 +150,7 @@ class Member:
             address_of_peer=lambda peer: self.trio.members[peer.node].address,
             election_timeout_ms=SETTINGS.election_timeout_ms,
             heartbeat_ms=SETTINGS.heartbeat_ms,
+            receive_budget_bytes=self.trio.receive_budget_bytes,
         )
         self.transport.on_lost = self._lost
         self._heal()
@@ -369,6 +371,7 @@ class Trio:
         self.refused = 0
         # Whether damage is fetched from the others.
         self.heals = True
+        self.receive_budget_bytes = RECEIVE_BUDGET_BYTES
         # A write or sync takes up to so long; none overtakes another.
         self.disk_takes_s = 0.0
         self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}
@@ -444,10 +447,13 @@ class Trio:
 
 
 @asynccontextmanager
-async def trio(*, seed: int = 1, heals: bool = True) -> AsyncIterator[Trio]:
+async def trio(
+    *, seed: int = 1, heals: bool = True, receive_budget_bytes: int = RECEIVE_BUDGET_BYTES
+) -> AsyncIterator[Trio]:
     """Three members, running; all that still run end in order. `heals`: damage is fetched from the others."""
     cluster = Trio(seed)
     cluster.heals = heals
+    cluster.receive_budget_bytes = receive_budget_bytes
     try:
         for member in cluster.members.values():
             await member.start()

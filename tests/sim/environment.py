@@ -114,6 +114,8 @@ class SimEnvironment(Environment):
 
     # A world has few groups: so they wait for one another too.
     elections_at_once = 1
+    # And little is written: two or three batches are enough to stop reading.
+    receive_budget_bytes = 1_000
 
     def __init__(self, machine: Machine, life: Life) -> None:
         self._machine = machine

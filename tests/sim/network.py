@@ -27,6 +27,7 @@ from tests.sim.loop import Life, SimLoop, current_life
 Buffer = bytes | bytearray | memoryview
 
 PING_NOTICE_S = 5.0
+UNREAD_FRAMES = 32
 
 
 class Wires:
@@ -87,6 +88,9 @@ class Wires:
             return
         receiver.knows(sender)
         sender.knows(receiver)
+        if receiver.paused and channel is Channel.BULK:
+            receiver.leave_unread(sender.peer, payload)
+            return
         self.loop.run_in(receiver.life, receiver.on_frame, sender.peer, channel, memoryview(payload))
 
     def _tell_lost(self, whom: SimTransport, about: Address) -> None:
@@ -145,6 +149,10 @@ class SimTransport:
         self.heard: set[SimTransport] = set()
         self.refused: set[Address] = set()
         self.last_arrival_s: dict[tuple[Address, Channel], float] = {}
+        # What has come on BULK connections that are not read from, and how often that was.
+        self.paused = False
+        self.pauses = 0
+        self.unread: list[tuple[Peer, bytes]] = []
 
     def __repr__(self) -> str:
         return f"<SimTransport {self.node}/{self.role}>"
@@ -224,10 +232,25 @@ class SimTransport:
             late.cancel()
 
     def pause_bulk(self) -> None:
-        """Nothing waits here."""
+        self.paused = True
+        self.pauses += 1
+
+    def leave_unread(self, peer: Peer, payload: bytes) -> None:
+        """It waits in the socket, or was never sent: there the senders' queues are full."""
+        if len(self.unread) < UNREAD_FRAMES:
+            self.unread.append((peer, payload))
 
     def resume_bulk(self) -> None:
-        """Nothing waits here."""
+        self.paused = False
+        unread, self.unread = self.unread, []
+        for peer, payload in unread:
+            self.wires.loop.call_in(self.life, 0.0, self._read, peer, payload)
+
+    def _read(self, peer: Peer, payload: bytes) -> None:
+        if self.paused:
+            self.leave_unread(peer, payload)
+        else:
+            self.on_frame(peer, Channel.BULK, memoryview(payload))
 
     def queued_bytes(self, address: Address, channel: Channel) -> int:
         return 0

@@ -1,0 +1,63 @@
+"""What peers have sent and the disk has not taken yet, and when that is enough for now.
+
+Raft's window bounds each group by itself; a process of a thousand groups whose disk stands still would take
+a thousand windows into memory. So above a budget nothing more is read from the connections that carry
+entries: their senders' queues fill, and what does not fit there is dropped and sent again later. The ones for
+answers and heartbeats are read all the time, so nobody is taken for dead, and two nodes that have both
+stopped reading still tell each other what they have stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+# Eight windows of one group.
+RECEIVE_BUDGET_BYTES: Final = 64 << 20
+
+
+class ReceiveBudget:
+    """Counts frames from the turn that took them until what they caused is on the disk.
+
+    `pause` is called when more than `limit_bytes` wait, `resume` when half of them are gone.
+    """
+
+    def __init__(self, limit_bytes: int, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        self._limit_bytes = limit_bytes
+        self._pause = pause
+        self._resume = resume
+        self._turn_bytes = 0
+        self.waiting_bytes = 0
+        self.pauses = 0
+        self.paused = False
+
+    def received(self, size: int) -> None:
+        """A frame of `size` bytes was taken in this turn."""
+        self._turn_bytes += size
+
+    def rests_on(self, stored: Iterable[asyncio.Future[None]]) -> None:
+        """The turn's frames are on the disk when all of these are done, however they end."""
+        size, self._turn_bytes = self._turn_bytes, 0
+        left = set(stored)
+        if not size or not left:
+            return
+        self.waiting_bytes += size
+
+        def done(each: asyncio.Future[None]) -> None:
+            left.discard(each)
+            if not left:
+                self._taken(size)
+
+        for each in list(left):
+            each.add_done_callback(done)
+        if not self.paused and self.waiting_bytes > self._limit_bytes:
+            self.paused = True
+            self.pauses += 1
+            self._pause()
+
+    def _taken(self, size: int) -> None:
+        self.waiting_bytes -= size
+        if self.paused and self.waiting_bytes <= self._limit_bytes // 2:
+            self.paused = False
+            self._resume()

@@ -1,0 +1,102 @@
+"""What is received and not stored stays below a budget: reading stops, and goes on behind the disk."""
+
+from __future__ import annotations
+
+import asyncio
+
+from laminar.node.receive_budget import ReceiveBudget
+from tests.node.trio import batch, send, trio
+
+VALUE = b"x" * 50_000
+
+
+class Noted:
+    """What a budget asked for."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.asked: list[str] = []
+        self.budget = ReceiveBudget(
+            limit_bytes, pause=lambda: self.asked.append("pause"), resume=lambda: self.asked.append("resume")
+        )
+
+    async def turn(self, size: int, *stored: asyncio.Future[None]) -> None:
+        self.budget.received(size)
+        self.budget.rests_on(stored)
+        await asyncio.sleep(0)
+
+
+def future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def done(*stored: asyncio.Future[None]) -> None:
+    for each in stored:
+        each.set_result(None)
+    await asyncio.sleep(0)
+
+
+async def test_reading_stops_above_the_limit_and_goes_on_at_half_of_it() -> None:
+    """Once each, however far above it is."""
+    noted = Noted(100)
+    first, second, third = future(), future(), future()
+    await noted.turn(100, first)
+    assert [] == noted.asked
+    await noted.turn(1, second)
+    await noted.turn(60, third)
+    assert ["pause"] == noted.asked and 161 == noted.budget.waiting_bytes
+
+    await done(first)
+    assert ["pause"] == noted.asked, "61 are more than half"
+    await done(third)
+    assert ["pause", "resume"] == noted.asked and 1 == noted.budget.waiting_bytes
+
+
+async def test_a_turn_is_stored_when_all_of_it_is_or_has_failed() -> None:
+    """What ends with an error, or is cancelled, waits for no disk any more."""
+    noted = Noted(100)
+    journal, written, gone = future(), future(), future()
+    await noted.turn(150, journal, written, gone)
+    await done(journal)
+    written.set_exception(OSError("a test's"))
+    written.exception()
+    await asyncio.sleep(0)
+    assert 150 == noted.budget.waiting_bytes
+    gone.cancel()
+    await asyncio.sleep(0)
+
+    assert 0 == noted.budget.waiting_bytes and ["pause", "resume"] == noted.asked
+
+
+async def test_a_frame_that_changed_nothing_does_not_count() -> None:
+    noted = Noted(100)
+    await noted.turn(1_000)
+    await noted.turn(1, future())
+
+    assert 1 == noted.budget.waiting_bytes and [] == noted.asked
+
+
+async def test_a_follower_whose_disk_stands_still_stops_reading_and_then_has_it_all() -> None:
+    """Meanwhile the others commit, heartbeats go on, and nobody stands for election."""
+    limit = 4 * len(VALUE)
+    async with trio(receive_budget_bytes=limit) as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"first"))
+        await cluster.settled()
+        term = leader.replica.core.term
+        slow = cluster.followers(leader)[0]
+        budget = slow.driver.receive_budget
+        slow.hold_disk()
+        for number in range(1, 40):
+            await send(leader, batch(number, VALUE))
+        await cluster.until(lambda: budget.paused, what="reading stops")
+        received = budget.waiting_bytes
+        for number in range(40, 80):
+            await send(leader, batch(number, VALUE))
+        assert limit < received <= budget.waiting_bytes < 40 * len(VALUE)
+        assert leader.partition.leads and term == leader.replica.core.term
+        slow.release_disk()
+        await cluster.settled()
+        cluster.check_equal()
+
+        await cluster.until(lambda: not budget.waiting_bytes, what="all is stored")
+        assert not budget.paused and 1 <= slow.driver.statistics()["receive_pauses"]
