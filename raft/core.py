@@ -429,6 +429,10 @@ class Core(Elector):
         self._proposing(now_ms=now_ms).propose_configuration(entry)
         self._note("configuration", index=entry.index, configuration=self.configuration)
 
+    def hears_majority(self, voters: Collection[int]) -> bool:
+        """Whether we lead, and heard from a majority of these lately: else a step to them is refused."""
+        return self._leadership is not None and self._leadership.hears_majority(voters)
+
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
         """Hand over to a voter; proposals stop for an election timeout at most. False if it is no voter."""
         return self._proposing(now_ms=now_ms).transfer(replica_id, now_ms=now_ms)

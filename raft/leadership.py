@@ -202,6 +202,7 @@ class Leadership:
                 # Nothing was heard for long: stop filling its window, and ask where it stands when it speaks.
                 progress.probe(progress.match_index + 1)
                 progress.probe_sent = True
+            progress.silent = not progress.active
             progress.active = False
         return heard >= majority(len(self._voters))
 
@@ -238,8 +239,19 @@ class Leadership:
                     raise ConfigurationRefused(
                         "not_caught_up", f"replica {replica_id} holds {match_index} of {wanted_index}"
                     )
+        if set(new.voters) != set(current.voters) and not self.hears_majority(new.voters):
+            # In force at once, it could be neither committed nor taken back: our majority would be none.
+            raise ConfigurationRefused("no_majority", f"of {new.voters} no majority is heard")
         self.propose([entry])
         self._adopt_configuration()
+
+    def hears_majority(self, voters: Collection[int]) -> bool:
+        """Whether a majority of these was heard in the last election timeout or two, or since we lead."""
+        heard = 0
+        for replica_id in voters:
+            progress = self.progress.get(replica_id)
+            heard += progress is not None and (progress is self.own or not progress.silent)
+        return heard >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
         """Our own disk holds the log up to `durable_index`, of `term`: count ourselves up to there."""
@@ -305,6 +317,7 @@ class Leadership:
         if match_index > self._log.last_index:
             return False
         progress.active = True
+        progress.silent = False
         if message.hint_term and not message.rejected:
             held = self._log.term(message.hint_index)
             if held is not None and held != message.hint_term:
@@ -345,6 +358,7 @@ class Leadership:
         if message.round > self._round:
             return False
         progress.active = True
+        progress.silent = False
         self._agreed(progress, message)
         if message.round > progress.acked_round:
             progress.acked_round = message.round

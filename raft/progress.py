@@ -39,6 +39,7 @@ class Progress:
         "replica_id",
         "resume_index",
         "sent_commit",
+        "silent",
     )
 
     def __init__(self, replica_id: int, *, next_index: int, incarnation: int, goal: int) -> None:
@@ -52,6 +53,8 @@ class Progress:
         self.inflight_bytes = 0
         # Heard from since the last check of the quorum.
         self.active = False
+        # Never heard from yet, or not once between the last two checks.
+        self.silent = True
         # The highest commit index that was sent, and the highest confirmation round that was answered.
         self.sent_commit = 0
         self.acked_round = 0

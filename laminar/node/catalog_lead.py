@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.catalog_voters import next_step
 from laminar.node.replacement import Absence, plan
+from laminar.node.wire import ConfigurationRecord
 
 if TYPE_CHECKING:
     from laminar.node.controller import Controller
@@ -57,7 +58,11 @@ class CatalogLead:
         def ready(replica_id: int, node: str) -> bool:
             return node not in absent and replica.match_index(replica_id) >= group.committed_index
 
-        step = next_step(replica.configuration_record, group.catalog.state(), gone=gone, ready=ready)
+        def hears(step: ConfigurationRecord) -> bool:
+            return replica.core.hears_majority(step.configuration().voters)
+
+        current = replica.configuration_record
+        step = next_step(current, group.catalog.state(), gone=gone, ready=ready, hears=hears)
         if step is None:
             return False
         self._controller.driver.propose_configuration(replica, step)

@@ -35,11 +35,13 @@ def next_step(
     *,
     gone: Collection[str],
     ready: Callable[[int, str], bool],
+    hears: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
     """Group 0's next configuration; None: it is as it should be, or nothing can be done now.
 
     `gone`: nodes that have been away for long. `ready(replica id, node)`: whether a learner's node is there
-    now, and its replica holds all that is committed.
+    now, and its replica holds all that is committed. `hears`: whether the leader hears a majority of the
+    voters of such a configuration.
     """
     members = current.nodes()
     for node in state.nodes.values():
@@ -56,6 +58,6 @@ def next_step(
     voting = {name for _, name in current.voters}
     if (spare is not None or votes > wanted) and not too_many_gone(state, gone, voting=voting):
         for replica_id, name in current.voters:
-            if name in unfit:
-                return current.without(replica_id)
+            if name in unfit and hears(without := current.without(replica_id)):
+                return without
     return None

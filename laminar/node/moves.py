@@ -51,11 +51,16 @@ EMPTY = "empty"
 
 
 def next_step(
-    record: PartitionRecord, current: ConfigurationRecord, caught_up: Callable[[int], bool]
+    record: PartitionRecord,
+    current: ConfigurationRecord,
+    caught_up: Callable[[int], bool],
+    hears: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
     """The group's next configuration on the way to the wanted placement; None: nothing to do now.
 
-    Dead or lost: remove, add, promote; moved: add, promote, remove.
+    Dead or lost: remove, add, promote; moved: add, promote, remove. `hears`: whether the leader hears a
+    majority of its voters. Where it would not without one that is thought dead, another must be dead too, and
+    this one may be all that is left beside the leader: so it stays until the new one votes.
 
     The placement may be an old one. Ids of replicas only grow, and the newest of a partition is in its place
     or was followed there by a newer one: so a member that is newer than all in `record` says that others
@@ -74,7 +79,9 @@ def next_step(
             return current.without(member)
     for each in record.leaving:
         if each.why != "moved" and each.replica.replica_id in members:
-            return current.without(each.replica.replica_id)
+            without = current.without(each.replica.replica_id)
+            if hears(without):
+                return without
     for replica in record.replicas:
         if replica.replica_id not in members:
             return current.with_learner(replica.replica_id, replica.node)
@@ -311,7 +318,10 @@ class Moves:
             progress = core.progress.get(replica_id)
             return progress is not None and progress.flow is Flow.REPLICATE
 
-        step = next_step(record, current, caught_up)
+        def hears(step: ConfigurationRecord) -> bool:
+            return core.hears_majority(step.configuration().voters)
+
+        step = next_step(record, current, caught_up, hears)
         if step is None:
             return
         try:

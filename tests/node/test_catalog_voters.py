@@ -33,6 +33,7 @@ def end(
     gone: Collection[str] = (),
     not_ready: str = "",
     put_back: str = "",
+    silent: str = "",
 ) -> tuple[list[str], str]:
     """The voters after each step to the last, and who follows then."""
     state = state_of(nodes)
@@ -46,7 +47,11 @@ def end(
         assert IDS[name] == replica_id
         return name not in gone and name not in not_ready
 
-    while (step := next_step(current, state, gone=gone, ready=ready)) is not None:
+    def hears(wanted: ConfigurationRecord) -> bool:
+        answering = [name for _, name in wanted.voters if name not in silent and name not in gone]
+        return 2 * len(answering) > len(wanted.voters)
+
+    while (step := next_step(current, state, gone=gone, ready=ready, hears=hears)) is not None:
         check_step(current.configuration(), step.configuration())
         current = step
         passed.append("".join(name for _, name in step.voters))
@@ -65,6 +70,12 @@ def test_five_nodes_vote_where_there_are_five_and_three_where_there_are_fewer() 
 def test_a_dead_voter_is_removed_before_another_is_promoted_and_follows_again() -> None:
     """In the order of partitions; under its id, as its store has kept what it promised."""
     assert end("abc", "d", nodes="abcd", gone="a") == (["bc", "bc", "bcd"], "a")
+
+
+def test_of_two_unfit_voters_the_one_goes_without_whom_a_majority_answers() -> None:
+    """A was put back and answers, b is gone: without a only c would, of two."""
+    assert end("abc", "de", nodes="abcde", gone="b", put_back="a")[0][:1] == ["ac"]
+    assert end("abc", "d", nodes="abcd", put_back="a", silent="b") == ([], "d")
 
 
 def test_nobody_loses_a_seat_that_nobody_can_take() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -28,11 +29,19 @@ def replica(number: int, name: str, *, made: bool = True) -> ReplicaRecord:
     return ReplicaRecord(number, name, name.encode() * 16, made=made)
 
 
-def steps(record: PartitionRecord, current: ConfigurationRecord) -> list[str]:
-    """All steps to the end, as text; each must be one that Raft allows."""
-    taken = []
-    while (step := next_step(record, current, lambda replica_id: True)) is not None:
+def steps(
+    record: PartitionRecord, current: ConfigurationRecord, *, silent: Collection[str] = ()
+) -> list[str]:
+    """All steps to the end, as text; each must be one that Raft allows, and most of its voters answer."""
+
+    def hears(wanted: ConfigurationRecord) -> bool:
+        answering = [name for _, name in wanted.voters if name not in silent]
+        return 2 * len(answering) > len(wanted.voters)
+
+    taken: list[str] = []
+    while (step := next_step(record, current, lambda replica_id: True, hears)) is not None:
         check_step(current.configuration(), step.configuration())
+        assert hears(step), step
         taken.append(f"{[n for _, n in step.voters]} {[n for _, n in step.learners]}")
         current = step
     return taken
@@ -59,6 +68,17 @@ def test_a_dead_replica_is_removed_before_the_new_one_is_added() -> None:
     assert steps(moving("dead"), NOW) == steps(moving("lost"), NOW) == wanted
 
 
+def test_one_that_is_thought_dead_stays_while_another_is_silent() -> None:
+    """Of the two voters that were left one would be silent: nothing could be committed any more, though two
+    of three are there.
+    """
+    assert steps(moving("dead"), NOW, silent="b") == [
+        "['a', 'b', 'c'] ['d']",
+        "['a', 'b', 'c', 'd'] []",
+        "['a', 'b', 'd'] []",
+    ]
+
+
 def test_a_replica_that_is_moved_stays_until_the_new_one_votes() -> None:
     """There are never fewer copies than before."""
     assert steps(moving("moved"), NOW) == [
@@ -72,7 +92,12 @@ def test_nobody_votes_whose_node_has_not_said_that_it_is_made() -> None:
     """Until then its manifest would take an emptied log for a new one."""
     assert steps(moving("dead", made=False), NOW)[-1] == "['a', 'b'] ['d']"
     assert (
-        next_step(moving("dead"), ConfigurationRecord(((1, "a"), (2, "b")), ((4, "d"),)), lambda _: False)
+        next_step(
+            moving("dead"),
+            ConfigurationRecord(((1, "a"), (2, "b")), ((4, "d"),)),
+            lambda replica_id: False,
+            lambda wanted: True,
+        )
         is None
     )
 

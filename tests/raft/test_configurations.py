@@ -104,6 +104,33 @@ def test_pitfall_07_a_change_inherited_from_an_earlier_term_is_pending_too() -> 
     assert refusal(leader, Configuration((1, 2, 3))) == "no_commit_in_term"
 
 
+def test_no_change_leaves_voters_of_which_no_majority_is_heard() -> None:
+    """Of three one is silent: without the other one nothing could be committed, not even its return."""
+    network = Network(3)
+    leader = network.elect(1)
+    network.pass_time(600)
+    assert leader.core.hears_majority((1, 2)) and leader.core.hears_majority((1, 3))
+    network.isolate(3)
+    network.pass_time(4_000)
+    assert refusal(leader, Configuration((1, 3))) == "no_majority"
+    assert not leader.core.hears_majority((1, 3))
+
+    leader.configure(Configuration((1, 2)), now_ms=network.now_ms)
+    network.settle()
+    assert leader.core.configuration == Configuration((1, 2))
+    assert leader.core.committed_index == leader.core.last_index
+
+
+def test_a_voter_that_this_leader_never_heard_from_is_no_majority_s_second() -> None:
+    """It was silent before this leader was elected, so no time was there to notice it."""
+    network = Network(3)
+    network.isolate(3)
+    leader = network.elect(1)
+
+    assert refusal(leader, Configuration((1, 3))) == "no_majority"
+    leader.configure(Configuration((1, 2)), now_ms=network.now_ms)
+
+
 def test_pitfall_08_a_truncated_change_is_reverted() -> None:
     """The configuration is a function of the log: cut the entry, and what was in force before is again."""
     network = Network(3)
