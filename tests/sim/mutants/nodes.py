@@ -148,6 +148,13 @@ NODES = [
         tests=OLD_CATALOG,
     ),
     case(
+        "one that is thought dead is removed though no majority is left",
+        "laminar.node.moves:next_step",
+        "if hears(without):",
+        "if True:",
+        tests=("tests/node/test_moves.py",),
+    ),
+    case(
         "a removal is told to the catalog before it is committed",
         "laminar.node.moves:Moves._report",
         "configurations_up_to(partition.committed_index)",

@@ -100,6 +100,13 @@ PROTOCOL = [
         "if False:",
     ),
     case(
+        "a configuration change to voters of which no majority is heard",
+        "raft.leadership:Leadership.propose_configuration",
+        "and not self.hears_majority(new.voters)",
+        "and False",
+        tests=("tests/raft/test_configurations.py",),
+    ),
+    case(
         "two configuration changes at once",
         "raft.leadership:Leadership.propose_configuration",
         "if log.configurations.index > log.committed_index:",
