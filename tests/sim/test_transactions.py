@@ -120,7 +120,7 @@ def test_sinks_that_write_once_are_forgotten_through_crashes_and_no_batch_is_tor
     monkeypatch.setattr(sinks, "MAX_ONCE", 1)
     monkeypatch.setattr(sinks, "ONCE_MS", 5_000)
     monkeypatch.setattr(leftovers, "ONCE_MS", 5_000)
-    outcome = simulate(Options(seed=seed, clients=0, drivers=1, once=4, trouble_s=120.0))
+    outcome = simulate(Options(seed=seed, clients=0, drivers=1, once=4, trouble_s=240.0))
 
     assert outcome.exercised["sinks begun once"] > 20 and outcome.exercised["batches decided"] > 20
     assert outcome.exercised["sinks forgotten"] > 5
