@@ -112,7 +112,7 @@ def test_pitfall_41_a_driver_crashes_between_any_two_steps(step: int) -> None:
     assert 1 <= driver.crashes
 
 
-@pytest.mark.parametrize("seed", range(300, 302))
+@pytest.mark.parametrize("seed", (302, 303))
 def test_sinks_that_write_once_are_forgotten_through_crashes_and_no_batch_is_torn(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_sinks_that_write_once_are_forgotten_through_crashes_and_no_batch_is_tor
     monkeypatch.setattr(sinks, "MAX_ONCE", 1)
     monkeypatch.setattr(sinks, "ONCE_MS", 5_000)
     monkeypatch.setattr(leftovers, "ONCE_MS", 5_000)
-    outcome = simulate(Options(seed=seed, clients=0, drivers=1, once=4, trouble_s=240.0))
+    outcome = simulate(Options(seed=seed, clients=0, drivers=1, once=4, trouble_s=120.0))
 
     assert outcome.exercised["sinks begun once"] > 20 and outcome.exercised["batches decided"] > 20
     assert outcome.exercised["sinks forgotten"] > 5
