@@ -348,10 +348,12 @@ class Watch:
                         index -= 1
                     # With its end goes a configuration that stands there.
                     left = [record for _, record in partition.tables.configurations_up_to(index)]
+                    # What a later LOG_START entry repeats, the tables need not remember from before it.
+                    left = left or [partition.replica.configuration_record]
                     voting = (began.get(replica_id, {}), *(dict(each.voters) for each in left))
                     if not any(replica_id in voters for voters in voting):
                         continue
-                    record = left[-1] if left else partition.replica.configuration_record
+                    record = left[-1]
                     synced.setdefault(key, {})[replica_id] = (index, record)
         for key, group in self.groups.items():
             if group.name != CATALOG_NAME:
