@@ -35,9 +35,6 @@ VALUE = os.urandom(KIB)
 RECORD_BYTES = KIB + RECORD_OVERHEAD_BYTES
 # Of the throughput of plain appends, for stages of 1 MiB (issue 11).
 AIM = 0.6
-# The segments are written some time after the journals: when nobody wrote for so long, all is written.
-SETTLED_S = 2.0
-SETTLE_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +45,12 @@ class Sizes:
     small: int = 20  # transactions a round, of 100 records a partition
     large: int = 5  # of 1 MiB a partition
     singles: int = 300
+    # The segments are written some time after the journals: when nobody wrote for so long, all is written.
+    settled_s: float = 2.0
+    settle_limit_s: float = 20.0
 
 
-QUICK = Sizes(rounds=1, small=2, large=1, singles=10)
+QUICK = Sizes(rounds=1, small=2, large=1, singles=10, settled_s=0.1, settle_limit_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
         pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
         bystanders = usage.Bystanders(pids)
         figures: dict[str, float] = {}
-        floors.run_loop(_all(cluster.urls, Writes(folder, pids), sizes, figures))
+        floors.run_loop(_all(cluster.urls, Writes(folder, pids, sizes), sizes, figures))
         print(f"others, and the kernel's own threads, used {bystanders.share():.0%} of the CPUs")
     print("bench-state: " + " ".join(f"{name}={value:.3g}" for name, value in figures.items()))
 
@@ -185,16 +185,17 @@ class Writes:
     device to ask, as under an overlay.
     """
 
-    def __init__(self, folder: Path, pids: Sequence[int]) -> None:
+    def __init__(self, folder: Path, pids: Sequence[int], sizes: Sizes) -> None:
         self._folder = folder
         self._pids = pids
+        self._sizes = sizes
 
     async def settled(self, committed: int) -> int:
         """Bytes, once next to nothing is written beside `committed` any more."""
-        deadline = time.monotonic() + SETTLE_LIMIT_S
+        deadline = time.monotonic() + self._sizes.settle_limit_s
         before = self._now()
         while True:
-            await asyncio.sleep(SETTLED_S)
+            await asyncio.sleep(self._sizes.settled_s)
             now = self._now()
             if now - before < committed // 100 or time.monotonic() > deadline:
                 return now
