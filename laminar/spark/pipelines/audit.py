@@ -9,24 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from laminar.spark.pipelines.findings import Finding, examples_of
 from laminar.spark.pipelines.session import PLACE, persisted, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 KINDS = ("lost", "doubled", "reordered", "unclaimed")
-EXAMPLES = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Records of one kind: how many, and the first few of them, as id, key and where they stand."""
-
-    kind: str
-    count: int
-    examples: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +115,4 @@ def _finding(kind: str, rows: DataFrame) -> Finding:
     count = rows.agg(f.sum("copies") if kind == "unclaimed" else f.count("*")).collect()[0][0] or 0
     if not count:
         return Finding(kind=kind, count=0, examples=[])
-    examples = rows.withColumn("key", f.col("key").cast("string")).orderBy("partition", "offset", "id")
-    found = [
-        {name: value for name, value in row.asDict().items() if value is not None}
-        for row in examples.select(*shown).limit(EXAMPLES).collect()
-    ]
-    return Finding(kind=kind, count=int(count), examples=found)
+    return Finding(kind=kind, count=int(count), examples=examples_of(rows, shown))

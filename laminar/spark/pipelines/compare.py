@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from laminar.spark.pipelines.findings import Finding, examples_of
 from laminar.spark.pipelines.session import PLACE, RECORD, connected, persisted, read_topic
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 By = Literal["place", "key"]
 KINDS: Final = ("missing", "extra", "different", "reordered")
-EXAMPLES: Final = 10
 # Offsets of one digest: 10 million records are 150 of them, and one that differs is read in a moment.
 CHUNK: Final = 1 << 16
 
@@ -41,21 +41,12 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Records of one kind: how many, and the first few of them, where they stand and what they are."""
-
-    kind: str
-    count: int
-    examples: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """`records` and `others` are how many there were on either side."""
 
     records: int
     others: int
-    differences: list[Difference]
+    differences: list[Finding]
 
     @property
     def equal(self) -> bool:
@@ -246,25 +237,24 @@ def _by_key(left: DataFrame, right: DataFrame) -> Compared:
         return _compared((total["records"], total["others"]), _differences(wrong))
 
 
-def _compared(counts: tuple[int, int], found: list[Difference]) -> Compared:
+def _compared(counts: tuple[int, int], found: list[Finding]) -> Compared:
     by_kind = {each.kind: each for each in found}
-    nothing = (Difference(kind=kind, count=0, examples=[]) for kind in KINDS)
+    nothing = (Finding(kind=kind, count=0, examples=[]) for kind in KINDS)
     return Compared(
         records=counts[0], others=counts[1], differences=[by_kind.get(each.kind, each) for each in nothing]
     )
 
 
-def _differences(rows: DataFrame) -> list[Difference]:
+def _differences(rows: DataFrame) -> list[Finding]:
     """`rows` have partition, offset, key and kind; by kind."""
     from pyspark.sql import functions as f
 
     counts = {row["kind"]: row["count"] for row in rows.groupBy("kind").count().collect()}
-    found = []
-    for kind, count in counts.items():
-        shown = rows.where(f.col("kind") == kind).withColumn("key", f.col("key").cast("string"))
-        examples = [
-            {name: value for name, value in row.asDict().items() if value is not None}
-            for row in shown.drop("kind").orderBy(*PLACE).limit(EXAMPLES).collect()
-        ]
-        found.append(Difference(kind=kind, count=count, examples=examples))
-    return found
+    return [
+        Finding(
+            kind=kind,
+            count=count,
+            examples=examples_of(rows.where(f.col("kind") == kind), (*PLACE, "key")),
+        )
+        for kind, count in counts.items()
+    ]
