@@ -257,6 +257,7 @@ def started(way: str, namespaces: tuple[int, int], directory: Path) -> Iterator[
         "pin": "on",
         "steer": "require" if way == "xdp" else "off",
         "secret": "of the bench, no other",
+        "insecure": True,
         "log_level": "error",
     }
     enter(namespaces[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.node.settings import SETTINGS, Setting
+from laminar.node.settings import SETTINGS, Setting, as_written
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
@@ -21,7 +21,7 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 
 def row(setting: Setting) -> str:
-    default = "" if setting.default in ("", ()) else f"`{setting.default}`"
+    default = "" if setting.default in ("", ()) else f"`{as_written(setting.default)}`"
     return f"| `{setting.name}` | {default} | {setting.help} |"
 
 

@@ -15,15 +15,15 @@ from cyclopts import Group, Parameter
 
 from laminar.cli.faults import UsageError
 from laminar.cli.options import AS_TABLE, Listing
-from laminar.node.settings import SETTINGS, Loaded, Setting, SettingsError, load
+from laminar.node.settings import SETTINGS, Loaded, Setting, SettingsError, as_written, load
 
 GROUP = Group("Settings", sort_key=2)
 
 
 def _flag(setting: Setting) -> Any:
     """The type of a setting's flag: its text is read by `load`, which names the flag when it is wrong."""
-    kind: Any = tuple[str, ...] if setting.kind is tuple else str
-    default = "none" if setting.default in ("", ()) else str(setting.default)
+    kind: Any = tuple[str, ...] if setting.kind is tuple else bool if setting.kind is bool else str
+    default = "none" if setting.default in ("", ()) else as_written(setting.default)
     wording = f"{setting.help}. [{setting.variable}; default: {default}]"
     return Annotated[kind | None, Parameter(name=setting.flag, help=wording, negative="", show_default=False)]
 
@@ -83,7 +83,7 @@ def show_config(
         if setting.name == "secret":
             value = "set" if value else ""
         if isinstance(value, int | float):
-            value = str(value)  # as one would write it: no thousands apart
+            value = as_written(value)
         rows.append({"setting": setting.name, "value": value, "origin": found.origins[setting.name]})
     columns = ("setting", "value", "origin") if origin else ("setting", "value")
     show(rows, listing, columns=columns, name="setting")

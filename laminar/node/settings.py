@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     shards: int = 0
     join: tuple[str, ...] = ()
     secret: str = ""
+    insecure: bool = False
     weight: float = 1.0
     pin: str = "auto"
     steer: str = "auto"
@@ -80,6 +81,11 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     def secret_bytes(self) -> bytes | None:
         """The cluster's secret, or None."""
         return self.secret.encode() or None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach the HTTP ports, which ask nobody for credentials."""
+        return not is_loopback(self.host)
 
     @property
     def public_host(self) -> str:
@@ -150,7 +156,11 @@ SETTINGS: tuple[Setting, ...] = (
         "the node's name, unique in the cluster; if empty, drawn on the first start, then kept",
         _node_name,
     ),
-    Setting("host", str, "address that every socket binds to; other than loopback only with a secret"),
+    Setting(
+        "host",
+        str,
+        "address that every socket binds to; other than loopback only with `secret` and `insecure`",
+    ),
     Setting("advertise_host", str, "host that others are told, if not `host`; needed for 0.0.0.0"),
     Setting(
         "port",
@@ -178,6 +188,12 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "what the cluster's nodes share and prove, 16 characters or more",
         _secret,
+    ),
+    Setting(
+        "insecure",
+        bool,
+        "open the HTTP ports to other machines although clients need no credentials: whoever reaches a port "
+        "may read, write and delete everything",
     ),
     Setting("weight", float, "share of replicas here, relative to other nodes", _between(0.01, 1000.0)),
     Setting(
@@ -258,7 +274,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", tuple: "a list of texts"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list of texts",
+    bool: "true or false",
+}
 _TABLE = {setting.name: setting for setting in SETTINGS}
 
 
@@ -307,8 +329,8 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
     target = tuple[str, ...] if setting.kind is tuple else setting.kind
     shown = "" if name == "secret" else f" (it is {raw!r})"
     try:
-        if isinstance(raw, bool):
-            raise msgspec.ValidationError("no setting is a yes or no")
+        if isinstance(raw, bool) and setting.kind is not bool:
+            raise msgspec.ValidationError("this setting is not true or false")
         value: Any = msgspec.convert(raw, target, strict=not isinstance(raw, str))
     except msgspec.ValidationError:
         raise SettingsError(f"{name} is {_KINDS[setting.kind]}{shown}", name=name, origin=origin) from None
@@ -316,6 +338,11 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
     if wrong:
         raise SettingsError(f"{name} {wrong}{shown}", name=name, origin=origin)
     return value
+
+
+def as_written(value: object) -> str:
+    """A setting's value as a file of settings has it: `true`, `16777216`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_together(settings: Settings) -> None:
@@ -332,11 +359,25 @@ def check_together(settings: Settings) -> None:
             "same 16 or more characters on every node, or use host 127.0.0.1",
             name="host",
         )
+    fault = fault_of_open_http(settings)
+    if fault:
+        raise SettingsError(fault, name="host")
     if settings.public_host in ("0.0.0.0", "::"):
         raise SettingsError(
             f"others can't connect to {settings.host}: set advertise_host to this machine's address",
             name="advertise_host",
         )
+
+
+def fault_of_open_http(settings: Settings) -> str:
+    """Why the HTTP ports may not be opened with these settings; an empty string if they may."""
+    if not settings.is_open or settings.insecure:
+        return ""
+    return (
+        f"host {settings.host} can be reached by others, and HTTP clients need no credentials (the secret is "
+        "for nodes only): use host 127.0.0.1, or set insecure (--insecure, LAMINAR_INSECURE=true) if every "
+        "machine that can reach this host may read, write and delete everything"
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -39,7 +39,7 @@ from laminar.node.forking import EXIT_HOPELESS, fork
 from laminar.node.identity import DataFolder, Identity, IdentityError, open_data_folder
 from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
-from laminar.node.settings import Settings, is_loopback, shards_of_this_machine
+from laminar.node.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
 from laminar.node.sockets import NodeSockets, open_kept_sockets, open_sockets, plan_ports
 from laminar.node.steering import Steering
 
@@ -117,6 +117,8 @@ def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> Node
     # secret.
     if not settings.secret and not is_loopback(settings.host):
         raise PermissionError(f"host {settings.host} is not loopback, and no secret is set")
+    if fault_of_open_http(settings):
+        raise PermissionError(fault_of_open_http(settings))
     if settings.port:
         return open_sockets(settings.host, plan_ports(settings.port, shards, None))
     sockets = open_kept_sockets(settings.host, shards, folder.read_ports())
@@ -181,6 +183,12 @@ class Supervisor:
         self._folder.remove_node_file()
         if not self._settings.secret:
             log.info("no secret is set: every listener is on loopback (%s) only", self._settings.host)
+        if self._settings.is_open:
+            log.warning(
+                "insecure is set: HTTP clients need no credentials, and whoever reaches %s "
+                "may read, write and delete everything",
+                self._settings.host,
+            )
         gc.collect()
         gc.freeze()  # so that the children's collectors don't write to, and thus copy, the pages they share
         if not self._steering.begin(self._sockets, self._cpus, self._fork):

@@ -223,9 +223,10 @@ class LocalCluster:
         if node.joins:
             asked = [self.members[number] for number in node.joins]
             given["join"] = ",".join(f"{other.host}:{other.port}" for other in asked)
-        flags = [
-            part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
+        flags: list[str] = []
+        for name, value in given.items():
+            flag = f"--{name.replace('_', '-')}"
+            flags += [flag] if value is True else [flag, str(value)]
         return [sys.executable, "-P", "-m", "laminar.cli", "serve", *flags]
 
     def spawn(self, number: int) -> None:

@@ -58,6 +58,7 @@ def test_a_secret_is_not_shown(laminar: Command) -> None:
         (["--port", "99999"], None, "--port: port must be between 0 and 65,000"),
         (["--shards", "many"], None, "--shards: shards"),
         (["--host", "0.0.0.0"], None, "no secret is set"),
+        (["--host", "10.0.0.1", "--secret", "s" * 16], None, "--insecure"),
         ([], "LAMINAR_PROT", "did you mean LAMINAR_PORT?"),
         (["--config", "/nowhere.toml"], None, "/nowhere.toml"),
     ],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from laminar.node.environment import Environment
+from laminar.node.identity import open_data_folder
 from laminar.node.settings import (
     SETTINGS,
     Setting,
@@ -17,6 +20,7 @@ from laminar.node.settings import (
     load,
     shards_of_this_machine,
 )
+from laminar.node.supervisor import open_sockets_of
 
 
 def write(path: Path, text: str) -> Path:
@@ -79,7 +83,14 @@ def test_a_list_is_commas_in_a_variable() -> None:
         ({"flags": {"heartbeat_ms": 1000}}, "must be at least three times heartbeat_ms"),
         ({"flags": {"host": "0.0.0.0"}}, "no secret is set: set LAMINAR_SECRET"),
         ({"flags": {"host": "db1.example.net"}}, "no secret is set"),
-        ({"flags": {"host": "0.0.0.0", "secret": "s" * 16}}, "set advertise_host"),
+        ({"flags": {"host": "10.0.0.1", "secret": "s" * 16}}, "HTTP clients need no credentials"),
+        (
+            {"flags": {"host": "10.0.0.1", "secret": "s" * 16}},
+            "set insecure (--insecure, LAMINAR_INSECURE=true)",
+        ),
+        ({"flags": {"host": "10.0.0.1", "insecure": True}}, "no secret is set"),
+        ({"flags": {"host": "0.0.0.0", "secret": "s" * 16, "insecure": True}}, "set advertise_host"),
+        ({"environ": {"LAMINAR_INSECURE": "perhaps"}}, "insecure is true or false (it is 'perhaps')"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_origin_and_a_way_out(sources: dict[str, Any], words: str) -> None:
@@ -128,6 +139,26 @@ def test_variables_of_the_client_are_not_settings() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"flags": {"insecure": True}},
+        {"environ": {"LAMINAR_INSECURE": "true"}},
+        {"environ": {"LAMINAR_INSECURE": "1"}},
+    ],
+)
+def test_insecure_opens_http_to_other_machines(sources: dict[str, Any]) -> None:
+    """It has to be said, and is of no use without a secret for the nodes."""
+    given = {"host": "10.0.0.1", "secret": "s" * 16}
+    flags = given | sources.get("flags", {})
+
+    settings = load(environ=sources.get("environ"), flags=flags).settings
+
+    assert settings.insecure
+    assert settings.is_open
+    assert not load(flags={"insecure": True}).settings.is_open
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.77.3.1", "::1", "localhost"])
 def test_loopback_needs_no_secret(host: str) -> None:
     """The whole of 127/8 is this machine."""
@@ -162,3 +193,14 @@ def test_the_default_number_of_shards_respects_the_quota(cpus: int, cpu_max: str
 def test_this_machine_has_at_least_one_shard() -> None:
     """Whatever its cgroups say."""
     assert shards_of_this_machine() >= 1
+
+
+def test_no_socket_is_opened_for_settings_that_were_not_loaded(tmp_path: Path) -> None:
+    """`Settings` made by a program pass the same two guards before anything is bound."""
+    environment = Environment()
+    folder = open_data_folder(environment.disk, str(tmp_path / "data"), node="n", joining=False)
+    with closing(folder):
+        with pytest.raises(PermissionError, match="no secret is set"):
+            open_sockets_of(Settings(host="10.0.0.1", insecure=True), 1, folder)
+        with pytest.raises(PermissionError, match="HTTP clients need no credentials"):
+            open_sockets_of(Settings(host="10.0.0.1", secret="s" * 16), 1, folder)

@@ -39,6 +39,8 @@ class ClusterRoutes:
                 "cluster_id": cluster_id.hex() if cluster_id is not None else None,
                 "version": view.version,
                 "catalog_leader": view.message.catalog_leader if view.message is not None else "",
+                # Of the node that answers: other machines reach its HTTP ports, which need no credentials.
+                "insecure": self._shard.boot.settings.is_open,
                 "nodes": [self._node(name) for name in sorted(view.nodes())],
             }
         )
@@ -105,6 +107,8 @@ class ClusterRoutes:
                 reasons.append(f"{role_name(child.role)} is starting")
         if not reasons:
             warnings = [f"appends are refused: {self._shard.space.reason}"] if self._shard.space.low else []
+            if self._shard.boot.settings.is_open:
+                warnings.append("insecure: HTTP clients need no credentials")
             return Response.json({"status": "ready", "node": self._shard.boot.node, "warnings": warnings})
         return Response.json(
             {"status": "not_ready", "node": self._shard.boot.node, "reasons": reasons},

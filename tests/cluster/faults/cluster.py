@@ -111,7 +111,7 @@ def faulty_cluster(
     settings: Mapping[str, str | int] | None = None,
 ) -> Iterator[FaultyCluster]:
     """Such a cluster, running. Cuttable only where this machine allows it; then `wires` is not None."""
-    given = {"pin": "off", **(settings or {})}
+    given: dict[str, str | int] = {"pin": "off", **(settings or {})}
     if not cuttable or not wires.can_be_made():
         cluster = FaultyCluster(folder, nodes=nodes, shards=shards, settings=given)
         cluster.forgets = forgets
@@ -121,6 +121,7 @@ def faulty_cluster(
     net = wires.Wires(nodes)
     try:
         given["secret"] = "the secret of a cluster that is broken"
+        given["insecure"] = True
         cluster = FaultyCluster(
             folder, nodes=nodes, shards=shards, hosts=net.hosts, ports=[7070] * nodes, settings=given
         )

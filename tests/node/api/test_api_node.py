@@ -206,6 +206,7 @@ def test_the_cluster_names_nodes_and_shards(http: httpx.Client, api_url: str) ->
     assert (api_url, True, "alive") == (node["url"], node["alive"], node["status"])
     assert 32 == len(cluster["cluster_id"])
     assert node["node"] == cluster["catalog_leader"]
+    assert cluster["insecure"] is False
     assert [0, 1] == [shard["shard"] for shard in node["shards"]]
     for shard in node["shards"]:
         told = httpx.get(f"{shard['url']}/livez", trust_env=False).json()
