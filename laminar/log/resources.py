@@ -30,7 +30,7 @@ class Handle:
     thousand segments of a checkpoint had twice as many files open.
     """
 
-    __slots__ = ("_files", "_synced", "_writes", "checked_when_read", "file", "path", "used")
+    __slots__ = ("_begun", "_ended", "_files", "_synced", "checked_when_read", "file", "path", "used")
 
     def __init__(self, files: OpenFiles, path: str, *, checked_when_read: bool = False) -> None:
         self._files = files
@@ -39,13 +39,16 @@ class Handle:
         # The open file, if it is; taking it never blocks. Whoever holds it may go on when it is let go of.
         self.file: File | None = None
         self.used = False
-        # Counted, as a sync may run beside the writer: what is written meanwhile is not covered.
-        self._writes = 0
+        # A sync may run beside a write. It covers a write only if that has ended before the sync begins, so
+        # both ends of each write are counted: of one that is under way, the sync counts neither.
+        self._begun = 0
+        self._ended = 0
         self._synced = 0
 
     @property
     def unsynced(self) -> bool:
-        return self._writes != self._synced
+        """Whether a write was begun that no sync has covered."""
+        return self._begun != self._synced
 
     def open(self, *, create: bool = False) -> File:
         """The file, opened when needed. Raises `DiskError`."""
@@ -54,17 +57,23 @@ class Handle:
         return self._files.open(self, create=create) if file is None else file
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
-        self._writes += 1
-        return self.open().pwritev(buffers, position)
+        self._begun += 1
+        try:
+            return self.open().pwritev(buffers, position)
+        finally:
+            self._ended += 1
 
     def truncate(self, size: int, *, create: bool = False) -> None:
-        self._writes += 1
-        self.open(create=create).truncate(size)
+        self._begun += 1
+        try:
+            self.open(create=create).truncate(size)
+        finally:
+            self._ended += 1
 
     @property
     def writes(self) -> int:
-        """How often it was written to: what `synced` is told of."""
-        return self._writes
+        """How many writes have ended: what `synced` is told of."""
+        return self._ended
 
     def synced(self, writes: int) -> None:
         """A sync of another kind has covered the first so many writes."""
@@ -72,9 +81,9 @@ class Handle:
         self._files.shrink()
 
     def sync(self) -> None:
-        """What was written before this call is durable when it returns."""
+        """What was written before this call is durable when it returns. A write that is under way is not."""
         if self.unsynced:
-            writes = self._writes
+            writes = self._ended
             self.open().sync()
             self.synced(writes)
 

@@ -57,6 +57,14 @@ def _one(name: str, module: str, function: str, old: str, new: str, *tests: str)
 
 MUTANTS = (
     _one(
+        "a sync covers a write that was under way when it began",
+        "resources",
+        "Handle.sync",
+        "writes = self._ended",
+        "writes = self._begun",
+        "tests/log/test_write_under_way.py",
+    ),
+    _one(
         "journal files used again without the hard states in the checkpoint",
         "writer",
         "Writer._picture",
