@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from laminar.batch import build, stamp
 from laminar.log import Disk, File, Log, RealDisk, Storage, StorageSettings
-from laminar.log.disk import Buffer, FileSystem, RealFile
+from laminar.log.disk import Buffer, RealFile
 
 T = TypeVar("T")
 KIB, MIB = 1024, 1 << 20
@@ -64,9 +64,6 @@ class UnsyncedDisk(RealDisk):
 
     def sync_directory(self, path: str) -> None:
         return None
-
-    def file_system(self, path: str) -> FileSystem:
-        return _Unsynced()
 
 
 class Rig:

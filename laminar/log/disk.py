@@ -65,19 +65,6 @@ class Lock(Protocol):
     def close(self) -> None: ...
 
 
-class FileSystem(Protocol):
-    """The file system that holds a path, opened before anything is written that its `sync` is to cover."""
-
-    def sync(self) -> None:
-        """All data and all names written so far, of every file, are durable when this returns.
-
-        A failure since this was opened (or since its last report) is reported once, whoever's file it was:
-        then ask each file. Raises `DiskError`, also where there is no such call.
-        """
-
-    def close(self) -> None: ...
-
-
 class Disk(Protocol):
     """A file system. Names made, renamed or removed are durable after `sync_directory` of their directory."""
 
@@ -115,9 +102,6 @@ class Disk(Protocol):
         """16 bytes that are others after each start of the machine: what was written and not synced under
         the same ones is still there, in the page cache.
         """
-
-    def file_system(self, path: str) -> FileSystem:
-        """The file system of a directory: one sync for many files. See `FileSystem` for when to open it."""
 
 
 class RealFile:
@@ -319,12 +303,6 @@ class RealDisk:
             raise DiskError.of("statvfs", path, error) from error
         return state.f_bavail * state.f_frsize
 
-    def file_system(self, path: str) -> FileSystem:
-        try:
-            return RealFileSystem(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except OSError as error:
-            raise DiskError.of("open", path, error) from error
-
     def total_bytes(self, path: str) -> int:
         try:
             state = os.statvfs(path)
@@ -388,35 +366,8 @@ class ReadOnlyDisk(RealDisk):
         return DiskError(operation, path, errno.EROFS, "opened for looking only")
 
 
-class RealFileSystem:
-    """A file system of the operating system, by `syncfs`.
-
-    The kernel notes errors per file system and tells each open descriptor of those that came after it was
-    opened: so the descriptor stays open for as long as there is something to be synced.
-    """
-
-    def __init__(self, path: str, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-
-    def sync(self) -> None:
-        if _syncfs is None:
-            raise DiskError("syncfs", self._path, errno.ENOSYS, "this C library has no syncfs")
-        if _syncfs(self._fd) != 0:
-            number = ctypes.get_errno()
-            raise DiskError("syncfs", self._path, number, os.strerror(number))
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
-
-
 def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
-    # Python has no wrapper for these. Called through ctypes they let go of the interpreter lock.
+    # Python has no wrapper. Called through ctypes it lets go of the interpreter lock.
     try:
         function: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
@@ -427,7 +378,6 @@ def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
 
 
 _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-_syncfs = _find("syncfs", ctypes.c_int)
 
 # `bytearray(size)` writes zeros first, which takes as long as reading: a large one is made as C does it, with
 # whatever was there, and seen by nobody before the kernel has filled it.

@@ -156,7 +156,6 @@ class _Node:
             Manifest(self._disk, shard_home(self._data_directory, wanted, shard)).replace(entries[shard])
             writer.checkpoint()
             writer.journal.close()
-            writer.close()
 
     def _new_home(self, home: str) -> Writer:
         self._disk.make_directory(home)

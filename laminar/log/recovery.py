@@ -54,7 +54,6 @@ class Recovered:
         """For a caller who wanted recovery only."""
         self.readers.close()
         self.journal.close()
-        self.writer.close()
         for log in self.logs.values():
             log.close()
         self.lock.close()

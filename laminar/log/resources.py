@@ -76,7 +76,7 @@ class Handle:
         return self._ended
 
     def synced(self, writes: int) -> None:
-        """A sync of another kind has covered the first so many writes."""
+        """Count the first so many writes as covered by a sync."""
         self._synced = max(self._synced, writes)
         self._files.shrink()
 
@@ -87,9 +87,8 @@ class Handle:
             self.open().sync()
             self.synced(writes)
 
-    def start_writeback(self, size: int = 0, position: int = 0) -> None:
-        if self.unsynced:
-            self.open().start_writeback(size, position)
+    def start_writeback(self, size: int, position: int) -> None:
+        self.open().start_writeback(size, position)
 
     def forget(self) -> None:
         """Let go of the file, whatever waits for a sync; who reads it may go on."""

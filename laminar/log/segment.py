@@ -51,7 +51,6 @@ class SegmentFile:
         "_index_made",
         "_lock",
         "_log_id",
-        "_prepared",
         "_removals",
         "_resources",
         "_rows",
@@ -84,7 +83,6 @@ class SegmentFile:
         self.cuts = 0
         self.rows_written = 0
         self._unwritten_back = 0
-        self._prepared = (0, 0)
         # How often its files went: a sync beside that may find them missing.
         self._removals = 0
 
@@ -253,26 +251,11 @@ class SegmentFile:
         if self._exists:
             self._write_rows()
             self._unwritten_back = 0
-            self._prepared = (self._data.writes, self._index.writes)
-
-    def synced(self) -> None:
-        """A sync of the whole file system has covered everything before `prepare_sync`."""
-        data, index = self._prepared
-        self._data.synced(data)
-        self._index.synced(index)
 
     @property
     def exists(self) -> bool:
         """Whether it has files: they were made, and not removed since."""
         return self._exists
-
-    def start_writeback(self) -> None:
-        """Let the disk begin with what is not synced: that halves the time of many syncs."""
-        try:
-            self._data.start_writeback()
-            self._index.start_writeback()
-        except DiskError:
-            pass  # the files are gone, or `sync` says what they lack
 
     def sync(self) -> None:
         """Everything written before `prepare_sync` is durable when this returns (names: see the directory).

@@ -22,8 +22,6 @@ class StorageSettings:
     checkpoint_bytes: int = 64 * MIB
     # From so many journal files on that no checkpoint covers, `Storage.refusal` names the journal.
     max_journal_files: int = 8
-    # From so many dirty segments on, a checkpoint syncs their file system instead of each file.
-    syncfs_from_segments: int = 16
     # One journal frame; what is above goes into the next.
     max_frame_bytes: int = 32 * MIB
     # Frames kept in memory for readers and followers, over all logs.

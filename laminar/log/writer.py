@@ -97,8 +97,6 @@ class Writer:
         # The last durable checkpoint: where it stands, and each log as it has it.
         self._checkpointed = place
         self._held: dict[int, LogState] = {}
-        # Open for life: see `FileSystem`.
-        self._file_system = disk.file_system(logs_directory)
         # Bytes of journal, and past it, since the last checkpoint, and at how many the next one is due.
         self.journal_bytes = 0
         self.direct_bytes = 0
@@ -444,19 +442,8 @@ class Writer:
 
         Raises `DiskError` when a directory fails that logs share: then nothing here can be relied on.
         """
-        dirty = [(segment, files) for segment, files in snapshot.dirty.items() if files.failure is None]
-        if len(dirty) >= self._settings.syncfs_from_segments:
-            try:
-                self._file_system.sync()
-            except DiskError:
-                pass  # whose bytes they were that failed, each file says itself
-            else:
-                for segment, _ in dirty:
-                    segment.synced()
-                return
-        for segment, _ in dirty:
-            segment.start_writeback()
-        for segment, files in dirty:
+        # One after the other: all at once would hold up the journal's own syncs (docs/decisions/0009).
+        for segment, files in snapshot.dirty.items():
             try:
                 if files.failure is None and segment.exists:
                     segment.sync()
@@ -502,7 +489,3 @@ class Writer:
         for directory, owner in snapshot.directories.items():
             if owner is None or self.logs.get(owner.log_id) is owner:
                 self._dirty_directories[directory] = owner
-
-    def close(self) -> None:
-        """Let go of the file system; nothing is written any more."""
-        self._file_system.close()

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from threading import Lock as ThreadLock
 from typing import Self
 
-from laminar.log.disk import Buffer, File, FileSystem, Lock, RealDisk
+from laminar.log.disk import Buffer, File, Lock, RealDisk
 from laminar.log.errors import DiskError
 from tests.disks.contents import BLOCK, Content
 from tests.disks.faults import Gate, Rule, Rules, RulesFile
@@ -143,25 +143,6 @@ class FaultFile:
         self._check()
         with self.content.lock:
             return self.content.size()
-
-    def close(self) -> None:
-        return None
-
-
-class FaultFileSystem:
-    """All of a fault disk, synced at once. It can fail as "syncfs"; which bytes are lost then, each file's
-    own sync says.
-    """
-
-    def __init__(self, disk: FaultDisk) -> None:
-        self._disk = disk
-        self._life = disk.life
-
-    def sync(self) -> None:
-        assert self._life == self._disk.life, "the file system was opened before the crash"
-        self._disk.step("syncfs", "/")
-        self._disk.before("syncfs", "/")
-        self._disk.sync_all()
 
     def close(self) -> None:
         return None
@@ -367,13 +348,6 @@ class FaultDisk:
             if node.content.sync():
                 self._dirty.pop(node, None)
 
-    def sync_all(self) -> None:
-        """Every unsynced block and name becomes durable."""
-        for node in list(self._dirty):
-            self.sync_file(node)
-        with self._lock:
-            self._names.sync_all()
-
     # Names
 
     def _path(self, path: str) -> str:
@@ -501,6 +475,3 @@ class FaultDisk:
 
     def total_bytes(self, path: str) -> int:
         return 1 << 41
-
-    def file_system(self, path: str) -> FileSystem:
-        return FaultFileSystem(self)

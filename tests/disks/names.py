@@ -136,13 +136,6 @@ class Names:
         self.pending = rest[::-1]
         self._show_pending(committed)
 
-    def sync_all(self) -> None:
-        """All changes are durable."""
-        committed, self.pending = self.pending, []
-        for change in committed:
-            self._commit(change)
-        self._show_pending(committed)
-
     def crash(self, rng: random.Random, keep: float) -> None:
         """Each unsynced change survives with the probability `keep`."""
         lost = self.pending

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import random
 from pathlib import Path
 
 import pytest
@@ -116,37 +115,3 @@ def test_a_lock_is_held_by_one(place: tuple[Disk, str]) -> None:
     assert errno.EAGAIN == refused.value.errno
     lock.close()
     disk.lock(f"{directory}/lock", wait=False).close()
-
-
-def test_one_sync_of_the_file_system_makes_all_files_and_names_durable(place: tuple[Disk, str]) -> None:
-    """Bytes, new names and removed ones of every directory, as if each had been synced alone."""
-    disk, directory = place
-    disk.make_directory(f"{directory}/e")
-    file_system = disk.file_system(directory)
-    disk.open(f"{directory}/gone", create=True)
-    disk.sync_directory(directory)
-    for name in ("f", "e/g"):
-        disk.open(f"{directory}/{name}", create=True).pwritev([b"a" * 1000], 0)
-    disk.unlink(f"{directory}/gone")
-
-    file_system.sync()
-    file_system.close()
-    if isinstance(disk, FaultDisk):
-        disk.crash(random.Random(1), keep=0.0)
-
-    for name in ("f", "e/g"):
-        assert b"a" * 1000 == bytes(disk.open(f"{directory}/{name}").pread(2000, 0))
-    assert ["e", "f"] == disk.list(directory)
-
-
-def test_the_real_file_system_can_be_synced_at_once(tmp_path: Path) -> None:
-    """The call is there on this machine, and a closed handle is refused by the kernel."""
-    disk = RealDisk()
-    disk.open(f"{tmp_path}/f", create=True).pwritev([b"a"], 0)
-    file_system = disk.file_system(str(tmp_path))
-
-    file_system.sync()
-
-    file_system.close()
-    with pytest.raises(DiskError):
-        file_system.sync()

@@ -79,9 +79,7 @@ def _life(seed: int, *, failing: bool = False) -> tuple[int, bool]:
     """One life of a storage up to a power cut, and what comes back; (checkpoints made, some log failed)."""
     rng = random.Random(seed)
     disk = FaultDisk()
-    settings = replace(
-        _SETTINGS, syncfs_from_segments=rng.choice([1, 2, 1000]), gather_bytes=rng.choice([0, 2500])
-    )
+    settings = replace(_SETTINGS, gather_bytes=rng.choice([0, 2500]))
     found: list[tuple[int, bool]] = []
 
     async def main() -> None:
@@ -89,10 +87,10 @@ def _life(seed: int, *, failing: bool = False) -> tuple[int, bool]:
         history = History(open_stepped(disk, steps, settings=settings, seed=seed + 1))
         if failing:
             victim, begins = rng.choice(["log-1-", "log-2-"]), disk.steps + rng.randrange(200)
-            how = rng.choice([{"sync", "syncfs"}, {"sync", "syncfs", "write"}, {"sync directory"}])
+            how = rng.choice([{"sync"}, {"sync", "write"}, {"sync directory"}])
 
             def error(operation: str, path: str) -> int | None:
-                hit = operation in how and (victim in path or operation == "syncfs")
+                hit = operation in how and victim in path
                 return errno.EIO if hit and disk.steps > begins and "trash" not in path else None
 
             disk.error = error

@@ -6,7 +6,6 @@ What is gone needs no sync. That it is gone is no error of the disk: the log goe
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import Callable
 
@@ -16,8 +15,6 @@ from laminar.log import Log, Storage
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL, contents, frame_for, open_inline, run
 from tests.log.stepped import Steps, open_stepped
-
-SETTINGS = dataclasses.replace(SMALL, syncfs_from_segments=100)
 
 
 def trim(storage: Storage, log: Log) -> None:
@@ -49,7 +46,7 @@ def test_files_that_go_before_they_are_synced_fail_nobody(go: Callable[[Storage,
     failures: list[BaseException] = []
 
     async def main() -> list[bytes]:
-        storage = open_stepped(disk, steps, settings=SETTINGS)
+        storage = open_stepped(disk, steps, settings=SMALL)
         storage.on_failure = failures.append
         log = storage.create_log("log", 1)
         other = storage.create_log("other", 2)
@@ -88,7 +85,7 @@ def test_files_that_go_while_they_are_synced_fail_nobody(go: Callable[[Storage, 
     seen: list[str] = []
 
     async def main() -> list[bytes]:
-        storage = open_stepped(disk, steps, settings=SETTINGS)
+        storage = open_stepped(disk, steps, settings=SMALL)
         storage.on_failure = failures.append
         log = storage.create_log("log", 1)
         for number in range(20):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from laminar.log import RealDisk, Storage, StorageSettings
+from laminar.log.checkpoints import Snapshot
 from laminar.log.disk import Buffer, File
 from tests.log.histories import frame_for
 
@@ -34,10 +35,6 @@ class GatedFile:
         self._disk.write_begins("truncate", self.path)
         self._file.truncate(size)
 
-    def start_writeback(self, size: int, position: int) -> None:
-        self._disk.sync_is_near(self.path)
-        self._file.start_writeback(size, position)
-
     def sync(self) -> None:
         self._file.sync()
         self._disk.sync_ended(self.path)
@@ -47,7 +44,9 @@ class GatedFile:
 
 
 class GatedDisk(RealDisk):
-    """The real disk. While `gated` names an operation, the next one of a segment spans the next sync of it."""
+    """The real disk. While `gated` names an operation, the next such one of a segment spans the
+    sync of a checkpoint.
+    """
 
     def __init__(self) -> None:
         self.gated: str | None = None
@@ -65,8 +64,8 @@ class GatedDisk(RealDisk):
             self._begun.set()
             assert self._synced.wait(10), "the sync did not end while the write was under way"
 
-    def sync_is_near(self, path: str) -> None:
-        if path.endswith(".log") and self.gated is not None:
+    def sync_is_near(self) -> None:
+        if self.gated is not None:
             self._synced.clear()
             self.near.set()
             assert self._begun.wait(10), "the write did not begin before the sync"
@@ -79,10 +78,17 @@ class GatedDisk(RealDisk):
 
 @pytest.mark.parametrize("operation", ["write", "truncate"])
 async def test_a_write_under_way_during_a_sync_is_synced_by_the_next_checkpoint(
-    tmp_path: Path, operation: str
+    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = GatedDisk()
     storage = Storage.open(disk, f"{tmp_path}/home", f"{tmp_path}/logs", settings=StorageSettings())
+    sync = storage._writer.sync
+
+    def sync_beside_a_write(snapshot: Snapshot) -> None:
+        disk.sync_is_near()
+        sync(snapshot)
+
+    monkeypatch.setattr(storage._writer, "sync", sync_beside_a_write)
     log = storage.create_log("log", 1)
     log.append([frame_for(log, [b"first"])])
     log.append([frame_for(log, [b"second"])])

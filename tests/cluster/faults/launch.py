@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from laminar.log.disk import Buffer, Disk, File, FileSystem, RealDisk
+from laminar.log.disk import Buffer, Disk, File, RealDisk
 from laminar.log.errors import DiskError
 from laminar.node.clock import Clock
 from laminar.node.environment import Environment
@@ -94,22 +94,6 @@ class RuledFile:
         self._file.close()
 
 
-class RuledFileSystem:
-    """Its file system, which fails like a file."""
-
-    def __init__(self, system: FileSystem, path: str, rules: RulesFile) -> None:
-        self._system = system
-        self._path = path
-        self._rules = rules
-
-    def sync(self) -> None:
-        obey(self._rules, "syncfs", self._path)
-        self._system.sync()
-
-    def close(self) -> None:
-        self._system.close()
-
-
 class RuledDisk(RealDisk):
     """The machine's disk, which fails and waits by the rules; kills leave its page cache as it is."""
 
@@ -128,9 +112,6 @@ class RuledDisk(RealDisk):
     def rename(self, old: str, new: str) -> None:
         obey(self._rules, "rename", old)
         super().rename(old, new)
-
-    def file_system(self, path: str) -> FileSystem:
-        return RuledFileSystem(super().file_system(path), path, self._rules)
 
 
 def obey(rules: RulesFile, operation: str, path: str, position: int = 0, size: int = 0) -> None:
