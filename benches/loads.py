@@ -144,7 +144,7 @@ class _Poster(asyncio.Protocol):
 def post_request(topic: str, partition: int) -> bytes:
     """A POST of one record, its bytes as they are."""
     return (
-        b"POST /v1/topics/%b/partitions/%d/records HTTP/1.1\r\nHost: bench\r\n"
+        b"POST /v1/topics/%b/partitions/%d/records HTTP/1.1\r\nHost: localhost\r\n"
         b"Content-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n%b"
     ) % (topic.encode(), partition, VALUE_BYTES, VALUE)
 

@@ -72,6 +72,13 @@ _ROWS: Final = (
     ),
     _row("unauthenticated", 401, "Credentials are missing or wrong", family="AuthError"),
     _row("forbidden", 403, "The credentials do not allow this", family="AuthError"),
+    _row(
+        "cross_site",
+        403,
+        "A web page of another site may not do this",
+        hint="The setting `origins` lists sites whose pages may.",
+        family="AuthError",
+    ),
     _row("not_found", 404, "There is no such resource", hint="GET /docs lists all paths.", family="NotFound"),
     _row(
         "no_such_topic",
@@ -141,6 +148,12 @@ _ROWS: Final = (
     _row("offset_beyond_end", 416, "The offset lies beyond the partition's end"),
     _row("range_not_satisfiable", 416, "The range lies behind the value's end"),
     _row("expectation_failed", 417, "The expectation is not known", hint="Only `Expect: 100-continue` is."),
+    _row(
+        "wrong_host",
+        421,
+        "The Host header names another server",
+        hint="The setting `hosts` lists further names of the node.",
+    ),
     _row(
         "not_a_replica",
         503,

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from laminar.http.errors import CODES, PROBLEM_TYPE
-from laminar.http.routes import ROUTES
+from laminar.http.routes import ROUTES, Body
 
 _NAME = re.compile(r"\{(\w+)\}")
 
@@ -33,8 +33,9 @@ def openapi_document() -> dict[str, Any]:
                 "default": {"$ref": "#/components/responses/Problem"},
             },
         }
-        if route.body:
-            operation["requestBody"] = {"content": {"*/*": {}}}
+        if route.body is not Body.NONE:
+            kind = "application/json" if route.body is Body.JSON else "*/*"
+            operation["requestBody"] = {"content": {kind: {}}}
         paths.setdefault(route.template, {})[route.method.lower()] = operation
     problem = {
         "type": "object",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, NamedTuple
 
 from laminar.http.errors import Problem
@@ -21,6 +22,14 @@ _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
 
 
+class Body(Enum):
+    """What an operation reads as its body."""
+
+    NONE = "none"
+    JSON = "json"  # a document of ours
+    RECORDS = "records"  # of any type; those of Laminar are read
+
+
 class Route(NamedTuple):
     """A row: `template` has its parameters in braces; `query` names what the operation reads of it."""
 
@@ -29,7 +38,7 @@ class Route(NamedTuple):
     operation: str
     summary: str
     query: tuple[str, ...] = ()
-    body: bool = False
+    body: Body = Body.NONE
 
 
 class Match(NamedTuple):
@@ -62,8 +71,8 @@ _LIST_QUERY: Final = ("prefix", "limit", "after")
 ROUTES: Final = (
     Route("GET", "/v1/topics", "list_topics", "List topics", _LIST_QUERY),
     Route("GET", _T, "describe_topic", "Describe a topic"),
-    Route("PUT", _T, "create_topic", "Create a topic, if it isn't there yet", body=True),
-    Route("PATCH", _T, "update_topic", "Change a topic's settings by a merge patch", body=True),
+    Route("PUT", _T, "create_topic", "Create a topic, if it isn't there yet", body=Body.JSON),
+    Route("PATCH", _T, "update_topic", "Change a topic's settings by a merge patch", body=Body.JSON),
     Route("DELETE", _T, "delete_topic", "Delete a topic and its records"),
     Route(
         "GET",
@@ -81,7 +90,7 @@ ROUTES: Final = (
         "append_to_topic",
         "Append records, to partitions chosen by key, by logical partition, or spread",
         (*_APPEND_QUERY, "logical"),
-        body=True,
+        body=Body.RECORDS,
     ),
     Route(
         "POST",
@@ -89,7 +98,7 @@ ROUTES: Final = (
         "append_to_partition",
         "Append records to a partition",
         (*_APPEND_QUERY, "ack"),
-        body=True,
+        body=Body.RECORDS,
     ),
     Route("GET", _P + "/records", "fetch", "Fetch records from an offset or a time", _FETCH_QUERY),
     Route(
@@ -133,7 +142,7 @@ ROUTES: Final = (
         _P + "/uploads/{upload}/parts/{part}",
         "upload_part",
         "Upload a part of a record that is larger than a request",
-        body=True,
+        body=Body.RECORDS,
     ),
     Route(
         "POST",
@@ -141,13 +150,13 @@ ROUTES: Final = (
         "publish_upload",
         "Append the record whose parts were uploaded",
         (*_APPEND_QUERY, "parts", "size_bytes", "crc32c"),
-        body=True,
+        body=Body.RECORDS,
     ),
     Route("DELETE", _P + "/uploads/{upload}", "drop_upload", "Drop an upload's parts"),
     Route("GET", _P + "/digest", "digest", "Digest a replica's committed log", ("to_index",)),
     Route("GET", _T + "/cursors", "list_cursors", "List a topic's cursors", _LIST_QUERY),
     Route("GET", _T + "/cursors/{cursor}", "describe_cursor", "Describe a cursor: positions and lag"),
-    Route("PUT", _T + "/cursors/{cursor}", "set_cursor", "Move a cursor, by compare-and-set", body=True),
+    Route("PUT", _T + "/cursors/{cursor}", "set_cursor", "Move a cursor, by compare-and-set", body=Body.JSON),
     Route("DELETE", _T + "/cursors/{cursor}", "delete_cursor", "Delete a cursor"),
     Route("GET", _T + "/groups/{group}", "describe_group", "Describe a group: members and cursors"),
     Route(
@@ -155,7 +164,7 @@ ROUTES: Final = (
         _T + "/groups/{group}/members/{member}",
         "renew_member",
         "Be a member of a group for one session more, and hear who else is",
-        body=True,
+        body=Body.JSON,
     ),
     Route("DELETE", _T + "/groups/{group}/members/{member}", "leave_group", "Leave a group"),
     Route(
@@ -163,7 +172,7 @@ ROUTES: Final = (
         "/v1/producers",
         "begin_producer",
         "Get a producer's id and epoch; with a name, who had it before is refused from now on",
-        body=True,
+        body=Body.JSON,
     ),
     Route("GET", _S, "describe_sink", "Describe a sink: its epoch, and the last batch that was committed"),
     Route(
@@ -179,14 +188,14 @@ ROUTES: Final = (
         "stage",
         "Stage records of a batch for a partition: they are readable when the batch is committed",
         (*_APPEND_QUERY, "topic", "partition", "stage", "epoch"),
-        body=True,
+        body=Body.RECORDS,
     ),
     Route(
         "PUT",
         _S + "/batches/{number}",
         "commit_batch",
         "Commit a batch: all its stages in all partitions, or nothing",
-        body=True,
+        body=Body.JSON,
     ),
     Route(
         "GET",
@@ -273,6 +282,7 @@ def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Matc
     return Match(operation, params)
 
 
+BODIES: Final = {route.operation: route.body for route in ROUTES}
 _QUERIES: Final = {route.operation: frozenset(route.query) for route in ROUTES}
 
 

@@ -225,7 +225,9 @@ class HttpServer:
 
     def _note_time(self) -> None:
         self.now_s = asyncio.get_running_loop().time()
-        self.date_block = f"Date: {formatdate(time.time(), usegmt=True)}\r\n".encode("ascii")
+        # No browser shall guess another type for a record that a page can link to.
+        date = formatdate(time.time(), usegmt=True)
+        self.date_block = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n".encode("ascii")
 
     def _tick(self) -> None:
         """Once a period, while there are connections: the time, and who stands still."""

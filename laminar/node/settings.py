@@ -51,6 +51,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     join: tuple[str, ...] = ()
     secret: str = ""
     insecure: bool = False
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     weight: float = 1.0
     pin: str = "auto"
     steer: str = "auto"
@@ -144,6 +146,20 @@ def _seeds(value: tuple[str, ...]) -> str:
     return ""
 
 
+def _names(value: tuple[str, ...]) -> str:
+    for name in value:
+        if re.fullmatch(r"\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name) is None:
+            return f"must be a list of names without ports, not {name!r}"
+    return ""
+
+
+def _origins(value: tuple[str, ...]) -> str:
+    for origin in value:
+        if re.fullmatch(r"https?://[^/\s]+", origin) is None:
+            return f"must be a list of SCHEME://HOST[:PORT], not {origin!r}"
+    return ""
+
+
 def _secret(value: str) -> str:
     return "" if not value or len(value) >= 16 else "must have at least 16 characters"
 
@@ -194,6 +210,19 @@ SETTINGS: tuple[Setting, ...] = (
         bool,
         "open the HTTP ports to other machines although clients need no credentials: whoever reaches a port "
         "may read, write and delete everything",
+    ),
+    Setting(
+        "hosts",
+        tuple,
+        "names that HTTP clients may call this node, beside `host`, `advertise_host`, the machine's name, "
+        "localhost and IP addresses; .NAME stands for all names below NAME",
+        _names,
+    ),
+    Setting(
+        "origins",
+        tuple,
+        "web sites (SCHEME://HOST[:PORT]) whose pages may use the HTTP API, beside the node's own",
+        _origins,
     ),
     Setting("weight", float, "share of replicas here, relative to other nodes", _between(0.01, 1000.0)),
     Setting(

@@ -105,7 +105,7 @@ def test_pitfall_51_connections_land_right_after_a_shard_was_killed(
     for attempt in range(60):
         with closing(socket.create_connection((node.host, node.port))) as connection:
             port = connection.getsockname()[1]
-            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = connection.recv(4096)
         assert b'"shard":%d' % ((port >> 1) % 2) in answer, f"attempt {attempt} from port {port}: {answer!r}"
 

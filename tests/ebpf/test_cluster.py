@@ -24,7 +24,7 @@ SHARDS = 2
 PATIENCE_S = 60.0
 CONNECTIONS = 200
 APPENDS = 500
-REQUEST = b"GET /livez HTTP/1.1\r\nHost: node\r\nLaminar-Socket: 1\r\nConnection: close\r\n\r\n"
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nLaminar-Socket: 1\r\nConnection: close\r\n\r\n"
 STEERED = {"steer": "require", "pin": "on"}
 
 

@@ -6,6 +6,7 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from laminar.http.head import LONGEST_HEAD_BYTES, LONGEST_TARGET_BYTES, MOST_HEA
 from laminar.http.messages import Request, Response
 from laminar.http.records import Limits
 from laminar.http.routes import ROUTES, check_query, match
+from laminar.http.sites import Sites, check_body_type
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
@@ -108,6 +110,9 @@ class Api:
         self.limits = Limits(
             max_body_bytes=most_bytes, max_record_bytes=min(Limits().max_record_bytes, most_bytes)
         )
+        self._sites = Sites(
+            [settings.host, settings.advertise_host, socket.gethostname(), *settings.hosts], settings.origins
+        )
         states = ReplicaStates(shard, self._exchange)
         topics = TopicRoutes(shard, states)
         partitions = PartitionRoutes(shard, topics, states)
@@ -188,6 +193,8 @@ class Api:
 
     def head(self, request: Request) -> Response | None:
         """Before the body: does the route exist, is the body small enough, would another be better asked?"""
+        if request.head.memo is None:  # else it was the same head, and was let pass
+            self._sites.check(request.head)
         operation, params = self._match(request.head)
         if request.method == "POST" or request.method == "PUT":
             length = request.content_length
@@ -244,6 +251,7 @@ class Api:
                     )
             if head.query:
                 check_query(found.operation, head.query)
+            check_body_type(head, found.operation)
             head.memo = (found.operation, found.params)
         result: tuple[str, dict[str, str]] = head.memo
         return result

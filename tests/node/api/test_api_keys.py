@@ -40,7 +40,7 @@ def test_a_request_that_comes_again_gets_the_first_receipt(partition: Partition)
     "other",
     [
         {"body": b"y"},
-        {"kind": "text/plain"},
+        {"kind": "text/x"},
         {"key": "k"},
         {"headers": {"Laminar-Tag": "t"}},
         {"headers": {"Laminar-Header-A": "a"}},

@@ -51,7 +51,7 @@ class Raw:
 
 
 def post_head(partition: Partition, *fields: str) -> bytes:
-    lines = [f"POST {partition.path}/records HTTP/1.1", "Host: a", *fields, "", ""]
+    lines = [f"POST {partition.path}/records HTTP/1.1", "Host: localhost", *fields, "", ""]
     return "\r\n".join(lines).encode()
 
 

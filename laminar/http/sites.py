@@ -1,0 +1,120 @@
+"""Which requests are refused because a web page may have made them.
+
+A browser sends requests of any page to any address that it can reach, this machine's loopback included. Three
+checks keep pages of other sites out, and need no credentials:
+
+- `Host` names this server: an IP address, localhost, or one of its names. A page whose own name was made to
+  resolve to our address (DNS rebinding) sends its own name.
+- `Origin`, which browsers add to whatever may change something, is that of the server itself or of a listed
+  site; `Sec-Fetch-Site: cross-site` without a listed origin is refused too.
+- A body has a content type that a page cannot send to another site without asking first, by a request that is
+  refused here (CORS preflight). Forms can send three types; older browsers send those without `Origin`.
+
+Programs other than browsers send neither `Origin` nor `Sec-Fetch-Site`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+from laminar.http.errors import Problem
+from laminar.http.head import RequestHead
+from laminar.http.routes import BODIES, Body
+
+# What `curl -d` calls every body. A form can send it too, with `Origin` or from a page of this server only.
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+# What a page can send to any site without asking, beside `FORM_TYPE`.
+PAGE_TYPES: Final = ("text/plain", "multipart/form-data")
+
+
+class Sites:
+    """The names of a server, and the origins of other sites whose pages may use it.
+
+    A name that begins with a dot stands for every name below it.
+    """
+
+    def __init__(self, names: Iterable[str], origins: Iterable[str] = ()) -> None:
+        given = [name.lower().rstrip(".") for name in names if name]
+        self._names = frozenset(["localhost", *given])
+        self._suffixes = tuple(name for name in given if name.startswith("."))
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    def check(self, head: RequestHead) -> None:
+        """Raises 421 `wrong_host` or 403 `cross_site`."""
+        headers = head.headers
+        host = headers.get("host", "")
+        if host and not self._is_own(host):
+            raise Problem(
+                "wrong_host",
+                "the Host header names another server",
+                field="host",
+                value=host,
+                limit="this node's names, localhost, IP addresses",
+            )
+        origin = headers.get("origin")
+        if origin is not None:
+            if not self._is_known(origin, host):
+                raise Problem(
+                    "cross_site", "a page of another site asks for this", field="origin", value=origin
+                )
+        elif headers.get("sec-fetch-site", "").lower() == "cross-site":
+            raise Problem(
+                "cross_site",
+                "a page of another site asks for this",
+                field="sec-fetch-site",
+                value="cross-site",
+            )
+
+    def _is_own(self, host: str) -> bool:
+        name = host.lower()
+        if name.startswith("["):
+            name, _, rest = name[1:].partition("]")
+            if rest and not rest.startswith(":"):
+                return False
+        else:
+            name = name.partition(":")[0].rstrip(".")
+        if name in self._names or name.endswith(self._suffixes):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _is_known(self, origin: str, host: str) -> bool:
+        origin = origin.lower()
+        if origin in self._origins:
+            return True
+        scheme, mark, authority = origin.partition("://")
+        return bool(mark) and scheme in ("http", "https") and authority == host.lower()
+
+
+def check_body_type(head: RequestHead, operation: str) -> None:
+    """415 for a body whose content type does not belong to it (docs/protocol.md#web-pages)."""
+    kind = BODIES.get(operation, Body.NONE)
+    if kind is Body.NONE or not (head.content_length or head.chunked):
+        return
+    given = head.headers.get("content-type", "")
+    name = given.partition(";")[0].strip().lower()
+    if kind is Body.JSON:
+        # A form has a type always, and what else a page sends without one has an `Origin`.
+        if name in ("", "application/json") or name.endswith("+json"):
+            return
+        # Pages of other sites cannot PUT or PATCH without asking first, whatever the type.
+        if head.method != "POST" and name == FORM_TYPE:
+            return
+        limit = "application/json"
+    else:
+        if name not in PAGE_TYPES:
+            return
+        limit = f"any type except {' and '.join(PAGE_TYPES)}"
+    raise Problem(
+        "unsupported_media_type",
+        "this type of body is not taken here",
+        field="content-type",
+        value=given,
+        limit=limit,
+        hint="Send a document as application/json, a record as application/octet-stream.",
+    )
