@@ -28,6 +28,7 @@ from laminar.log.log import Log
 from laminar.log.manifest import Manifest, ReplicaEntry
 from laminar.log.node_recovery import Map, controller_home, logs_directory, recover_node, shard_home
 from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log.resources import raise_open_file_limit
 from laminar.log.rows import Row
 from laminar.log.settings import StorageSettings
 from laminar.log.state import HardState, LogStart
@@ -68,6 +69,7 @@ __all__ = [
     "logs_directory",
     "open_folder",
     "open_log",
+    "raise_open_file_limit",
     "recover_node",
     "shard_home",
 ]

@@ -8,6 +8,7 @@ the least recently used leaving first. It knows nothing of what either holds.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -20,6 +21,22 @@ _CHUNK_OVERHEAD_BYTES = 250
 _FEWEST_CHUNKS = 32
 # How many open files are looked at for one that may go; those written to and not synced may not.
 _LOOKS = 16
+
+
+def raise_open_file_limit() -> int:
+    """Raise this process's soft limit of open files to its hard limit; returns the limit that then holds.
+
+    The usual soft limit of 1,024 is for programs that call `select`. A thousand partitions or connections
+    need more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return soft
+    return hard
 
 
 class Handle:
@@ -101,11 +118,17 @@ class Handle:
 
 
 class OpenFiles:
-    """The open ones of many files, `limit` of them (and those that wait for a sync)."""
+    """The open ones of many files: about `limit` of them, those that wait for a sync beyond it.
+
+    Of files that wait for a sync there should be at most `unsynced_limit`: the segments' writer syncs the
+    oldest where there would be more. Both together take half of what this process may open.
+    """
 
     def __init__(self, disk: Disk, limit: int) -> None:
+        allowed = raise_open_file_limit()
         self.disk = disk
-        self._limit = limit
+        self._limit = min(limit, allowed // 4)
+        self.unsynced_limit = allowed // 4
         self._lock = threading.Lock()
         self._open: dict[Handle, None] = {}
 

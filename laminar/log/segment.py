@@ -244,6 +244,11 @@ class SegmentFile:
         if self._exists:
             self._write_rows()
 
+    @property
+    def unsynced(self) -> bool:
+        """Whether its data file holds more than was synced, so that it stays open."""
+        return self._exists and self._data.unsynced
+
     def prepare_sync(self) -> None:
         """Hand all rows to the file: what a sync is to cover. In the writer's thread; `sync` may follow in
         another one.

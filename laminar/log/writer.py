@@ -85,6 +85,8 @@ class Writer:
         self.lost: set[int] = set()
         self.replaced: dict[int, int] = {}
         self._dirty: dict[SegmentFile, LogFiles] = {}
+        # Those of them whose file may still wait for a sync, and so is open; the oldest first.
+        self._waiting: dict[SegmentFile, LogFiles] = {}
         # By path; the log whose own it is, or None where several share it.
         self._dirty_directories: dict[str, LogFiles | None] = {}
         # Folders of logs that are no more, which the disk has refused to move.
@@ -199,7 +201,7 @@ class Writer:
             if segment.write(group.position, group.frames, group.rows, self._settings.writeback_bytes):
                 self._dirty_directories[files.directory] = files
                 files.unsynced_names = True
-            self._dirty[segment] = files
+            self._add_dirty(segment, files)
             if files.policy.is_interval:
                 files.unsynced.add(segment)
         except DiskError as error:
@@ -210,6 +212,22 @@ class Writer:
         if not files.made:
             self._disk.make_directory(files.directory)
             files.made = True
+
+    def _add_dirty(self, segment: SegmentFile, files: LogFiles) -> None:
+        """Let the next checkpoint sync this segment. Where too many wait for it the oldest are synced now,
+        as a process may open only so many files.
+        """
+        self._dirty[segment] = files
+        self._waiting[segment] = files
+        while len(self._waiting) > files.resources.files.unsynced_limit:
+            oldest = next(iter(self._waiting))
+            owner = self._waiting.pop(oldest)
+            if owner.failure is None and oldest.unsynced:
+                try:
+                    oldest.prepare_sync()
+                    oldest.sync()
+                except DiskError as error:
+                    self._fail(owner, error)
 
     def _fail(self, files: LogFiles, error: DiskError) -> None:
         """A segment failed: this log stops alone, and its records are carried from checkpoint to checkpoint.
@@ -266,7 +284,7 @@ class Writer:
             self._remove(files, action.removed)
             if action.segment is not None:
                 action.segment.cut(action.position, action.rows)
-                self._dirty[action.segment] = files
+                self._add_dirty(action.segment, files)
                 if files.policy.is_interval:
                     files.unsynced.add(action.segment)
         except DiskError as error:
@@ -290,6 +308,7 @@ class Writer:
         for segment in removed:
             segment.remove()
             self._dirty.pop(segment, None)
+            self._waiting.pop(segment, None)
             self._dirty_directories[files.directory] = files
             files.unsynced.discard(segment)
             files.unsynced_names = True
@@ -301,6 +320,7 @@ class Writer:
         self.moving.discard(files.log_id)
         for segment in [segment for segment, owner in self._dirty.items() if owner is files]:
             del self._dirty[segment]
+            self._waiting.pop(segment, None)
             segment.forget()
         files.resources.files.forget_in(files.directory)
         self._dirty_directories.pop(files.directory, None)
@@ -339,7 +359,7 @@ class Writer:
         self._remove(files, loaded.stale)
         for segment in loaded.made_anew:
             segment.file.rewrite_index(segment.tail)
-            self._dirty[segment.file] = files
+            self._add_dirty(segment.file, files)
         if loaded.segments:
             last = loaded.segments[-1]
             files.segment, files.end_position = last.first_index, last.size
@@ -348,11 +368,11 @@ class Writer:
             # in the page cache only.
             if last.file in kept or last.file.data().size() != size:
                 last.file.cut(size, last.count)
-                self._dirty[last.file] = files
+                self._add_dirty(last.file, files)
         for segment_file in tail.opened.values() if tail is not None else ():
             segment_file.cut_data(kept[segment_file])
             segment_file.rewrite_index(b"")
-            self._dirty[segment_file] = files
+            self._add_dirty(segment_file, files)
 
     def apply_recovered(self, actions: Iterable[Action]) -> None:
         """Carry out actions that come from the journal of a former generation."""

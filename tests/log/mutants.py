@@ -57,6 +57,14 @@ def _one(name: str, module: str, function: str, old: str, new: str, *tests: str)
 
 MUTANTS = (
     _one(
+        "any number of segments may be open and wait for a sync",
+        "writer",
+        "Writer._add_dirty",
+        "len(self._waiting) > files.resources.files.unsynced_limit",
+        "False",
+        "tests/log/test_open_files.py",
+    ),
+    _one(
         "a sync covers a write that was under way when it began",
         "resources",
         "Handle.sync",
