@@ -145,7 +145,8 @@ class LocalLog:
             base_offset=receipt.offset,
             append_time_ms=receipt.append_time_ms,
             committed_index=log.durable_index,
-            opens_segment=log.segment_full,
+            # Without the flag a start could not find where the entries after a moved start begin.
+            opens_segment=log.segment_full or log.last_index == log.start.index,
         )
         log.append([frame])
         durable = self._storage.settled(log)

@@ -198,6 +198,20 @@ async def test_offsets_are_never_used_again_after_everything_is_given_up(tmp_pat
         assert b"c" == (await log.record(2)).value
 
 
+async def test_a_new_log_whose_beginning_was_given_up_survives_a_kill(tmp_path: Path) -> None:
+    """Before the first checkpoint the journal alone knows the log, and its start has moved already."""
+    async with open_log(tmp_path / "data", settings=SMALL) as log:
+        for _ in range(8):
+            await log.append([b"x", b"y"])
+        assert 6 == await log.truncate_before(6)
+        await log.append([b"z"])
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "killed")
+
+    async with open_log(tmp_path / "killed", settings=SMALL) as log:
+        assert (6, 17, False) == (log.start_offset, log.end_offset, log.records_lost)
+        assert [6, 16] == [(await log.record(offset)).offset for offset in (6, 16)]
+
+
 async def test_a_reader_that_retention_overtook_is_told(tmp_path: Path) -> None:
     """No silent gap: its next offset is gone, and the error says where the log begins."""
     async with open_log(tmp_path, settings=SMALL) as log:
