@@ -89,6 +89,11 @@ class Following:
                     entries = entries[:place]
                     break
                 if term != entry.term:
+                    if log.term(index - 1) is None:
+                        # A log must know the term that it ends with, and damage hides that of the entry
+                        # before the cut. It waits for the repair, as above.
+                        entries = entries[:place]
+                        break
                     log.truncate(index)
                     log.append(entries[place:] if place else entries)
                     break

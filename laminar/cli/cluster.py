@@ -99,6 +99,11 @@ def troubles_of(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[
                 for each in partition.get("replicas") or ()
                 if each.get("given_up")
             ]
+            found += [
+                f"{place} on {each['node']} has stopped: {each.get('reason') or 'no reason is known'}"
+                for each in partition.get("replicas") or ()
+                if each.get("state") == "failed"
+            ]
             for node in sorted({each["node"] for each in partition.get("damaged") or ()}):
                 ranges = [
                     f"{each['first_offset']} to {each['next_offset'] - 1}"

@@ -46,6 +46,10 @@ class LogGone(StorageError):
     """The log was deleted, or another stands in its place: what waits for it waits for nothing."""
 
 
+class ReplicaStopped(StorageError):
+    """A mistake was met in the state of one replica: it takes part in nothing until a restart."""
+
+
 class DamagedDocument(StorageError):
     """Copies of a numbered document exist, but none is whole."""
 

@@ -138,6 +138,12 @@ class Controller(Process):
 
     # -- life ----------------------------------------------------------------------------
 
+    def waits_to_come_back(self) -> list[str]:
+        """See Process: without its catalog a controller has little to do, so it may start again."""
+        failure = self._own.failure
+        own = [] if failure is None else [f"the catalog ({failure})"]
+        return [*super().waits_to_come_back(), *own]
+
     async def run(self) -> None:
         """Serve until stopped."""
         await self.listen()

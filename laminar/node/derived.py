@@ -110,10 +110,14 @@ class DerivedKeeper:
     async def write(self, partition: Partition) -> None:
         """Replace the document of a partition. On a disk that fails the former one stands."""
         log = partition.log
-        derived = derived_of(log, partition.tables)
-        if derived is None:
+        try:
+            derived = derived_of(log, partition.tables)
+            if derived is None:
+                return
+            payload = msgspec.msgpack.encode(derived)
+        except Exception as error:  # noqa: BLE001  # stops this partition's replica
+            partition.stop(error)
             return
-        payload = msgspec.msgpack.encode(derived)
         partition.tables.underived_bytes = 0
         self._sizes[partition] = len(payload)
         try:

@@ -18,10 +18,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import msgspec
-
-from laminar.batch import BatchError, verify
-from laminar.log.errors import BrokenChain, LogGone, StorageClosed, StorageError
+from laminar.batch import verify
+from laminar.log.errors import BrokenChain, LogGone, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
@@ -34,10 +32,15 @@ from laminar.node.replica import Replica, entry_of
 from laminar.node.timers import Timers
 from laminar.node.transport import Address, Channel, Peer, Transport
 from laminar.node.wire import ConfigurationRecord, read_beat, read_frame
+from raft.configuration import ConfigurationRefused
+from raft.core import Core
 from raft.messages import AnyMessage
-from raft.values import NotLeader, Role
+from raft.values import NotLeader, Role, TooMuchUncommitted
 
 _log = logging.getLogger("laminar.driver")
+
+# With these a core refuses a proposal; it has changed nothing.
+REFUSALS = (NotLeader, TooMuchUncommitted, ConfigurationRefused)
 
 # A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
 _Waiting = tuple[Replica, list[AnyMessage], int, int, int]
@@ -48,9 +51,12 @@ class Driver:
 
     `address_of(node, replica)` gives the address of the process on `node` that owns the group,
     `address_of_peer(peer)` that of a process; None while it is not known. `on_fatal(error)` is
-    called once, when the journal failed or when our own code did in the middle of a step: the
-    process must end, as nothing it holds in memory may be believed any more. From that call on
-    the driver does nothing.
+    called once, when the journal failed or what all groups share did: the process must end, as
+    nothing it holds in memory may be believed any more. From that call on the driver does nothing.
+
+    A mistake in the step of one group stops that replica alone, and `on_stopped(name, error)`
+    is told of it. What was told to nobody stays so: nothing of it leaves any more, and its log
+    stays as it is. It takes part again after a restart of the process.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Driver:
         clock: Clock,
         address_of: Callable[[str, Replica], Address | None],
         on_fatal: Callable[[BaseException], None],
+        on_stopped: Callable[[str, Exception], None] = lambda name, error: None,
         address_of_peer: Callable[[Peer], Address | None] = lambda peer: None,
         admits: Callable[[Peer], bool] = lambda peer: True,
         election_timeout_ms: int = 1500,
@@ -72,6 +79,7 @@ class Driver:
         self._transport = transport
         self._clock = clock
         self._on_fatal = on_fatal
+        self._on_stopped = on_stopped
         self._admits = admits
         self._heartbeat_ms = heartbeat_ms
         self._election_timeout_ms = election_timeout_ms
@@ -81,13 +89,20 @@ class Driver:
         self._turn_scheduled = False
         # Who has something to become durable, with the messages that leave then.
         self._waiting: dict[Replica, list[AnyMessage]] = {}
-        self._outbox = Outbox(transport, address_of=address_of, drives=self.drives, turn=self._schedule_turn)
+        self._outbox = Outbox(
+            transport,
+            address_of=address_of,
+            drives=self.drives,
+            turn=self._schedule_turn,
+            on_unsendable=self._unsendable,
+        )
         self._timers = Timers(
             clock,
             heartbeat_ms=heartbeat_ms,
             drives=self.drives,
             on_due=self._due,
             on_stall=self._stalled,
+            on_failed=self.stop_replica,
             on_error=self._die,
         )
         self._elections = Elections(
@@ -107,6 +122,7 @@ class Driver:
             address_of_peer=address_of_peer,
             send=self._outbox.beat,
             settle=self.settle,
+            on_failed=self.stop_replica,
             on_error=self._die,
         )
         self.receive_budget = ReceiveBudget(
@@ -122,6 +138,7 @@ class Driver:
         self.syncs = 0
         self.proposals = 0
         self.stalls = 0
+        self.stopped_replicas = 0
         transport.on_frame = self.on_frame
         transport.on_up = self._pairs.up
         storage.on_log_failure = self._log_failed
@@ -148,34 +165,85 @@ class Driver:
         replica.failure = error
         for key in [key for key in self._confirmations if key[0] == group]:
             self._answer(self._confirmations.pop(key), None)
-        replica.machine.failed(error)
+        try:
+            replica.machine.failed(error)
+        except Exception:  # noqa: BLE001  # nobody's turn ends for that
+            _log.critical("%s: who waits for it is not told that it stopped", replica.name, exc_info=True)
+
+    def stop_replica(self, replica: Replica, error: Exception) -> None:
+        """A mistake was met in this group's own state: its replica falls silent, all others go on.
+
+        Nothing of it leaves any more, nor what was gathered in this turn. Its log stays as it is on the
+        disk, from which a restart of the process opens it again.
+        """
+        if self._stopped or not self.drives(replica):
+            return
+        self._outbox.discard(replica.group)
+        self.remove(replica.group, ReplicaStopped(f"{type(error).__name__}: {error}"))
+        self.say_stopped(replica.name, error)
+
+    def say_stopped(self, name: str, error: Exception) -> None:
+        """A replica stays away by a mistake in its own state: it is said loudly, once, and counted."""
+        self.stopped_replicas += 1
+        _log.critical(
+            "%s stops until a restart, by a mistake in its own state: %r", name, error, exc_info=error
+        )
+        self._on_stopped(name, error)
+
+    def _unsendable(self, group: bytes, error: Exception) -> None:
+        replica = self.replicas.get(group)
+        if replica is not None:
+            self.stop_replica(replica, error)
+
+    def _step(self, replica: Replica, step: Callable[[Core], object]) -> None:
+        """Give a core an input, and perform what it decides. Raises what a core refuses a proposal with."""
+        try:
+            step(replica.core)
+        except REFUSALS:
+            raise
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self.stop_replica(replica, error)
+        else:
+            self.settle(replica)
 
     def propose(self, replica: Replica, frame: bytearray | memoryview) -> tuple[int, int]:
         """Propose one unstamped batch; (index, term) of its place. Raises NotLeader, TooMuchUncommitted."""
         if not self.drives(replica):
             raise NotLeader(0)
-        place = replica.propose(frame, now_ms=self._clock.monotonic_ms())
+        place = replica.log.last_index + 1, replica.core.term
+        # What cannot be stamped is refused alone: nothing has changed yet.
+        entry = replica.stamped(frame)
+        try:
+            replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
+        except REFUSALS:
+            raise
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self.stop_replica(replica, error)
+            return place
         self.proposals += 1
         self.settle(replica)
-        return place.index, place.term
+        return place
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
         """Propose a configuration one step from the present. Raises NotLeader, ConfigurationRefused."""
         if not self.drives(replica):
             raise NotLeader(0)
-        replica.propose_configuration(record, now_ms=self._clock.monotonic_ms())
-        self.settle(replica)
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
+
+    def transfer(self, replica: Replica, member: int) -> None:
+        """Hand the leadership over to a voter."""
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
 
     async def hand_over(self, *, timeout_s: float) -> None:
         """Before an orderly end: give each leadership to the follower that is furthest, and wait for it."""
-        now_ms = self._clock.monotonic_ms()
         for replica in list(self.replicas.values()):
             if not replica.core.is_leader:
                 continue
             voters = [member for member in replica.configuration.voters if member != replica.replica_id]
             if voters:
-                replica.core.transfer_leadership(max(voters, key=replica.match_index), now_ms=now_ms)
-                self.settle(replica)
+                self.transfer(replica, max(voters, key=replica.match_index))
         try:
             async with asyncio.timeout(timeout_s):
                 while any(
@@ -195,13 +263,12 @@ class Driver:
                 replica.name,
                 replica.log.next_offset,
             )
-            replica.core.accept_loss()
-            self.settle(replica)
+            self._step(replica, lambda core: core.accept_loss())
 
     def campaign(self, replica: Replica) -> None:
         """Stand for election now: the first replica of a fresh group."""
-        replica.core.campaign(now_ms=self._clock.monotonic_ms())
-        self.settle(replica)
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.campaign(now_ms=now_ms))
 
     def confirm(self, replica: Replica) -> asyncio.Future[int]:
         """A commit index that was the group's at some time after this call (ReadIndex).
@@ -214,20 +281,24 @@ class Driver:
             return future
         self._context += 1
         self._confirmations[(replica.group, self._context)] = future
-        replica.core.read_index(self._context, now_ms=self._clock.monotonic_ms())
-        self.settle(replica)
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.read_index(self._context, now_ms=now_ms))
         return future
 
     def suspect_leader(self, replica: Replica) -> None:
         """News: the process that leads this group is gone; this replica may pre-vote soon."""
-        replica.core.suspect_leader(now_ms=self._clock.monotonic_ms())
-        self.settle(replica)
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.suspect_leader(now_ms=now_ms))
 
     def unreachable(self, replica: Replica, member: int) -> None:
         """News: messages to a follower may be lost; the leader asks where it stands before it sends more."""
-        replica.core.wake(now_ms=self._clock.monotonic_ms())
-        replica.core.unreachable(member)
-        self.settle(replica)
+        now_ms = self._clock.monotonic_ms()
+
+        def step(core: Core) -> None:
+            core.wake(now_ms=now_ms)
+            core.unreachable(member)
+
+        self._step(replica, step)
 
     def lost(self, address: Address, peer: Peer | None) -> None:
         """News: the process at this address is gone, or can't be reached; `peer` is the life that ended."""
@@ -260,13 +331,13 @@ class Driver:
         now_ms = self._clock.monotonic_ms()
         try:
             beat = read_beat(frame)
-            if beat is not None:
-                self._pairs.take_beat(peer, beat, now_ms=now_ms)
-                return
-            messages = read_frame(frame)
-        except ValueError as error:
+            messages = read_frame(frame) if beat is None else []
+        except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
             self.bad_frames += 1
-            _log.warning("a frame from %s does not add up: %s", peer, error)
+            _log.warning("a frame from %s does not add up: %r", peer, error)
+            return
+        if beat is not None:
+            self._pairs.take_beat(peer, beat, now_ms=now_ms)
             return
         pair = self._pairs.heard(peer, now_ms=now_ms)
         replicas = self.replicas
@@ -280,15 +351,19 @@ class Driver:
             self._pairs.tell_first(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
-            except (BatchError, ValueError, msgspec.DecodeError) as error:
+            except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
                 self.bad_frames += 1
-                _log.warning("a batch from %s for %s is damaged: %s", peer, replica.name, error)
+                _log.warning("a batch from %s for %s is damaged: %r", peer, replica.name, error)
                 continue
             if message.sender not in replica.nodes:
                 # A replica without entries knows nobody; it is to answer where it was asked from.
                 replica.nodes[message.sender] = peer.node
-            replica.core.receive(message, entries, now_ms=now_ms)
-            self.settle(replica)
+            try:
+                replica.core.receive(message, entries, now_ms=now_ms)
+            except Exception as error:  # noqa: BLE001  # stops this replica
+                self.stop_replica(replica, error)
+            else:
+                self.settle(replica)
 
     def settle(self, replica: Replica) -> None:
         """Apply what the core decided to the log in memory, and note what the turn must do."""
@@ -296,12 +371,13 @@ class Driver:
             return
         try:
             self._settle(replica)
-        except Exception as error:
+        except StorageClosed as error:
             self._die(error)
-            raise
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self.stop_replica(replica, error)
 
     def _die(self, error: BaseException) -> None:
-        """The journal failed, or a mistake of ours left a core and its log in disagreement: no way on."""
+        """The journal failed, or what all groups share did: no way on."""
         if self._stopped:
             return
         self._stopped = True
@@ -475,14 +551,18 @@ class Driver:
             for replica, messages, index, term, cuts in waiting:
                 if not self.drives(replica):
                     continue
-                error = replica.log.failure
-                if error is not None and (failure is not None or replica.log.policy.is_interval):
-                    self._fail(replica, error)
+                failed = replica.log.failure
+                if failed is not None and (failure is not None or replica.log.policy.is_interval):
+                    self._fail(replica, failed)
                     continue
                 for message in messages:
                     self._queue_control(replica, message)
-                replica.core.persisted(index=index, term=term, cuts=cuts)
-                self.settle(replica)
+                try:
+                    replica.core.persisted(index=index, term=term, cuts=cuts)
+                except Exception as error:  # noqa: BLE001  # stops this replica
+                    self.stop_replica(replica, error)
+                else:
+                    self.settle(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
@@ -497,14 +577,14 @@ class Driver:
             return
         if core.is_calm:
             self._pairs.offer(replica)
-        core.expire(now_ms=now_ms)
-        self.settle(replica)
+        self._step(replica, lambda core: core.expire(now_ms=now_ms))
 
     def _stand(self, replica: Replica, now_ms: int) -> None:
         if replica.core.role is not Role.LEADER:
             # It does nothing if the leader was heard meanwhile; then its deadline is another.
-            replica.core.expire(now_ms=now_ms)
-        self.settle(replica)
+            self._step(replica, lambda core: core.expire(now_ms=now_ms))
+        else:
+            self.settle(replica)
 
     def _stalled(self, late_ms: int) -> None:
         """This loop stood still: the silence was ours, so what lies in the sockets is read before anybody is
@@ -525,6 +605,7 @@ class Driver:
         """Counters since the start, and how many groups are driven, led and quiet now."""
         return {
             "groups": len(self.replicas),
+            "stopped_replicas": self.stopped_replicas,
             "leading": sum(replica.leading for replica in self.replicas.values()),
             "quiet": self._pairs.quiet_groups,
             "woken": self._pairs.woken,

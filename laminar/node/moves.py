@@ -294,7 +294,11 @@ class Moves:
                 record = self._record_of(partition)
                 if record is None or not partition.leads:
                     continue
-            self._step(partition, record)
+            try:
+                self._step(partition, record)
+            except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                partition.stop(error)
+                continue
             if record.leaving:
                 await self._report(partition, record)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laminar.batch import Kind
-from laminar.log.errors import DamagedRange, EntriesGone, StorageClosed, StorageError
+from laminar.log.errors import DamagedRange, EntriesGone, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.log import Log
 from laminar.log.manifest import ReplicaEntry
 from laminar.node import derived
@@ -132,6 +132,20 @@ class Opening:
             shard.repairs.forget(entry.group)
             shard.lost.append(entry)
             _log.error("%s/%d: this replica is damaged: %s", entry.topic, entry.partition, error)
+        except Exception as error:  # noqa: BLE001  # this one stays away alone
+            self._stays_away(entry, error)
+
+    def _stays_away(self, entry: ReplicaEntry, error: Exception) -> None:
+        """A mistake was met while a replica was made from its log: it takes no part before a restart.
+
+        It is not lost: nothing of it is missing, and nobody takes its place for that.
+        """
+        shard = self._shard
+        shard.repairs.forget(entry.group)
+        if (entry.topic, entry.partition) in shard.partitions:
+            shard.driver.remove(entry.group, ReplicaStopped(str(error)))
+        shard.failed[entry.replica_id] = (entry, f"{type(error).__name__}: {error}")
+        shard.driver.say_stopped(f"{entry.topic}/{entry.partition}", error)
 
     async def _start(
         self, entry: ReplicaEntry, log: Log, *, comes_back: bool, leave_out: bool = False
@@ -238,6 +252,9 @@ class Opening:
                 shard.lost.append(entry)
                 _log.error("%s: this replica is damaged: %s", name, error)
                 return
+            except Exception as error:  # noqa: BLE001  # this one stays away alone
+                self._stays_away(entry, error)
+                return
             if not shard.repairs.keeps(log):
                 return  # let go meanwhile: no news of it will ever come
         if partition.tables.left_out:
@@ -246,7 +263,11 @@ class Opening:
             await self._mended_within(entry, MEND_LOOK_S)
             missing = [index for index in partition.tables.left_out if log.quarantine.at(index) is not None]
             if partition.tables.left_out and not missing:
-                await self._complete(partition)
+                try:
+                    await self._complete(partition)
+                except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                    partition.stop(error)
+                    return
                 continue
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
                 _log.error("%s: goes on without what entries %s said", name, missing)

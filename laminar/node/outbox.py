@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from raft.messages import AnyMessage, Append, Heartbeat
 from raft.values import SendAppend
 
 _log = logging.getLogger("laminar.driver")
+
+T = TypeVar("T")
 
 BULK_FRAME_BYTES = 256 * 1024
 READ_BYTES = 4 * 1024 * 1024
@@ -65,6 +68,7 @@ class _Parcel:
 
 class Outbox:
     """See the module. `turn()` is called when there is something to flush; `drives` as in `Driver`.
+    `on_unsendable(group, error)` is told of a message that cannot be put into a frame, which is dropped.
 
     `address_of(node, replica)` gives the address of the process on `node` that owns the replica's group, or
     None while it is not known.
@@ -77,11 +81,13 @@ class Outbox:
         address_of: Callable[[str, Replica], Address | None],
         drives: Callable[[Replica], bool],
         turn: Callable[[], None],
+        on_unsendable: Callable[[bytes, Exception], None],
     ) -> None:
         self._transport = transport
         self._address_of = address_of
         self._drives = drives
         self._turn = turn
+        self._on_unsendable = on_unsendable
         self._loop = asyncio.get_running_loop()
         self._control: dict[Address, list[AnyMessage]] = {}
         self._bulk: dict[Address, list[_Parcel]] = {}
@@ -204,8 +210,7 @@ class Outbox:
                 for parcel in parcels if self._notices else ():
                     self._told_by(parcel.message)
                 for portion in _portions(parcels):
-                    if not self._transport.send(address, Channel.BULK, bulk_frame(portion)):
-                        self.dropped_messages += len(portion)
+                    self._send(address, Channel.BULK, bulk_frame, portion, lambda each: each[0].group)
         if self._notices_due:
             self._notices_due = False
             notices, self._notices = self._notices, {}
@@ -214,8 +219,39 @@ class Outbox:
         if self._control:
             control, self._control = self._control, {}
             for address, messages in control.items():
-                if not self._transport.send(address, Channel.CONTROL, control_frame(messages)):
-                    self.dropped_messages += len(messages)
+                self._send(address, Channel.CONTROL, control_frame, messages, lambda each: each.group)
+
+    def _send(
+        self,
+        address: Address,
+        channel: Channel,
+        frame: Callable[[Sequence[T]], list[Buffer]],
+        gathered: Sequence[T],
+        group_of: Callable[[T], bytes],
+    ) -> None:
+        """One frame with all of these. One that makes it fail is dropped alone, and its replica stops."""
+        try:
+            sent = self._transport.send(address, channel, frame(gathered))
+        except Exception as error:  # noqa: BLE001  # stops the replica that it is of
+            if len(gathered) > 1:
+                for each in gathered:
+                    self._send(address, channel, frame, [each], group_of)
+                return
+            self._on_unsendable(group_of(gathered[0]), error)
+            sent = False
+        if not sent:
+            self.dropped_messages += len(gathered)
+
+    def discard(self, group: bytes) -> None:
+        """Nothing of this group that was gathered leaves. What is being read is not sent either: it is driven
+        no more by then.
+        """
+        for address, messages in self._control.items():
+            self._control[address] = [each for each in messages if each.group != group]
+        for address, parcels in self._bulk.items():
+            self._bulk[address] = [each for each in parcels if each.message.group != group]
+        self._parcels = {key: each for key, each in self._parcels.items() if key[0] != group}
+        self._notices = {key: each for key, each in self._notices.items() if key[0] != group}
 
     def _told_by(self, append: Append) -> None:
         """A notice that says no more than this append need not leave; one that came after it does."""

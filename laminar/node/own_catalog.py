@@ -56,6 +56,9 @@ class OwnCatalog:
         self.group: CatalogGroup | None = None
         # It does not stand: it has forgotten that there are others.
         self.sits_out = False
+        # Why it takes part in nothing any more.
+        self.failure: Exception | None = None
+        self._is_driven = False
 
     async def open(self) -> None:
         """Open what the data folder has, or found a new cluster. Raises `Hopeless`."""
@@ -149,16 +152,23 @@ class OwnCatalog:
             _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
             self.sits_out = True
             replica.core.sit_out(True, now_ms=controller.clock.monotonic_ms())
+        self._is_driven = True
         controller.driver.add(replica)
         controller.repairs.drives(replica)
         if replica.configuration.voters == (replica.replica_id,):
             controller.driver.campaign(replica)
 
     def _failed(self, error: Exception) -> None:
-        """Without its log this node's catalog stands still; gossip and the shards' views go on."""
-        log = self.group.replica.log if self.group is not None else None
-        if log is None or log.failure is None:
-            self._controller.fatal(error)  # else it is brought back with the others that failed
+        """This node's catalog stands still, by its log or by a mistake; gossip and the shards' views go on.
+
+        It comes back with another start of the controller, after pauses that grow.
+        """
+        controller = self._controller
+        if self.group is None or (self.failure is None and not self._is_driven):
+            controller.fatal(error)  # it was not even opened
+            return
+        self.failure = error
+        controller.driver.stop_replica(self.group.replica, error)
 
     async def _open_replica(self, entry: ReplicaEntry, log: Log, group: CatalogGroup) -> Replica | None:
         """The replica of group 0; None when told to stop before what it cannot do without was repaired."""

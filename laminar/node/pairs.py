@@ -72,7 +72,8 @@ class Pair:
 
 
 class Pairs:
-    """All of a process. `settle(replica)` is called after each input that is given to a core here.
+    """All of a process. `settle(replica)` is called after each input that is given to a core here, and
+    `on_failed(replica, error)` when the core raised.
 
     `address_of(node, replica)` and `address_of_peer(peer)` give addresses, or None while they aren't known.
     """
@@ -88,6 +89,7 @@ class Pairs:
         address_of_peer: Callable[[Peer], Address | None],
         send: Callable[[Address, Beat], None],
         settle: Callable[[Replica], None],
+        on_failed: Callable[[Replica, Exception], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
@@ -98,6 +100,7 @@ class Pairs:
         self._address_of_peer = address_of_peer
         self._send = send
         self._settle = settle
+        self._on_failed = on_failed
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._pairs: dict[tuple[str, int], Pair] = {}
@@ -367,13 +370,17 @@ class Pairs:
             return
         core = replica.core
         now_ms = self._clock.monotonic_ms()
-        if core.role is Role.LEADER:
-            core.wake(now_ms=now_ms)
-            for member in members:
-                core.unreachable(member)
-        elif core.leader_id in members:
-            core.suspect_leader(now_ms=now_ms, spread_ms=spread_ms)
-        self._settle(replica)
+        try:
+            if core.role is Role.LEADER:
+                core.wake(now_ms=now_ms)
+                for member in members:
+                    core.unreachable(member)
+            elif core.leader_id in members:
+                core.suspect_leader(now_ms=now_ms, spread_ms=spread_ms)
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self._on_failed(replica, error)
+        else:
+            self._settle(replica)
 
     def tell_first(self, replica: Replica) -> None:
         """If there is news for this group it hears it now: another member asks it for something."""

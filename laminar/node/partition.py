@@ -164,6 +164,10 @@ class Partition:
         self._waiters.clear()
         self.stop_waiting()
 
+    def stop(self, error: Exception) -> None:
+        """A mistake was met in this partition's state: its replica takes part in nothing until a restart."""
+        self._driver.stop_replica(self.replica, error)
+
     def stop_waiting(self) -> None:
         """Let readers who wait for new records go: this replica will have none for them."""
         self._draining = True

@@ -141,8 +141,7 @@ class Process:
         for member in replica.configuration.voters:
             held = replica.match_index(member) >= replica.core.committed_index
             if replica.nodes[member] == node and held and replica.core.is_leader:
-                replica.core.transfer_leadership(member, now_ms=self.clock.monotonic_ms())
-                self.driver.settle(replica)
+                self.driver.transfer(replica, member)
 
     # -- transport -----------------------------------------------------------------------
 
@@ -245,18 +244,23 @@ class Process:
 
     def look_for_failed(self) -> Coroutine[Any, Any, None] | None:
         """What brings back the logs that have failed, if any has."""
-        return self._come_back() if failed_logs(self.storage) else None
+        return self._come_back() if self.waits_to_come_back() else None
+
+    def waits_to_come_back(self) -> list[str]:
+        """Name and reason of all that only another start of this process brings back soon."""
+        return failed_logs(self.storage)
 
     async def _come_back(self) -> None:
         """Wait, and until there is room, then let this process be started anew."""
         wait_s = pause_s(self.boot.comebacks)
-        _log.warning("in %d s this process starts again, if the disk has room: a log failed", wait_s)
+        waiting = ", ".join(self.waits_to_come_back())
+        _log.warning("in %d s this process starts again, if the disk has room: %s", wait_s, waiting)
         if await self.stopped_within(wait_s):
             return
         while not await self._has_room():
             if await self.stopped_within(LOOK_S):
                 return
-        self.fatal(ComeBack(", ".join(failed_logs(self.storage))))
+        self.fatal(ComeBack(", ".join(self.waits_to_come_back())))
 
     async def _has_room(self) -> bool:
         """Whether a recovery would find room for a journal of its own."""

@@ -174,17 +174,15 @@ class Replica:
         self._stamp(frame, place, base_offset=self.log.next_offset)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
-    def propose(self, frame: bytearray | memoryview, *, now_ms: int) -> Place:
-        """Stamp one unstamped batch and hand it to the core. Leader only.
+    def stamped(self, frame: bytearray | memoryview) -> Entry:
+        """One unstamped batch as the entry to propose next. Leader only; changes nothing but the frame.
 
-        The caller lets the driver perform the core's `Ready` before the next proposal, so
-        the log's end is always the end the next stamp continues from.
+        The driver performs the core's `Ready` before the next proposal, so the log's end is
+        always the end the next stamp continues from.
         """
         place = self.core.place()
         self._stamp(frame, place, base_offset=self.log.next_offset)
-        entry = Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
-        self.core.propose([entry], now_ms=now_ms)
-        return place
+        return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
         """Propose the next configuration; the core refuses all but one step at a time."""

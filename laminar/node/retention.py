@@ -178,5 +178,11 @@ class Retention:
 
     def _look_at_some(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
-            if partition.replica.failure is None:
+            if partition.replica.failure is not None:
+                continue
+            try:
                 self.look(partition)
+            except Problem as error:
+                _log.debug("a log's start was not moved: %s", error)  # the next look tries again
+            except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                partition.stop(error)

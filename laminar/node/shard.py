@@ -74,6 +74,8 @@ class Shard(Process):
         self.number = boot.role
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.lost: list[ReplicaEntry] = []
+        # Replicas that could not be made from their logs by a mistake of ours, and what it was.
+        self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
         self._derived = derived.DerivedKeeper(storage)
         self.by_group: dict[bytes, Partition] = {}
         # Whether a view has come that is not followed yet, and whether there is that or something to move.
@@ -375,6 +377,7 @@ class Shard(Process):
         self.driver.remove(entry.group, error)
         self.repairs.forget(entry.group)
         self.lost = [each for each in self.lost if each.replica_id != entry.replica_id]
+        self.failed.pop(entry.replica_id, None)
         partition = self.by_group.pop(entry.group, None)
         # A topic of the same name may have been made since: what has its place now stays.
         if partition is not None and self.partitions.get((entry.topic, entry.partition)) is partition:

@@ -20,7 +20,8 @@ MOST_DUE = 256
 
 class Timers:
     """`on_due(replica, now_ms)` for each whose deadline has come; `on_stall(late_ms)` when the loop's turn
-    was longer than half a heartbeat; `on_error(error)` when one of them raised.
+    was longer than half a heartbeat; `on_failed(replica, error)` when what is due for one raised, and
+    `on_error(error)` when what all share did.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Timers:
         drives: Callable[[Replica], bool],
         on_due: Callable[[Replica, int], None],
         on_stall: Callable[[int], None],
+        on_failed: Callable[[Replica, Exception], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
@@ -38,6 +40,7 @@ class Timers:
         self._drives = drives
         self._on_due = on_due
         self._on_stall = on_stall
+        self._on_failed = on_failed
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._heap: list[tuple[int, int, Replica]] = []
@@ -98,10 +101,13 @@ class Timers:
             if replica.scheduled_ms != scheduled_ms or not self._drives(replica):
                 continue  # an older entry of a replica whose deadline came nearer, or a removed one
             replica.scheduled_ms = None
-            deadline_ms = replica.core.deadline_ms()
-            if deadline_ms is not None and deadline_ms <= now_ms:
-                dealt_with += 1
-                self._on_due(replica, now_ms)
-            else:
-                self.schedule(replica)
+            try:
+                deadline_ms = replica.core.deadline_ms()
+                if deadline_ms is not None and deadline_ms <= now_ms:
+                    dealt_with += 1
+                    self._on_due(replica, now_ms)
+                else:
+                    self.schedule(replica)
+            except Exception as error:  # noqa: BLE001  # stops this replica
+                self._on_failed(replica, error)
         self._arm()

@@ -25,36 +25,57 @@ SMALL = StorageSettings(
 
 
 @asynccontextmanager
-async def lone_partition(directory: Path, *, voters: ConfigurationRecord = VOTER) -> AsyncIterator[Partition]:
-    """Opens, or opens again, the one partition in `directory`; it leads if it is the only voter."""
+async def lone_partition(
+    directory: Path, *, voters: ConfigurationRecord = VOTER, stopped: list[str] | None = None
+) -> AsyncIterator[Partition]:
+    """Opens, or opens again, the one partition in `directory`; it leads if it is the only voter.
+
+    `stopped`: names of replicas that stop by a mistake, where a test makes one.
+    """
     storage = Storage.open(RealDisk(), str(directory / "home"), str(directory / "logs"), settings=SMALL)
     transport = Transport(cluster_id=lambda: b"c" * 16, node="here", role=1, nonce=b"n" * 16, secret=None)
-    failures: list[BaseException] = []
+    failures: list[object] = []
     driver = Driver(
         storage=storage,
         transport=transport,
         clock=Clock(),
         address_of=lambda node, replica: None,
         on_fatal=failures.append,
+        on_stopped=lambda name, error: failures.append(error) if stopped is None else stopped.append(name),
     )
-    if not storage.logs:
-        log = storage.create_log("t-0")
+    partition = await add_partition(driver, storage, 0, voters=voters)
+    try:
+        yield partition
+    finally:
+        await driver.close()
+        await transport.close()
+        await storage.close()
+        assert not failures, failures
+
+
+async def add_partition(
+    driver: Driver, storage: Storage, number: int, *, voters: ConfigurationRecord = VOTER
+) -> Partition:
+    """Make or open again partition `number` of a driver's process, and let it stand."""
+    name, replica_id = f"t-{number}", number + 1
+    if not any(log.name == name for log in storage.logs.values()):
+        log = storage.create_log(name)
         log.append([initial_frame(voters, created_ms=1)])
-        storage.record_hard_state(1, term=1, vote=0)
+        storage.record_hard_state(replica_id, term=1, vote=0)
         await storage.sync()
-    (log,) = storage.logs.values()
-    partition = Partition(topic="t", number=0, driver=driver, log=log)
+    (log,) = (log for log in storage.logs.values() if log.name == name)
+    partition = Partition(topic="t", number=number, driver=driver, log=log)
     index = log.first_index
     while index <= log.last_index:
         frames = await log.read(index, log.last_index, max_bytes=1 << 30)
         replay(frames, partition)
         index += len(frames)
-    hard = storage.hard_states[1]
+    hard = storage.hard_states[replica_id]
     partition.replica = Replica(
-        name="t/0",
+        name=f"t/{number}",
         cluster=b"c" * 16,
-        group=GROUP,
-        replica_id=1,
+        group=bytes([GROUP[0] + number]) * 16,
+        replica_id=replica_id,
         incarnation=1,
         log=log,
         machine=partition,
@@ -68,13 +89,7 @@ async def lone_partition(directory: Path, *, voters: ConfigurationRecord = VOTER
     )
     driver.add(partition.replica)
     driver.campaign(partition.replica)
-    try:
-        yield partition
-    finally:
-        await driver.close()
-        await transport.close()
-        await storage.close()
-        assert not failures, failures
+    return partition
 
 
 async def values(partition: Partition) -> list[bytes]:

@@ -46,9 +46,10 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
     shard: Any = SimpleNamespace(
         storage=storage,
         lost=[],
+        failed={},
         partitions={},
         by_group={},
-        driver=SimpleNamespace(add=driven.append),
+        driver=SimpleNamespace(add=driven.append, say_stopped=lambda name, error: None),
         driven=driven,
         cluster_id=CLUSTER,
         raft_settings=Settings(),

@@ -41,6 +41,7 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
     process.fatal = fatal
     process.stopped_within = lambda seconds: Process.stopped_within(process, seconds)
     process._has_room = lambda: Process._has_room(process)
+    process.waits_to_come_back = lambda: Process.waits_to_come_back(process)
     process._come_back = lambda: Process._come_back(process)
     assert Process.look_for_failed(process) is None
     log.failure = OSError("no room")

@@ -219,8 +219,10 @@ async def test_pitfall_53_a_follower_with_an_old_tail_commits_only_what_it_has_m
 
 
 @pytest.mark.parametrize("where", ["on_frame", "_synced", "_expire", "propose"])
-async def test_a_mistake_in_a_callback_of_the_driver_ends_the_process(where: str) -> None:
-    """It never goes on with a core and a log that may disagree: it falls silent, waiters are told, once."""
+async def test_a_mistake_in_a_core_stops_that_replica_alone(where: str) -> None:
+    """It never goes on with a core and a log that may disagree: it falls silent, waiters are told, once. The
+    process goes on with its other groups, and a restart brings the replica back.
+    """
     async with trio() as cluster:
         leader = await cluster.leader()
         machine = leader.partition
@@ -245,11 +247,11 @@ async def test_a_mistake_in_a_callback_of_the_driver_ends_the_process(where: str
             core.expire = broken  # type: ignore[method-assign]
         else:
             machine.appended = broken  # type: ignore[method-assign]
-            with pytest.raises(RuntimeError):
-                send(leader, batch(1, b"y"))
-        failures = leader.failures
+            refused = send(leader, batch(1, b"y"))
+            assert isinstance(refused.exception(), Problem)
+        stopped = leader.stopped
         async with asyncio.timeout(PATIENCE_S):
-            while not failures:  # noqa: ASYNC110  # a list, filled from within
+            while not stopped:  # noqa: ASYNC110  # a list, filled from within
                 await asyncio.sleep(0.002)
             with pytest.raises(Problem) as problem:
                 await waiting
@@ -264,13 +266,18 @@ async def test_a_mistake_in_a_callback_of_the_driver_ends_the_process(where: str
 
         cluster.wire = listening
 
-        assert ["a mistake"] == [str(failure) for failure in failures]
+        assert ["a mistake"] == [str(error) for error in stopped]
+        assert [] == leader.failures and 1 == leader.driver.statistics()["stopped_replicas"]
         assert not machine.leads
         with pytest.raises(Problem):
             machine.append_records(Records([b"z"]))
-        failures.clear()
+        stopped.clear()
         await cluster.leader(among=[node for node in NODES if node != leader.node])
         assert [] == sent, "it still speaks"
+        await leader.kill()
+        await leader.start()
+        await cluster.settled()
+        assert leader.replica.failure is None
 
 
 async def test_whoever_waits_on_a_replica_that_is_removed_is_told() -> None:

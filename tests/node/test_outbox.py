@@ -28,6 +28,7 @@ class Wire:
         self.sent: list[tuple[Channel, AnyMessage, list[bytes]]] = []
         self.size_bytes = size_bytes
         self.turns = 0
+        self.unsendable: list[bytes] = []
         # Entries are in memory; while it is clear, they are on a disk that does not answer.
         self.disk = asyncio.Event()
         self.disk.set()
@@ -36,7 +37,11 @@ class Wire:
         transport: Any = self
         self.replica = replica
         self.outbox = Outbox(
-            transport, address_of=lambda node, of: ADDRESS, drives=lambda of: True, turn=self._turn
+            transport,
+            address_of=lambda node, of: ADDRESS,
+            drives=lambda of: True,
+            turn=self._turn,
+            on_unsendable=lambda group, error: self.unsendable.append(group),
         )
 
     def _turn(self) -> None:

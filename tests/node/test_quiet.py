@@ -85,6 +85,7 @@ def one_that_rests(clock: Clock, suspected: list[int]) -> tuple[Pairs, Any]:
         address_of_peer=lambda peer: None,
         send=lambda address, beat: None,
         settle=lambda replica: None,
+        on_failed=lambda replica, error: None,
         on_error=lambda error: None,
     )
     replica.pairs = {1: pairs.heard(Peer("a", 1, b"one life"), now_ms=0)}

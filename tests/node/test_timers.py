@@ -34,6 +34,7 @@ class Groups:
             drives=lambda replica: True,
             on_due=self._on_due,
             on_stall=lambda late_ms: None,
+            on_failed=lambda replica, error: self._raise(error),
             on_error=self._raise,
         )
         self.replicas = [self._made() for _ in range(number)]

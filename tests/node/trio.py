@@ -104,6 +104,8 @@ class Member:
         self.held: list[tuple[HeldWorker, Callable[[], None]]] | None = None
         self.clock = Stepped()
         self.failures: list[BaseException] = []
+        # What stopped its replica, and nothing else.
+        self.stopped: list[Exception] = []
         self.storage: Storage
         self.driver: Driver
         self.transport: Transport
@@ -147,6 +149,7 @@ class Member:
             clock=self.clock,
             address_of=lambda node, replica: self.trio.members[node].address,
             on_fatal=self.failures.append,
+            on_stopped=lambda name, error: self.stopped.append(error),
             address_of_peer=lambda peer: self.trio.members[peer.node].address,
             election_timeout_ms=SETTINGS.election_timeout_ms,
             heartbeat_ms=SETTINGS.heartbeat_ms,
@@ -397,6 +400,7 @@ class Trio:
                 while not condition():
                     for member in self.alive:
                         assert not member.failures, member.failures
+                        assert not member.stopped, member.stopped
                     await asyncio.sleep(0.002)
         except TimeoutError:
             raise AssertionError(f"never came: {what}; {list(self.members.values())}") from None

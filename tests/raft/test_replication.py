@@ -18,7 +18,7 @@ from raft.messages import (
 )
 from raft.progress import Flow
 from raft.values import Settings
-from tests.raft.harness import Network, entries_of, head, sent
+from tests.raft.harness import Network, Replica, entries_of, head, sent
 
 
 def test_pitfall_02_a_leader_sends_before_its_sync_and_counts_itself_after_it() -> None:
@@ -346,3 +346,30 @@ def test_pitfall_53_what_was_matched_is_forgotten_with_the_term_and_by_a_restart
     network.restart(2)
     ready = follower.receive((Heartbeat(*head(3, 2, 2), 2, 1), ()), now_ms=0)
     assert ready.committed_index is None
+
+
+def test_nothing_is_cut_behind_an_entry_whose_term_damage_hides() -> None:
+    """A log must know the term that it ends with. So it waits for the repair (it took the process down),
+    matches no further, and cuts what conflicts once the place is whole.
+    """
+    replica = Replica(
+        1,
+        Configuration((1, 2, 3)),
+        post=lambda message, entries: None,
+        entries=entries_of(1, 1, 1, 2),
+        hard_state=HardState(3, 0),
+    )
+    core, whole = replica.core, replica.log
+    # As stamped on entry 4, entry 3 is committed; and its bytes have rotted.
+    core._log.commit(3)
+    term = whole.term
+    whole.term = lambda index: None if index == 3 else term(index)  # type: ignore[method-assign]
+    append = (Append(*head(2, 1, 3), 2, 1, 3, 2), tuple(entries_of(1, 1, 1, 3)[2:]))
+
+    ready = replica.receive(append, now_ms=1)
+    assert ready.truncate_from is None and not ready.entries
+    assert [3] == [m.match_index for m in ready.messages_after_sync if isinstance(m, AppendAnswer)]
+    whole.term = term  # type: ignore[method-assign]
+    ready = replica.receive(append, now_ms=2)
+    assert 4 == ready.truncate_from
+    assert [4] == [m.match_index for m in ready.messages_after_sync if isinstance(m, AppendAnswer)]

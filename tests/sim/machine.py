@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -188,6 +189,7 @@ class Machine:
             Controller(boot, storage=storage) if role == CONTROLLER else Shard(boot, storage=storage)
         )
         self.running[role] = Running(role, life, process)
+        process.driver._on_stopped = partial(self._replica_stopped, life)
         self.world.watch(self, process)
         try:
             await process.run()
@@ -209,6 +211,11 @@ class Machine:
             self.world.wires.gone(transport, silently=False)
             self.disk.locked.discard(f"{home}/lock")
             self.world.loop.call_in(None, 0.5, self._run_again, role, life)
+
+    def _replica_stopped(self, life: Life, name: str, error: Exception) -> None:
+        """A rule was broken in one group: in life the others go on, here the world is told."""
+        self.world.note(f"{life.name}: {name} stopped: {error!r}")
+        self.world.process_failed(self, error)
 
     def _recover_again(self, role: Role, life: Life) -> None:
         if self.up and life.alive:

@@ -56,6 +56,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
     catch_up: tuple[int, int] | None = None
     # Its files are missing or unsure: it takes no part, and nothing else of this is known.
     lost: bool = False
+    # Why it takes no part until a restart, by a mistake in its own state or as its log failed.
+    failed: str = ""
 
 
 class ReplicaStates:
@@ -105,6 +107,11 @@ class ReplicaStates:
             for entry in self._shard.lost
             if entry.topic == topic and (topic, entry.partition) not in self._shard.partitions
         ]
+        states += [
+            ReplicaState(entry.partition, self._shard.boot.node, failed=reason)
+            for entry, reason in self._shard.failed.values()
+            if entry.topic == topic and (topic, entry.partition) not in self._shard.partitions
+        ]
         for (name, number), partition in self._shard.partitions.items():
             if name != topic:
                 continue
@@ -127,7 +134,8 @@ class ReplicaStates:
                     partition=number,
                     node=self._shard.boot.node,
                     leader=replica.leader_node or "",
-                    leading=core.is_leader,
+                    leading=core.is_leader and replica.failure is None,
+                    failed=str(replica.failure or ""),
                     term=core.term,
                     start_offset=partition.start_offset,
                     end_offset=partition.end_offset,
@@ -228,7 +236,7 @@ class PartitionRoutes:
                     "role": "leader" if leading is not None and leading.node == replica.node else "follower",
                     "reachable": state is not None,
                     "in_sync": leading is not None and replica.node in leading.in_sync,
-                    "reason": replica.reason,
+                    "reason": (state.failed if state is not None else "") or replica.reason,
                     "state": "lost" if is_lost else _replica_state(replica, state),
                     "catch_up": (
                         {"received_bytes": state.catch_up[0], "source_bytes": state.catch_up[1]}
@@ -267,7 +275,9 @@ class PartitionRoutes:
 
 
 def _replica_state(replica: ReplicaRecord, state: ReplicaState | None) -> str:
-    """Where a replica that is not lost stands: `joining` until it is made."""
+    """Where a replica that is not lost stands: `joining` until it is made, `failed` when it has stopped."""
+    if state is not None and state.failed:
+        return "failed"
     if state is not None and state.catch_up is not None:
         return "catching_up"
     return "made" if replica.made else "joining"

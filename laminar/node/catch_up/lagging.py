@@ -61,17 +61,26 @@ class Lagging:
             replica = partition.replica
             if not replica.leading or replica.failure is not None:
                 continue
-            large = partition.log.size_bytes >= 2 * self._far_bytes
-            for progress in list(replica.core.progress.values()):
-                if progress.replica_id == replica.replica_id:
-                    continue
-                if large and not progress.needs_catch_up and self._is_far(partition, progress):
-                    self._take_over(partition, progress)
-                if progress.needs_catch_up:
-                    offers.append(self._offer(replica, progress))
-                else:
-                    self._done(replica, progress.replica_id)
+            try:
+                offers += self._offers_of(partition)
+            except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                partition.stop(error)
         return _all(offers) if offers else None
+
+    def _offers_of(self, partition: Partition) -> list[Work]:
+        replica = partition.replica
+        offers = []
+        large = partition.log.size_bytes >= 2 * self._far_bytes
+        for progress in list(replica.core.progress.values()):
+            if progress.replica_id == replica.replica_id:
+                continue
+            if large and not progress.needs_catch_up and self._is_far(partition, progress):
+                self._take_over(partition, progress)
+            if progress.needs_catch_up:
+                offers.append(self._offer(replica, progress))
+            else:
+                self._done(replica, progress.replica_id)
+        return offers
 
     def _is_far(self, partition: Partition, progress: Progress) -> bool:
         log = partition.log

@@ -7,6 +7,7 @@ from tests.sim.mutants.case import case
 NODE = ("tests/node/test_consensus.py",)
 QUIET = ("tests/node/test_quiet.py",)
 ELECTIONS = ("tests/node/test_elections.py",)
+STOPPED = ("tests/node/test_stopped_replica.py",)
 OPENING = ("tests/node/test_opening.py",)
 OLD_CATALOG = ("tests/node/test_old_catalog.py",)
 CATCH_UP = ("tests/node/test_catch_up.py",)
@@ -24,6 +25,14 @@ NODES = [
         "if action.frame[KIND_AT] == Kind.CONFIGURATION:",
         "if False:",
         tests=MOVED,
+    ),
+    case(
+        "what a stopped replica had gathered leaves",
+        "laminar.node.driver:Driver.stop_replica",
+        "self._outbox.discard(replica.group)",
+        "pass",
+        tests=STOPPED,
+        tests_only=True,
     ),
     case(
         "another folder is taken for the one that a node had",

@@ -9,6 +9,14 @@ REST = ("tests/raft/test_rest.py",)
 
 PROTOCOL = [
     case(
+        "a log is cut behind an entry whose term is unknown",
+        "raft.following:Following.append",
+        "if log.term(index - 1) is None:",
+        "if False:",
+        tests=("tests/raft/test_replication.py",),
+        tests_only=True,
+    ),
+    case(
         "a vote is not recorded",
         "raft.elector:Elector._answer_vote",
         "self._hard_state_changed = True",
