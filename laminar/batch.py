@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from laminar.batch_check import CellLimits, check_batch, check_directory, takes_long
 from laminar.columns import (
     MAX_TIME_MS,
     VARIABLE,
@@ -24,7 +25,6 @@ from laminar.columns import (
     Column,
     Entry,
     assemble,
-    check_directory,
     read_directory,
     tag_bit,
     tag_hash,
@@ -65,6 +65,7 @@ __all__ = [
     "Batch",
     "BatchError",
     "Buffer",
+    "CellLimits",
     "Codec",
     "Column",
     "Entry",
@@ -78,6 +79,7 @@ __all__ = [
     "build",
     "build_control",
     "build_part",
+    "check_batch",
     "check_directory",
     "merge",
     "mergeable",
@@ -86,6 +88,7 @@ __all__ = [
     "stamp",
     "tag_bit",
     "tag_hash",
+    "takes_long",
     "verify",
     "verify_header",
     "whole_value",
@@ -209,16 +212,15 @@ _MERGEABLE = frozenset(Column)
 
 
 def mergeable(frame: Buffer) -> bool:
-    """Whether `merge` may take this verified frame: records, no producer id, nothing compressed."""
+    """Whether `merge` may take this verified frame: records, no producer id, columns that we know."""
     header = Header.unpack(frame)
     if header.kind is not Kind.DATA or header.producer_id != NO_PRODUCER:
         return False
-    entries = read_directory(frame, header)
-    return entries.keys() <= _MERGEABLE and not any(entry.codec for entry in entries.values())
+    return read_directory(frame, header).keys() <= _MERGEABLE
 
 
 def merge(frames: Iterable[Buffer]) -> bytearray:
-    """One unstamped frame with the records of all `frames`, in order: what the door does once a loop turn.
+    """One unstamped frame with the records of all `frames`, in order; nothing in it is compressed.
 
     The frames are verified. A column that only some of them have is null in the others' records. Raises
     `BatchError` for a frame that is not `mergeable`, or whose directory or offsets are wrong.
@@ -229,7 +231,7 @@ def merge(frames: Iterable[Buffer]) -> bytearray:
         return build([value for value in singles if value is not None])
     for frame, value in zip(frames, singles, strict=True):
         if value is None and not mergeable(frame):
-            raise BatchError("unsupported", "merge: not a plain batch of records", field="frame")
+            raise BatchError("unsupported", "merge: not a batch of records without a producer", field="frame")
     batches = [Batch(frame, verified=True) for frame in frames]
     values: list[Buffer] = []
     columns: set[int] = set()

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
-from operator import add, sub
 from typing import NamedTuple
 
 import mmh3
@@ -113,7 +112,7 @@ def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Code
         ends = list(accumulate(map(len, present), initial=0))
         offsets = struct.pack(f"<{len(ends)}i", *ends)
     except struct.error:
-        raise _too_large(f"{column.name.lower()}_bytes", ends[-1], MAX_FRAME_BYTES) from None
+        raise too_large(f"{column.name.lower()}_bytes", ends[-1], MAX_FRAME_BYTES) from None
     plain_length = stored_length = ends[-1]
     if codec is not Codec.NONE and column in _COMPRESSIBLE:
         folded = _fold(codec, b"".join(present))
@@ -190,7 +189,7 @@ def _validity_bits(frame: Buffer, entry: Entry, count: int) -> int:
 
 def _fold(codec: Codec, plain: bytes) -> bytes:
     if codec is not Codec.ZSTD:
-        raise _unsupported_codec(codec)
+        raise unsupported_codec(codec)
     return zstd.compress(plain)
 
 
@@ -237,7 +236,7 @@ def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
         parts.extend(data)
         position += stored_length
         if position > MAX_FRAME_BYTES:
-            raise _too_large("frame_bytes", position, MAX_FRAME_BYTES)
+            raise too_large("frame_bytes", position, MAX_FRAME_BYTES)
     # A frame ends on 8 bytes, so that frames back to back keep their columns aligned in memory.
     parts.append(_ZEROS[: -position % _PART_ALIGNMENT])
     parts[1] = b"".join(directory)
@@ -370,51 +369,6 @@ def _check_entry(entry: Entry, count: int, end: int) -> int:
 _LAYOUTS: dict[int, int] = {column: _WIDTHS.get(column, 0) for column in Column}
 
 
-def check_directory(
-    frame: Buffer, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
-) -> Header:
-    """What a leader checks before it stamps a frame from outside, which it has verified already.
-
-    Arithmetic and limits: how many records, how large one is with its key, tag and headers, how large
-    all are when unfolded. Offsets are looked at too, which are never compressed: each column's must
-    begin at 0, never go back, and end at its plain length; and times, which must be ones that a reader can
-    write down. Nothing is unfolded, no other cell is read. Costs about 20 ns a record and such column.
-    """
-    header = Header.unpack(frame)
-    # The count is believed only up to the limit: it sizes what is unpacked below.
-    if header.count > max_records:
-        raise _too_large("records", header.count, max_records)
-    entries = read_directory(frame, header)
-    plain_bytes = 0
-    for entry in entries.values():
-        if entry.column in _LAYOUTS and entry.codec not in (Codec.NONE, Codec.ZSTD):
-            raise _unsupported_codec(entry.codec)
-        plain_bytes += entry.plain_length
-    if plain_bytes > max_plain_bytes:
-        raise _too_large("plain_bytes", plain_bytes, max_plain_bytes)
-    tagged = {header.tag_mask != 0, Column.TAG in entries, Column.TAG_HASH in entries}
-    if len(tagged) > 1:
-        raise malformed("tag_mask", f"{header.tag_mask:#x}", "as the tag columns say", "batch")
-    every_ends = [
-        read_ends(frame, entry, header.count) for entry in entries.values() if entry.flags & VARIABLE
-    ]
-    for column in (Column.TIMESTAMP, Column.DELIVERY_TIME):
-        if column in entries:
-            read_times(frame, entries[column], header.count)
-    if sum(ends[-1] for ends in every_ends) > max_record_bytes:
-        largest = max(_record_sizes(every_ends))
-        if largest > max_record_bytes:
-            raise _too_large("record_bytes", largest, max_record_bytes)
-    return header
-
-
-def _record_sizes(every_ends: Sequence[tuple[int, ...]]) -> Iterable[int]:
-    sizes: Iterable[int] = map(sub, every_ends[0][1:], every_ends[0])
-    for ends in every_ends[1:]:
-        sizes = map(add, sizes, map(sub, ends[1:], ends))
-    return sizes
-
-
 def read_ends(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
     """The count + 1 offsets of a variable column: from 0, never back, to the plain length."""
     ends: tuple[int, ...] = struct.unpack_from(f"<{count + 1}i", frame, entry.offsets_position)
@@ -430,7 +384,7 @@ def unfold(frame: Buffer, entry: Entry) -> memoryview:
     if entry.codec == Codec.NONE:
         return stored
     if entry.codec != Codec.ZSTD:
-        raise _unsupported_codec(entry.codec)
+        raise unsupported_codec(entry.codec)
     decompressor = zstd.ZstdDecompressor()
     name = f"column {entry.column}"
     try:
@@ -443,12 +397,14 @@ def unfold(frame: Buffer, entry: Entry) -> memoryview:
     return memoryview(plain)
 
 
-def _too_large(field: str, value: int, limit: int) -> BatchError:
+def too_large(field: str, value: int, limit: int) -> BatchError:
+    """A part of a batch that is above its limit."""
     return BatchError(
         "too_large", f"batch: {field} is {value}, at most {limit}", field=field, value=value, limit=limit
     )
 
 
-def _unsupported_codec(codec: int) -> BatchError:
+def unsupported_codec(codec: int) -> BatchError:
+    """A codec that this program cannot read."""
     known = [Codec.NONE.name, Codec.ZSTD.name]
     return BatchError("unsupported", f"codec {codec} is not known", field="codec", value=codec, limit=known)

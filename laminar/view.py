@@ -245,7 +245,7 @@ class Batch:
                 self._cache["headers"] = raw and [
                     {} if cell is None else _HEADERS_DECODER.decode(cell) for cell in raw
                 ]
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise self.bad(error) from error
         headers: list[Mapping[str, bytes]] | None = self._cache["headers"]
         return headers

@@ -9,6 +9,7 @@ from raft.progress import Progress
 from raft.values import (
     Became,
     Entry,
+    EntryTooLarge,
     HardState,
     LogView,
     NotLeader,
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigurationRefused",
     "Core",
     "Entry",
+    "EntryTooLarge",
     "HardState",
     "LogView",
     "NotLeader",

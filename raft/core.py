@@ -68,6 +68,7 @@ from raft.progress import Progress
 from raft.values import (
     Became,
     Entry,
+    EntryTooLarge,
     HardState,
     LogView,
     MakeNoop,
@@ -403,12 +404,16 @@ class Core(Elector):
     def propose(self, entries: Sequence[Entry], *, now_ms: int) -> None:
         """Append entries made for `place()` and the places after it.
 
-        Raises `NotLeader`, or `TooMuchUncommitted` when nothing was appended because of the limit.
+        Raises `NotLeader`, or `EntryTooLarge` or `TooMuchUncommitted` when nothing was appended because of a
+        limit.
         """
         leadership = self._proposing(now_ms=now_ms)
         size_bytes = 0
+        largest_bytes = self._settings.max_entry_bytes
         for entry in entries:
             assert entry.configuration is None, f"entry {entry.index}: use propose_configuration"
+            if entry.size > largest_bytes:
+                raise EntryTooLarge(entry_bytes=entry.size, limit_bytes=largest_bytes)
             size_bytes += entry.size
         waiting_bytes = self._log.uncommitted_bytes
         if waiting_bytes and waiting_bytes + size_bytes > self._settings.max_uncommitted_bytes:

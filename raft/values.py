@@ -74,7 +74,8 @@ class Settings:
 
     An append is sent to a replica only while less than `max_inflight_bytes` in fewer than
     `max_inflight_appends` are unanswered by it. A proposal is taken only while what is not committed yet,
-    with it, is within `max_uncommitted_bytes`; one proposal always fits.
+    with it, is within `max_uncommitted_bytes`; one proposal always fits. An entry above `max_entry_bytes` is
+    never taken: a leader that holds what no message carries can lead for ever and commit nothing.
     """
 
     election_timeout_ms: int = 1500
@@ -83,6 +84,7 @@ class Settings:
     max_inflight_bytes: int = 8 << 20
     max_inflight_appends: int = 256
     max_uncommitted_bytes: int = 64 << 20
+    max_entry_bytes: int = 63 << 20
 
 
 class NotLeader(Exception):
@@ -103,6 +105,15 @@ class TooMuchUncommitted(Exception):
         )
         self.uncommitted_bytes = uncommitted_bytes
         self.proposed_bytes = proposed_bytes
+        self.limit_bytes = limit_bytes
+
+
+class EntryTooLarge(Exception):
+    """An entry of more bytes than a message carries; nothing was appended."""
+
+    def __init__(self, *, entry_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"an entry of {entry_bytes} bytes; the limit is {limit_bytes}")
+        self.entry_bytes = entry_bytes
         self.limit_bytes = limit_bytes
 
 

@@ -361,13 +361,18 @@ def test_single_values_merge_the_short_way_to_the_same_bytes() -> None:
     assert build(values) == merge(map(memoryview, frames))
 
 
+def test_compressed_batches_merge_to_a_plain_one() -> None:
+    compressed = build([b"a" * 1000, b"b"], codec=Codec.ZSTD)
+
+    assert build([b"a" * 1000, b"b", b"a" * 1000, b"b"]) == merge([compressed, compressed])
+
+
 def test_a_merge_refuses_what_it_would_lose() -> None:
-    """A producer's sequence, compression and control kinds are not for joining."""
+    """A producer's sequence and control kinds are not for joining."""
     producer = build([b"a"], producer_id=b"p" * 16)
-    compressed = build([b"a" * 1000], codec=Codec.ZSTD)
     control = build_control(Kind.NOOP, b"x")
 
-    for frame in (producer, compressed, control):
+    for frame in (producer, control):
         assert not mergeable(frame)
         with pytest.raises(BatchError, match="merge"):
             merge([frame, build([b"b"])])

@@ -8,13 +8,13 @@ can't be read, 422 where a value isn't allowed, 413 where something is too large
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from laminar.arrow_read import read_stream
-from laminar.batch import BatchError, Buffer, Kind, check_directory, split, verify
-from laminar.frame import NO_PRODUCER, Flag, mark
+from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
+from laminar.frame import NO_PRODUCER, Flag, Header, mark
 from laminar.http.envelopes import parse_envelope_lines, parse_envelopes
 from laminar.http.errors import Problem
 from laminar.http.head import decode_percent
@@ -30,8 +30,7 @@ NDJSON_TYPE: Final = "application/x-ndjson"
 ENVELOPES_TYPE: Final = "application/vnd.laminar.records+json"
 ENVELOPE_LINES_TYPE: Final = "application/vnd.laminar.records+ndjson"
 
-# What the batches of a body may unfold to, together, as a multiple of the limit for the body.
-_UNFOLDS: Final = 16
+_PARSED_HERE_BYTES: Final = 1 << 20
 
 _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 
@@ -51,9 +50,7 @@ def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Ap
 
     `keyed`: its batches may carry idempotency keys, as they come from another shard. A client's lose them.
     """
-    kind = request.headers.get("content-type", "")
-    if kind not in _PARSERS and kind != BATCH_TYPE:
-        kind = kind.partition(";")[0].strip().lower()
+    kind = media_type(request)
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request)
@@ -61,12 +58,39 @@ def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Ap
     return Append(records, [])
 
 
-def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
-    """Whole frames, each verified and within the limits, before any of them is appended.
+def parses_long(request: Request) -> bool:
+    """Whether `parse_append` may take more than a millisecond or two: then it belongs into a thread."""
+    if media_type(request) != BATCH_TYPE:
+        return False
+    if len(request.body) > _PARSED_HERE_BYTES:
+        return True
+    try:
+        return any(map(takes_long, split(request.body)))
+    except BatchError:
+        return False
 
+
+def media_type(request: Request) -> str:
+    """The content type of a body, without parameters; as it was sent where it is one that we know."""
+    kind = request.headers.get("content-type", "")
+    if kind not in _PARSERS and kind != BATCH_TYPE:
+        kind = kind.partition(";")[0].strip().lower()
+    return kind
+
+
+def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
+    """Whole frames, each verified, decoded once and within the limits, before any of them is appended.
+
+    Together they unfold to no more bytes than a body may have: a reader, a follower and the next leader hold
+    what they unfold to.
     Raises 400, 413 or 422 naming the field. `keyed` as for `parse_append`.
     """
     plain_bytes = 0
+    cells = CellLimits(
+        max_key_bytes=limits.max_key_bytes,
+        max_tag_bytes=limits.max_tag_bytes,
+        max_headers_bytes=limits.max_headers_bytes,
+    )
     try:
         frames = split(body)
         for place, frame in enumerate(frames):
@@ -83,13 +107,13 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                     value=header.flags,
                     hint="GET .../records/{offset} reads the value, an upload appends it.",
                 )
-            check_directory(
+            plain_bytes += check_batch(
                 frame,
+                cells,
                 max_records=limits.max_records,
                 max_record_bytes=limits.max_record_bytes,
-                max_plain_bytes=limits.max_body_bytes * _UNFOLDS - plain_bytes,
+                max_plain_bytes=limits.max_body_bytes - plain_bytes,
             )
-            plain_bytes += len(frame)
             if header.flags & Flag.KEYED and not keyed:
                 # It was fetched, and is appended again: by another request than that of the key.
                 frames[place] = _without_key(frame)
@@ -98,6 +122,33 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
     if not frames:
         raise Problem("invalid", "an append has at least one batch", field="body", value=0, limit=1)
     return frames
+
+
+def all_marked(body: Buffer) -> bool:
+    """Whether each batch of a body carries a producer's id. Raises 400 for what is no row of batches."""
+    try:
+        return all(Header.unpack(frame).producer_id != NO_PRODUCER for frame in split(body))
+    except BatchError as error:
+        raise batch_problem(error) from error
+
+
+def records_of(frames: Sequence[memoryview]) -> Records:
+    """Batches that `read_batches` took, as records: where they are split by key, or joined to one batch.
+
+    Raises 422 for one with a producer's id, which belongs to one partition as it is.
+    """
+    parts = []
+    for frame in frames:
+        batch = Batch(frame, verified=True)
+        if batch.header.producer_id != NO_PRODUCER:
+            raise Problem(
+                "invalid",
+                "a batch with a producer id belongs to one partition: append it there",
+                field="producer_id",
+                value=batch.header.producer_id.hex(),
+            )
+        parts.append(Records.of_batch(batch))
+    return Records.concat(parts)
 
 
 def _without_key(frame: memoryview) -> memoryview:

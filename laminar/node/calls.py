@@ -170,6 +170,9 @@ def _answer(link: Link, kind: FrameKind, number: int, payload: bytes) -> None:
     if link.closing:
         return
     size = _ID.size + len(payload)
+    if size > link.largest:
+        _fail(link, number, "too_large", f"an answer of {size} bytes, at most {link.largest}")
+        return
     if not link.has_room(size):
         # The caller does not read its answers. Dropping one would leave it waiting; so the connection ends.
         link.abort("answers are not read")

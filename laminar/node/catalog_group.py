@@ -23,7 +23,7 @@ from laminar.node.driver import Driver
 from laminar.node.replica import Replica
 from laminar.node.wire import Buffer
 from membership.catalog import Catalog, NotCatalogLeader, OutcomeUnknown
-from raft.values import NotLeader, TooMuchUncommitted
+from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 _log = logging.getLogger("laminar.catalog")
 _HEADER = 128
@@ -170,6 +170,9 @@ class CatalogGroup:
             # With so much that waits for a majority there is nobody who leads one.
             del self._waiters[index]
             raise NotCatalogLeader(None) from error
+        except EntryTooLarge:
+            del self._waiters[index]
+            raise
         assert placed == index, f"catalog command proposed at {placed}, expected {index}"
         return await future
 

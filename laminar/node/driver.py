@@ -207,7 +207,10 @@ class Driver:
             self.settle(replica)
 
     def propose(self, replica: Replica, frame: bytearray | memoryview) -> tuple[int, int]:
-        """Propose one unstamped batch; (index, term) of its place. Raises NotLeader, TooMuchUncommitted."""
+        """Propose one unstamped batch; (index, term) of its place.
+
+        Raises NotLeader, TooMuchUncommitted, EntryTooLarge.
+        """
         if not self.drives(replica):
             raise NotLeader(0)
         place = replica.log.last_index + 1, replica.core.term

@@ -11,7 +11,8 @@ connection.
 In: the first bytes of a frame arrive in a buffer that all links of a transport share; a frame that is
 complete there is copied out (it is small), the rest of an incomplete one is received straight into a buffer
 of its own, so a frame of 1 MiB is not copied a second time (but for its first 16 KiB at most). Either way
-the receiver may keep what it gets.
+the receiver may keep what it gets. A message of a bulk link that is larger than a frame travels as frames of
+kind PART and a last one of its own kind, and is received as one.
 
 Out: parts are never joined when they are big, and everything that is sent in one turn of the loop leaves in
 one write. Handshake, calls, pings and reconnecting are `laminar.node.transport`'s.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, cast
@@ -35,6 +37,10 @@ HEADER = struct.Struct("<IBBHI")
 _CRC = struct.Struct("<I")
 HEADER_SIZE = HEADER.size + _CRC.size
 MAX_FRAME_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 512 << 20
+"""What a bulk link carries in parts. No entry is taken that needs them (`max_entry_bytes` of
+`raft.values.Settings`); logs written before that limit may have larger ones, which must reach the followers.
+"""
 SHARED_BUFFER_BYTES = 256 << 10
 _BULK_READ_BYTES = 16 << 10
 """A bulk link reads no more than this ahead of a frame's own buffer: it bounds what is copied of a big
@@ -60,6 +66,7 @@ class FrameKind(IntEnum):
     FAILURE = 8
     PING = 9
     PONG = 10
+    PART = 11
 
 
 _KINDS = frozenset(FrameKind)
@@ -111,6 +118,7 @@ class Link(asyncio.BufferedProtocol):
         self._body_kind = 0
         self._body_crc = 0
         self._body_header_crc = 0
+        self._received_parts = bytearray()
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
         self._flush_scheduled = False
@@ -141,8 +149,35 @@ class Link(asyncio.BufferedProtocol):
     def send(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> None:
         """Queue one frame of `size` bytes; it leaves at the end of this turn of the loop.
 
-        `parts` are kept, not copied: the caller must not change them afterwards.
+        `parts` are kept, not copied: the caller must not change them afterwards. `size` is at most `largest`.
         """
+        if size > MAX_FRAME_BYTES:
+            assert size <= self.largest, f"message of {size} bytes, at most {self.largest}"
+            parts, size = self._send_beginning(parts, size)
+        self._queue(kind, parts, size)
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest message that can be sent."""
+        return MAX_MESSAGE_BYTES if self.channel is Channel.BULK else MAX_FRAME_BYTES
+
+    def _send_beginning(self, parts: Sequence[Buffer], size: int) -> tuple[list[Buffer], int]:
+        """Queue all but what fits the last frame of a message; returns that, and its bytes."""
+        rest = deque(memoryview(part) for part in parts)
+        while size > MAX_FRAME_BYTES:
+            frame: list[Buffer] = []
+            room = MAX_FRAME_BYTES
+            while room:
+                part = rest.popleft()
+                if len(part) > room:
+                    rest.appendleft(part[room:])
+                frame.append(part[:room])
+                room -= len(frame[-1])
+            self._queue(FrameKind.PART, frame, MAX_FRAME_BYTES)
+            size -= MAX_FRAME_BYTES
+        return list(rest), size
+
+    def _queue(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> None:
         self._outgoing.append(self._header(kind, parts, size))
         self._outgoing += parts
         self._outgoing_bytes += HEADER_SIZE + size
@@ -227,6 +262,7 @@ class Link(asyncio.BufferedProtocol):
         self._end("connection closed")
         self._body = None
         self._body_view = memoryview(b"")
+        self._received_parts = bytearray()
         self._owner.link_lost(self, error)
 
     def pause_writing(self) -> None:
@@ -314,6 +350,17 @@ class Link(asyncio.BufferedProtocol):
             return
         if self.established:
             self.frames_in += 1
+        if kind == FrameKind.PART or self._received_parts:
+            if (
+                self.channel is not Channel.BULK
+                or len(self._received_parts) + len(payload) > MAX_MESSAGE_BYTES
+            ):
+                self.abort(f"bad frame: a part too many, at frame {self.frames_in}")
+                return
+            self._received_parts += payload
+            if kind == FrameKind.PART:
+                return
+            payload, self._received_parts = memoryview(self._received_parts), bytearray()
         self._owner.link_frame(self, kind, payload)
 
 

@@ -33,7 +33,7 @@ from laminar.node.retries import first_try
 from laminar.node.rosters import Rosters
 from laminar.node.tables import Tables
 from laminar.node.wire import Buffer
-from raft.values import NotLeader, TooMuchUncommitted
+from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
 
@@ -356,12 +356,21 @@ class Partition:
         self._uncommitted_bytes += len(frame)
         try:
             placed = self._driver.propose(self.replica, frame)
-        except (NotLeader, TooMuchUncommitted) as error:
+        except (NotLeader, TooMuchUncommitted, EntryTooLarge) as error:
             # It hands over, or too much waits, also of leaders before. Nothing of this may stay behind.
             self._waiters.pop(index, None)
             self._forget(index)
             if isinstance(error, TooMuchUncommitted):
                 raise self._too_much(error.uncommitted_bytes, error.limit_bytes) from None
+            if isinstance(error, EntryTooLarge):
+                raise Problem(
+                    "too_large",
+                    f"a batch for {self.topic}/{self.number} is larger than what replicas can be sent",
+                    field="batch_bytes",
+                    value=error.entry_bytes,
+                    limit=error.limit_bytes,
+                    outcome="not_applied",
+                ) from None
             raise lost_leadership(self, outcome="not_applied") from None
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1

@@ -151,7 +151,10 @@ class Retention:
         # Where the log may not begin, the next end is waited for.
         index = max((end for end in ends if end <= limit and partition.start_limit(end) == end), default=0)
         if index:
-            partition.move_start(index).add_done_callback(self._done)
+            try:
+                partition.move_start(index).add_done_callback(self._done)
+            except Problem as problem:
+                _log.warning("the start of %s stays for now: %s", partition.replica.name, problem)
 
     def _done(self, future: asyncio.Future[Receipt]) -> None:
         if future.cancelled():

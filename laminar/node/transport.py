@@ -16,6 +16,7 @@ What frames mean, and who lives at which address, is not known here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import socket
@@ -48,6 +49,7 @@ __all__ = [
     "UnixAddress",
 ]
 
+log = logging.getLogger("laminar.transport")
 
 BACKLOG = 1024
 
@@ -132,6 +134,12 @@ class Transport:
         for part in parts:
             size += len(part)
         link = None if self._closed else self._connections.line(address, channel).open_link()
+        if link is not None and size > link.largest:
+            self._counters["frames_too_large"] += 1
+            log.error(
+                "a message of %d bytes for %s is not sent: the limit is %d", size, address, link.largest
+            )
+            return False
         if link is None or not link.has_room(size):
             self._counters["frames_dropped"] += 1
             return False
@@ -149,6 +157,9 @@ class Transport:
         link = self._connections.line(address, Channel.CALL).open_link()
         if link is None:
             raise PeerLost(f"{address} could not be reached a moment ago", sent=False)
+        if len(payload) + len(method) + 64 > link.largest:
+            detail = f"{len(payload)} bytes for {method}, at most {link.largest}"
+            raise RemoteError("too_large", detail)
         if not link.has_room(len(payload) + len(method) + 64):
             raise PeerLost(f"too many bytes of calls wait for {address}", sent=False)
         return await self._calls.call(link, method, payload, timeout=timeout)

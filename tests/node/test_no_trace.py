@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from laminar.batch import Header
 from laminar.http.errors import Problem
 from laminar.http.records import Records
 from laminar.node.partition import UNCOMMITTED_BYTES, Partition
-from raft.values import NotLeader
+from raft.values import NotLeader, Settings
 from tests.node.alone import lone_partition
 from tests.node.trio import batch
 
@@ -43,6 +44,11 @@ def backed_up(partition: Partition) -> None:
     partition._uncommitted_bytes += UNCOMMITTED_BYTES + 1
 
 
+def larger_than_a_message(partition: Partition) -> None:
+    core = partition.replica.core
+    core._settings = replace(core._settings, max_entry_bytes=100)
+
+
 def unchanged(partition: Partition) -> None:
     return None
 
@@ -69,6 +75,7 @@ FRAMES = [
     (handing_over, 1, 1, "not_leader"),
     (not_leader, 1, 1, "not_leader"),
     (backed_up, 1, 1, "overloaded"),
+    (larger_than_a_message, 1, 1, "too_large"),
     (unchanged, 0, 0, "fenced"),
     (unchanged, 7, 1, "out_of_sequence"),
 ]
@@ -99,6 +106,7 @@ async def test_a_refused_batch_leaves_no_trace(
         partition.replica.failure = None
         if prepare is backed_up:
             partition._uncommitted_bytes = 0
+        partition.replica.core._settings = Settings()
         receipt = await append(partition, 1)
         assert 1 == receipt.offset  # type: ignore[attr-defined]
         assert 0 == partition._uncommitted_bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from raft import Configuration, Entry, HardState, Role, TooMuchUncommitted
+from raft import Configuration, Entry, EntryTooLarge, HardState, Role, TooMuchUncommitted
 from raft.messages import (
     Append,
     AppendAnswer,
@@ -259,6 +259,22 @@ def test_pitfall_21_one_entry_larger_than_an_append_still_goes() -> None:
     network.settle()
 
     assert network[2].core.committed_index == 3
+
+
+def test_an_entry_that_no_message_carries_is_never_taken() -> None:
+    """Not by an empty queue either, which takes what is above every other limit: else its leader, once
+    elected with it, leads for ever and commits nothing.
+    """
+    network = Network(settings=Settings(max_uncommitted_bytes=4, max_entry_bytes=10))
+    leader = network.elect(1)
+    network.settle()
+
+    with pytest.raises(EntryTooLarge) as refused:
+        leader.propose(b"0123456789-", now_ms=0)
+    assert (11, 10) == (refused.value.entry_bytes, refused.value.limit_bytes)
+    leader.propose(b"0123456789", now_ms=0)
+    network.settle()
+    assert network[2].core.committed_index == 2
 
 
 def test_pitfall_21_lost_appends_are_found_by_heartbeats() -> None:

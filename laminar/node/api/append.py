@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.batch import Batch, Header, build
+from laminar.batch import Header, build
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
-from laminar.http.payload import Append, parse_append
+from laminar.http.payload import Append, all_marked, parse_append, records_of
 from laminar.http.records import Limits, Records
 from laminar.node.api.accepted import FLUSH, accepted, window
 from laminar.node.api.cluster import integer
@@ -37,11 +37,11 @@ from laminar.node.api.exchange import (
 )
 from laminar.node.api.locate import Locator, Where
 from laminar.node.api.marks import Mark, is_marked, mark_of, marked, marked_records, named
+from laminar.node.api.parsing import Parsing
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.api.tries import final, may_retry, of_all_tries, whole
 from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
-from laminar.node.producers import NOBODY
 from laminar.node.receipts import Receipt
 from laminar.node.retries import has_seen
 from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
@@ -79,6 +79,7 @@ class AppendRoutes:
         self.limits = limits
         self._spread = 0
         self._routes: dict[int, Route] = {}
+        self._parsing = Parsing(self._parse)
         self._loop = asyncio.get_running_loop()
         self._block = (
             f"Content-Type: application/json\r\nLaminar-Node: {shard.boot.node}\r\n"
@@ -105,7 +106,15 @@ class AppendRoutes:
         return self._elsewhere(request, topic, record.number)
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
-        append = self._parse(request)
+        if self._parsing.at_once(request, partition):
+            return self._appended(request, partition, self._parse(request))
+        return self._parsing.in_turn(
+            request, partition, lambda append: self._appended(request, partition, append)
+        )
+
+    def _appended(
+        self, request: Request, partition: Partition, append: Append
+    ) -> Response | Awaitable[Response]:
         condition = request.headers.get("if-match")
         at = None if condition is None else _offset_of(condition)
         mark = mark_of(request, scope="partition")
@@ -259,18 +268,15 @@ class AppendRoutes:
             return True
         if request.headers.get("content-type") != BATCH_TYPE:
             return False
-        return all(Header.unpack(frame).producer_id != NOBODY for frame in self._parse(request).frames)
+        return all_marked(request.body)
 
     # -- a topic -------------------------------------------------------------------------
 
     async def topic(self, request: Request, topic: str) -> Response:
         """POST /v1/topics/{topic}/records: by key, by `logical`, else spread."""
         record = self._topics.record(topic)
-        append = self._parse(request)
-        if append.records is not None:
-            records = append.records
-        else:
-            records = _records_of(append.frames)
+        append = await self._parsing.parsed(request)
+        records = append.records if append.records is not None else records_of(append.frames)
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         route = self._routes.get(record.partitions)
         if route is None:
@@ -405,19 +411,3 @@ def _check_end(partition: Partition, offset: int) -> None:
             value=offset,
             limit=partition.log.next_offset,
         )
-
-
-def _records_of(frames: Sequence[memoryview]) -> Records:
-    """Batches for a topic are taken apart, as their records may belong to several partitions."""
-    parts = []
-    for frame in frames:
-        batch = Batch(frame)
-        if batch.header.producer_id != NOBODY:
-            raise Problem(
-                "invalid",
-                "a batch with a producer id belongs to one partition: append it there",
-                field="producer_id",
-                value=batch.header.producer_id.hex(),
-            )
-        parts.append(Records.of_batch(batch))
-    return Records.concat(parts)

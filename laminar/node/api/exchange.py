@@ -153,6 +153,8 @@ class Exchange:
         except RemoteError as error:
             if error.code == "overloaded":  # said before anything was done
                 raise Problem("overloaded", f"{address}: {error}", outcome="not_applied") from error
+            if error.code == "too_large":
+                raise Problem("too_large", f"{address}: {error}", field="body") from error
             if error.code == "timeout":
                 raise Problem("outcome_unknown", f"{address}: {error}") from error
             raise Problem("bug", f"{address}: {error}") from error

@@ -8,20 +8,22 @@ leader and asks it; every step is safe to repeat, so it is repeated through elec
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from laminar.batch import build, merge, verify
+from laminar.batch import BatchError, build, merge, verify
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
-from laminar.http.payload import parse_append
+from laminar.http.payload import batch_problem, parse_append
 from laminar.http.records import Limits
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.locate import Locator
 from laminar.node.api.marks import key_of
+from laminar.node.api.parsing import Parsing
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.api.tries import may_retry
 from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
@@ -134,7 +136,7 @@ class SinkRoutes:
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
-        self._limits = limits
+        self._parsing = Parsing(lambda request: parse_append(request, limits=limits))
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[int, Coordinator] = {}
         self._route = Route.even(COORDINATORS)
@@ -186,7 +188,7 @@ class SinkRoutes:
                 value="interval",
                 limit="commit",
             )
-        append = parse_append(request, limits=self._limits)
+        append = await self._parsing.parsed(request)
         if append.records is not None:
             records = append.records
             frame = build(
@@ -197,7 +199,7 @@ class SinkRoutes:
                 headers=records.headers,
             )
         else:
-            frame = bytearray(append.frames[0]) if len(append.frames) == 1 else merge(append.frames)
+            frame = _joined(append.frames)
         stage = integer(request, "stage", 0, maximum=MAX_NUMBER)
         count = await self._at_leader(
             StageRequest(
@@ -313,7 +315,9 @@ class SinkRoutes:
         staging = Staging(partition)
         if isinstance(request, StageRequest):
             frame = bytearray(request.frame)
-            return (await staging.stage(batch, request.stage, frame, verify(frame))).count
+            header = verify(frame)
+            await staging.stage(batch, request.stage, frame, header)
+            return header.count
         if isinstance(request, PinRequest):
             await staging.pin(batch, request.stages)
             return partition.replica.group
@@ -387,6 +391,16 @@ class SinkRoutes:
 _KINDS: dict[str, type[AnyRequest]] = {
     kind.__name__: kind for kind in (StageRequest, PinRequest, PublishRequest, SinkRequest)
 }
+
+
+def _joined(frames: Sequence[memoryview]) -> bytearray:
+    """One batch of those of a body. Raises 4xx for several of which one has a producer's id."""
+    if len(frames) == 1:
+        return bytearray(frames[0])
+    try:
+        return merge(frames)
+    except BatchError as error:
+        raise batch_problem(error) from error
 
 
 def _once(request: Request) -> bool:

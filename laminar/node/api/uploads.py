@@ -10,11 +10,11 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from laminar.batch import Batch, build_part
+from laminar.batch import build_part
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
-from laminar.http.payload import parse_append
-from laminar.http.records import Limits, Records
+from laminar.http.payload import parse_append, records_of
+from laminar.http.records import Limits
 from laminar.large import CRC_HEADER, SIZE_HEADER, build_stub
 from laminar.node.api.cluster import integer
 from laminar.node.api.damage import LOCAL
@@ -107,7 +107,7 @@ class UploadRoutes:
         append = parse_append(request, limits=self._limits)
         records = append.records
         if records is None:
-            records = Records.concat([Records.of_batch(Batch(frame)) for frame in append.frames])
+            records = records_of(append.frames)
         if len(records) != 1:
             raise Problem("invalid", "an upload is one record", field="records", value=len(records), limit=1)
         if len(records.values[0]):

@@ -9,8 +9,8 @@ import uuid
 
 import pytest
 
-from laminar.node.link import HEADER_SIZE
-from laminar.node.transport import Channel, Limits, UnixAddress
+from laminar.node.link import HEADER_SIZE, FrameKind
+from laminar.node.transport import Channel, Limits, RemoteError, UnixAddress
 from tests.node.transport.ends import NO_PINGS, Make, Proxy, get
 
 
@@ -92,6 +92,55 @@ async def test_a_frame_of_64_mib_passes(make: Make) -> None:
     assert a.transport.send(b.address, Channel.BULK, [payload])
 
     assert len((await get(b.frames))[2]) == 64 << 20
+
+
+async def test_a_message_larger_than_a_frame_arrives_as_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts, whatever its own parts are; the next message is not touched by it."""
+    monkeypatch.setattr("laminar.node.link.MAX_FRAME_BYTES", 1000)
+    a, b = await make("a", limits=NO_PINGS), await make("b", limits=NO_PINGS)
+    pieces = [os.urandom(size) for size in (10, 999, 1, 0, 5000, 990)]
+
+    for sent in (pieces, [b"x" * 1000], [b"y" * 1001], [b"z"]):
+        assert a.transport.send(b.address, Channel.BULK, sent)
+
+        assert b"".join(sent) == bytes((await get(b.frames))[2])
+    assert 0 == b.count("protocol_errors")
+
+
+async def test_a_message_larger_than_all_parts_is_dropped_and_counted(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends neither the connection nor the process; on other channels one frame is the limit."""
+    monkeypatch.setattr("laminar.node.link.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("laminar.node.link.MAX_MESSAGE_BYTES", 3000)
+    a, b = await make("a", limits=NO_PINGS), await make("b", limits=NO_PINGS)
+
+    assert a.transport.send(b.address, Channel.BULK, [bytes(3000)])
+    assert 3000 == len((await get(b.frames))[2])
+    assert not a.transport.send(b.address, Channel.BULK, [bytes(3001)])
+    assert not a.transport.send(b.address, Channel.CONTROL, [bytes(1001)])
+    with pytest.raises(RemoteError) as refused:
+        await a.transport.call(b.address, "method", bytes(1001), timeout=1)
+    assert ("too_large", 2) == (refused.value.code, a.count("frames_too_large"))
+    assert a.transport.send(b.address, Channel.BULK, [b"still there"])
+    assert b"still there" == bytes((await get(b.frames))[2])
+
+
+async def test_parts_without_end_end_the_connection(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a peer makes us hold is bounded."""
+    a, b = await make("a", limits=NO_PINGS), await make("b", limits=NO_PINGS)
+    a.transport.send(b.address, Channel.BULK, [b"first"])
+    await get(b.frames)
+    monkeypatch.setattr("laminar.node.link.MAX_MESSAGE_BYTES", 3000)
+    link = next(link for link in a.transport._connections.links if link.established)
+
+    for _ in range(4):
+        link.send(FrameKind.PART, [bytes(1000)], 1000)
+
+    assert await get(a.lost)
+    assert b.frames.empty()
 
 
 async def test_both_ends_use_one_connection_per_channel_and_direction(make: Make) -> None:

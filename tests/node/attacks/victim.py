@@ -1,0 +1,60 @@
+"""A node in processes of its own that is attacked over HTTP: which processes it has, and what they hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from laminar.testing.nodes import serve
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """`pids` are its processes as they were when it was ready."""
+
+    http: httpx.Client
+    pids: frozenset[int]
+
+    def rss_bytes(self) -> int:
+        """What the largest of its processes holds now."""
+        return max(_rss_bytes(pid) for pid in self.pids)
+
+    def unharmed(self) -> bool:
+        """Whether it still has the same processes, and an innocent client's append is taken."""
+        answer = self.http.post("/v1/topics/innocent/partitions/0/records", content=b"x" * 100)
+        return answer.status_code == 201 and _descendants(os.getpid()) >= self.pids
+
+
+@contextmanager
+def victim(**settings: str | int) -> Iterator[Victim]:
+    """One node of one shard, with a topic `innocent` of one partition."""
+    before = _descendants(os.getpid())
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        assert 201 == client.put("/v1/topics/innocent", json={"partitions": 1}).status_code
+        yield Victim(client, frozenset(_descendants(os.getpid()) - before))
+
+
+def _descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            try:
+                children = [int(child) for child in task.read_text().split()]
+            except OSError:
+                continue
+            found.update(children)
+            waiting += children
+    return found
+
+
+def _rss_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
