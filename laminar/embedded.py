@@ -189,10 +189,10 @@ async def embed(
     """A node with its data in `path`, in this loop, for the length of a block.
 
     Any free loopback `port` is taken unless one is given. `settings` are a node's, by name, without those of
-    processes (`data`, `shards`, `pin`, `log_level`, `log_format`). What is acknowledged is durable, also if
-    the block never ends. Raises `NodeFailed`, also at the block's end if the node failed in it;
-    `SettingsError`, `IdentityError` or `StorageError` for a folder that can't be used; `OSError` for a port
-    that is taken.
+    processes (`data`, `shards`, `pin`, `log_level`, `log_format`); `default_replicas` is 1 here. What is
+    acknowledged is durable, also if the block never ends. Raises `NodeFailed`, also at the block's end if the
+    node failed in it; `SettingsError`, `IdentityError` or `StorageError` for a folder that can't be used;
+    `OSError` for a port that is taken.
     """
     chosen = _settings(settings | {"data": os.fspath(path), "port": port})
     if not __debug__:
@@ -223,7 +223,7 @@ def _settings(given: dict[str, str | float | tuple[str, ...]]) -> Settings:
         if name not in known or name in _NOT_OURS - {"data"}:
             raise SettingsError(f"{name} is no setting of an embedded node", name=name, origin="embed")
     values = {name: convert(name, value, origin="embed") for name, value in given.items()}
-    settings = Settings(shards=_SHARDS, **values)
+    settings = Settings(**({"default_replicas": 1} | values), shards=_SHARDS)
     check_together(settings)
     return settings
 

@@ -116,6 +116,23 @@ async def test_several_nodes_live_in_one_loop(tmp_path: Path) -> None:
         assert a.url != b.url
 
 
+async def test_no_topic_is_born_silently_with_fewer_replicas_than_asked(tmp_path: Path) -> None:
+    """Nor `_transactions`, which the first named producer or sink makes. Refused at once, with what there is;
+    what is allowed says how many it has.
+    """
+    async with laminar.embed(tmp_path / "data", default_replicas=3, **SIZES) as node:
+        client = node.client
+        with pytest.raises(laminar.Unavailable) as refused:
+            await client.create_topic("t")
+        assert ("too_few_nodes", 3, 1) == (refused.value.code, refused.value.value, refused.value.limit)
+        with pytest.raises(laminar.Unavailable, match=r"_transactions. needs 3 nodes"):
+            await client.request_json("POST", "/v1/producers", {"name": "copier"})
+        assert [] == await client.topics()
+
+        about = await (await client.create_topic("t", allow_fewer_replicas=True)).describe()
+        assert (3, 1) == (about.replicas, about.raw["replicas_placed"])
+
+
 async def test_a_setting_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     """By its name, before a folder is made."""
     for settings, said in (({"shards": 2}, "shards"), ({"prot": 1}, "prot"), ({"port": 99_999}, "port")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -17,24 +18,38 @@ def create(
     topic: Name,
     *,
     partitions: Annotated[int | None, Parameter(help="How many; the server's default is 1.")] = None,
-    replicas: Annotated[int | None, Parameter(help="Copies of each; the server's default is 3.")] = None,
+    replicas: Annotated[
+        int | None, Parameter(help="Copies of each, on a node each; by default the nodes' default_replicas.")
+    ] = None,
     setting: Annotated[
         tuple[str, ...], Parameter(help="A setting, as NAME=VALUE; may be repeated.", negative="")
     ] = (),
     if_not_exists: Annotated[
-        bool, Parameter(negative="", help="It is well if the topic is there, with the same figures.")
+        bool, Parameter(negative="", help="Do nothing if the topic exists with the same configuration.")
+    ] = False,
+    allow_fewer_replicas: Annotated[
+        bool, Parameter(negative="", help="Create it also where fewer nodes are alive than replicas wanted.")
     ] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """Make a topic; returns when every replica is made."""
     with cluster.connect() as client:
-        client.create_topic(
+        made = client.create_topic(
             topic,
             partitions=partitions,
             replicas=replicas,
             settings=settings_of(setting),
+            allow_fewer_replicas=allow_fewer_replicas,
             exist_ok=if_not_exists,
         )
+        about = made.describe().raw if allow_fewer_replicas else {}
+    if about.get("replicas_placed") != about.get("replicas"):
+        complain(fewer_replicas(about))
+
+
+def fewer_replicas(about: Mapping[str, Any]) -> str:
+    """What to say of a topic that has fewer replicas than it was created with."""
+    return f"{about['topic']} has {about['replicas_placed']} of {about['replicas']} replicas"
 
 
 def settings_of(given: tuple[str, ...]) -> dict[str, Any]:

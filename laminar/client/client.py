@@ -88,12 +88,15 @@ class Client:
         partitions: int | None = None,
         replicas: int | None = None,
         settings: Mapping[str, Any] | None = None,
+        allow_fewer_replicas: bool = False,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic[bytes]:
         """Make a topic; what is None is the server's default.
 
-        `AlreadyExists` if it is there with other figures, or at all without `exist_ok`.
+        `Unavailable` (`too_few_nodes`) where fewer nodes are alive than replicas are wanted;
+        `allow_fewer_replicas` creates it with as many as there are, and it never gets more.
+        `AlreadyExists` if it is there with another configuration, or at all without `exist_ok`.
         """
         wanted: dict[str, Any] = {}
         if partitions is not None:
@@ -102,6 +105,8 @@ class Client:
             wanted["replicas"] = replicas
         if settings:
             wanted["settings"] = dict(settings)
+        if allow_fewer_replicas:
+            wanted["allow_fewer_replicas"] = True
         session = self.session
         retries_before = session.retries
         answer = await session.call(

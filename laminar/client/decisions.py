@@ -49,6 +49,8 @@ _OWN_PACE = frozenset({"no_leader", "not_leader", "not_a_replica", "behind"})
 _MAP_STALE = frozenset({"no_leader", "not_leader", "not_a_replica", "draining"})
 # Codes of one node's own trouble, which another may not have.
 _AVOID = frozenset({"draining", "not_ready", "damaged"})
+# A node that is missing does not come within a request: waiting would only hide the reason.
+_FINAL = frozenset({"too_few_nodes"})
 # Codes that say that a producer's batch does not follow the last one the server has.
 OUT_OF_SEQUENCE = frozenset({"out_of_sequence", "sequence_gap", "unknown_producer"})
 # How many redirects in a row are followed before one counts as a failed attempt: leader -> new
@@ -77,6 +79,8 @@ def judge_answer(
         if redirects < REDIRECTS_AT_ONCE:
             return Verdict(step=Step.FOLLOW, location=location, stale=True)
         return Verdict(step=Step.RETRY, location=location, stale=True)
+    if code in _FINAL:
+        return Verdict(step=Step.FAIL)
     if status in (429, 502, 503, 507):
         # 502 comes from a proxy, whose upstream may have done anything.
         broken = status == 502

@@ -27,7 +27,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Receipt(NamedTuple):
-    """Where a record lies, durable on ``replicas`` replicas (``synced``: on disk, not in memory).
+    """Where a record lies. A majority of its partition's ``replicas`` has it, and as many as the topic's
+    `min_replicas` (``synced``: on disk, not in memory).
 
     The offset is -1 where a producer with a name found that an earlier run had made the record durable.
     """

@@ -72,12 +72,15 @@ class Client:
         partitions: int | None = None,
         replicas: int | None = None,
         settings: Mapping[str, Any] | None = None,
+        allow_fewer_replicas: bool = False,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic[bytes]:
         """Make a topic; what is None is the server's default.
 
-        `AlreadyExists` if it is there with other figures, or at all without `exist_ok`.
+        `Unavailable` (`too_few_nodes`) where fewer nodes are alive than replicas are wanted;
+        `allow_fewer_replicas` creates it with as many as there are, and it never gets more.
+        `AlreadyExists` if it is there with another configuration, or at all without `exist_ok`.
         """
         self._open().run(
             lambda: self._client.create_topic(
@@ -85,6 +88,7 @@ class Client:
                 partitions=partitions,
                 replicas=replicas,
                 settings=settings,
+                allow_fewer_replicas=allow_fewer_replicas,
                 exist_ok=exist_ok,
                 timeout=timeout,
             )

@@ -192,7 +192,22 @@ _ROWS: Final = (
     ),
     _row("not_ready", 503, "The node is still starting", retriable=True, family="Unavailable"),
     _row("being_created", 503, "The topic is still being created", retriable=True, family="Unavailable"),
-    _row("too_few_nodes", 503, "Too few nodes are alive for this", retriable=True, family="Unavailable"),
+    _row(
+        "too_few_nodes",
+        503,
+        "Too few nodes are alive for so many replicas",
+        hint="Start more nodes, or ask for fewer replicas. A topic's `allow_fewer_replicas` takes as many as "
+        "there are; the nodes' `default_replicas` counts for `_transactions` and where no number is asked.",
+        family="Unavailable",
+    ),
+    _row(
+        "too_few_replicas",
+        503,
+        "Fewer replicas of the partition are in sync than its topic's `min_replicas`",
+        retriable=True,
+        hint="GET the topic's partitions to see which replica lags or does not answer.",
+        family="Unavailable",
+    ),
     _row(
         "damaged",
         503,

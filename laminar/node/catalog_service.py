@@ -24,18 +24,24 @@ if TYPE_CHECKING:
     from laminar.node.controller import Controller
 
 LIVE_WAIT_S = 10.0
+# How long a topic's creation waits for nodes of which gossip has not heard yet.
+COME_UP_WAIT_S = 2.0
 FORWARD_TIMEOUT_S = 15.0
 LEADER_WAIT_S = 5.0
 LEADER_RETRY_S = 0.05
 
 
 class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
-    """Create a topic; placement is computed by the catalog's leader over the nodes alive."""
+    """Create a topic; placement is computed by the catalog's leader over the nodes alive.
+
+    Refused with `too_few_nodes` where fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`.
+    """
 
     name: str
     partitions: int
     replicas: int
     settings: dict[str, Setting]
+    allow_fewer_replicas: bool = False
 
 
 class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
@@ -116,6 +122,9 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     deleted: list[bytes] = []
     joining: list[int] = []
     removed: list[int] = []
+    # With `too_few_nodes`: replicas that are wanted, and nodes that are alive.
+    wanted: int = 0
+    alive: int = 0
 
 
 _answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
@@ -245,14 +254,14 @@ class CatalogService:
         controller = self._controller
         if not self._group.replica.core.is_leader:
             raise NotCatalogLeader(self._group.replica.leader_node)
-        weights = controller.placement_weights()
-        known = self._group.catalog.state().topics.get(request.name)
         min_replicas = int(request.settings.get("min_replicas", 1))
-        if known is None and min(len(weights), request.replicas) < min_replicas:
-            return CatalogAnswer(
-                error="too_few_nodes",
-                detail=f"{len(weights)} nodes are alive, the topic asks for at least {min_replicas} replicas",
-            )
+        wanted = min_replicas if request.allow_fewer_replicas else request.replicas
+        if self._group.catalog.state().topics.get(request.name) is None:
+            await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
+            weights = controller.placement_weights()
+            if len(weights) < wanted:
+                return CatalogAnswer(error="too_few_nodes", wanted=wanted, alive=len(weights))
+        weights = controller.placement_weights()
         result = await self._group.catalog.create_topic(
             request.name,
             partitions=request.partitions,
@@ -268,6 +277,14 @@ class CatalogService:
         if result.ok:
             await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
         return CatalogAnswer(result=result, version=self._group.catalog.state().version)
+
+    def _may_come_up(self, wanted: int) -> bool:
+        """Whether too few nodes are seen alive, but of some it is only not known yet.
+
+        Gossip of a controller that has just started has not heard of everybody.
+        """
+        alive, unknown = len(self._controller.placement_weights()), self._controller.unheard_nodes()
+        return alive < wanted <= alive + unknown
 
     def _is_live(self, name: str) -> bool:
         partitions = self._group.catalog.state().partitions_of(name)

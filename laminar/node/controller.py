@@ -126,6 +126,14 @@ class Controller(Process):
             and statuses.get(name, "unknown") in ("alive", "suspect")
         }
 
+    def unheard_nodes(self) -> int:
+        """How many nodes the catalog knows that gossip has not heard of since this controller started."""
+        statuses = self.statuses()
+        return sum(
+            name not in statuses and record.weight > 0 and not record.rolled_back
+            for name, record in self.state().nodes.items()
+        )
+
     def statuses(self) -> dict[str, str]:
         """What gossip says of each node of this cluster that it knows."""
         statuses = {self.boot.node: "alive"}
@@ -191,6 +199,7 @@ class Controller(Process):
         assert self.gossip is not None and self.cluster_id is not None
         self._where.gossiped(self.gossip.members(), cluster=self.cluster_id.hex())
         self._feed.changed()
+        self.service.changed()
 
     def _gossip_seeds(self) -> list[str]:
         return [

@@ -268,6 +268,21 @@ class Driver:
             )
             self._step(replica, lambda core: core.accept_loss())
 
+    def hears(self, replica: Replica, member: int) -> bool:
+        """As the leader: whether this member's replica was heard lately; itself always.
+
+        Of a quiet group only the processes are heard: those whose replicas agreed to rest.
+        """
+        if member == replica.replica_id:
+            return True
+        core = replica.core
+        if core.quiet:
+            heard = member in core.rests_on
+        else:
+            progress = core.progress.get(member)
+            heard = progress is not None and not progress.silent
+        return heard and self._pairs.hears(replica, member)
+
     def campaign(self, replica: Replica) -> None:
         """Stand for election now: the first replica of a fresh group."""
         now_ms = self._clock.monotonic_ms()
@@ -433,6 +448,8 @@ class Driver:
                 self._resigned.set()
         if ready.committed_index is not None:
             replica.machine.committed(ready.committed_index)
+        if replica.on_match is not None:
+            replica.on_match()
         for context, index in ready.reads:
             self._confirmed(replica, context, index)
         for context in ready.reads_failed:

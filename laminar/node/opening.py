@@ -162,6 +162,7 @@ class Opening:
             driver=shard.driver,
             log=log,
             refusal=lambda: shard.refusal(),
+            min_replicas=lambda: self._min_replicas(entry),
         )
         name = f"{entry.topic}/{entry.partition}"
 
@@ -202,6 +203,12 @@ class Opening:
         shard.driver.add(replica)
         shard.repairs.drives(replica)
         return partition
+
+    def _min_replicas(self, entry: ReplicaEntry) -> int:
+        """The topic's `min_replicas` now; as it was written down here until a view has come."""
+        topic = self._shard.view.topics().get(entry.topic)
+        settings = topic.settings if topic is not None else entry.settings
+        return int(settings.get("min_replicas", 1))
 
     async def _begin_anew(self, entry: ReplicaEntry, log: Log) -> Partition:
         """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.

@@ -195,6 +195,15 @@ class Pairs:
 
     # -- signs of life ---------------------------------------------------------------------
 
+    def hears(self, replica: Replica, member: int) -> bool:
+        """Whether the process of a member is connected, and was heard within an election timeout."""
+        pair = replica.pairs.get(member)
+        return (
+            pair is not None
+            and pair.is_up
+            and self._clock.monotonic_ms() - pair.heard_ms <= self._silence_ms + self._heartbeat_ms
+        )
+
     def heard(self, peer: Peer, *, now_ms: int) -> Pair:
         """Something came from a process, in this life of it."""
         key = (peer.node, peer.role)

@@ -21,6 +21,7 @@ from laminar.http.errors import Outcome, Problem
 from laminar.http.records import Records
 from laminar.log.log import Log
 from laminar.node import reads
+from laminar.node.copies import Copies
 from laminar.node.cursors import Cursor, CursorChange, Cursors
 from laminar.node.door import Door
 from laminar.node.driver import Driver
@@ -42,6 +43,10 @@ def _no_refusal() -> Problem | None:
     return None
 
 
+def _no_minimum() -> int:
+    return 1
+
+
 class Partition:
     """A replica of partition `number` of `topic`; attach its `Replica` before use."""
 
@@ -53,6 +58,7 @@ class Partition:
         driver: Driver,
         log: Log,
         refusal: Callable[[], Problem | None] = _no_refusal,
+        min_replicas: Callable[[], int] = _no_minimum,
     ) -> None:
         self.topic = topic
         self.number = number
@@ -63,6 +69,7 @@ class Partition:
         self._loop = asyncio.get_running_loop()
         self.tables = Tables(log.start.index)
         self.rosters = Rosters()
+        self.copies = Copies(self, wanted=min_replicas)
         self._waiters: dict[int, list[Waiter]] = {}
         self._uncommitted_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -131,7 +138,10 @@ class Partition:
                     if waiter.future.done():
                         continue
                     if waiter.term == term:
-                        waiter.future.set_result(waiter.receipt)
+                        if waiter.copied and not self.copies.are_there(done):
+                            self.copies.await_them(done, waiter)
+                        else:
+                            waiter.future.set_result(waiter.receipt)
                     else:
                         waiter.future.set_exception(cut_off(self, self._outcome_of_truncated))
                 self._forget(done)
@@ -153,6 +163,7 @@ class Partition:
         if leading:
             self.rosters.led(self._loop.time())
             return
+        self.copies.lost_leadership()
         self._door.refuse(lost_leadership(self, outcome="not_applied"))
 
     def failed(self, error: Exception) -> None:
@@ -197,8 +208,22 @@ class Partition:
 
     @property
     def replicas(self) -> int:
-        """Voters of the group: what an acknowledged append is replicated over."""
+        """Voters of the group: what an append is replicated over. A majority of them, and at least the
+        topic's `min_replicas`, have it when it is acknowledged.
+        """
         return len(self.replica.configuration.voters)
+
+    @property
+    def acknowledged_end(self) -> int:
+        """The offset after all that is committed and has its copies (`laminar.node.copies`). Leader only."""
+        index = self.copies.acknowledged_index
+        if index == self.committed_index:
+            return self.end_offset
+        return self.log.row(index).next_offset if index > self.log.start.index else self.start_offset
+
+    def hears(self, member: int) -> bool:
+        """As the leader: whether this member's replica was heard lately; itself always."""
+        return self._driver.hears(self.replica, member)
 
     async def wait_past(self, offset: int, wait_s: float) -> bool:
         """Wait until a record at `offset` is committed here; False when the time is over."""
@@ -244,7 +269,9 @@ class Partition:
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
         """Records without a producer id: joined at the door with what else arrives this turn."""
-        self._check_can_append()
+        self.check_leads()
+        self._check_room()
+        self.copies.check()
         return self._door.knock(records)
 
     def stands_at(self, offset: int) -> bool:
@@ -272,7 +299,7 @@ class Partition:
             return known[1]
         self._make_way()
         receipt = Receipt(self.number, self.log.next_offset, header.count)
-        self._propose(frame, [])
+        self._propose(frame, [], copied=True)
         return receipt
 
     def append_control(
@@ -289,6 +316,7 @@ class Partition:
         """Before a batch that does not come by way of the door."""
         if not even_if_full:
             self._check_room()
+            self.copies.check()
         if self._door:
             # They came first: no batch overtakes them or moves the end that one of them was checked against.
             self._door.empty()
@@ -299,23 +327,25 @@ class Partition:
     ) -> asyncio.Future[Receipt]:
         self._make_way(even_if_full=even_if_full)
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        self._propose(frame, [(future, count)])
+        self._propose(frame, [(future, count)], copied=True)
         return future
 
     def when_committed(self, index: int, receipt: Receipt) -> asyncio.Future[Receipt]:
-        """Answers `receipt` once the entry now at `index` is committed, or as an append that failed."""
+        """Answers `receipt` once the entry now at `index` is committed and has its copies, or as an append
+        that failed.
+        """
         future: asyncio.Future[Receipt] = self._loop.create_future()
+        now_s = self._loop.time()
         if index <= self.committed_index:
-            future.set_result(receipt)
+            if self.copies.are_there(index):
+                future.set_result(receipt)
+            else:
+                self.copies.await_them(index, Waiter(future, receipt, 0, now_s))
             return future
         term = self.log.term(index)
         assert term is not None, f"{self.topic}/{self.number}: entry {index} has no term"
-        self._waiters.setdefault(index, []).append(Waiter(future, receipt, term, self._loop.time()))
+        self._waiters.setdefault(index, []).append(Waiter(future, receipt, term, now_s, copied=True))
         return future
-
-    def _check_can_append(self) -> None:
-        self.check_leads()
-        self._check_room()
 
     def check_leads(self) -> None:
         """Raises `Problem` where only the leader can answer."""
@@ -342,14 +372,15 @@ class Partition:
             outcome="not_applied",
         )
 
-    def _propose(self, frame: bytearray | memoryview, askers: Askers) -> int:
+    def _propose(self, frame: bytearray | memoryview, askers: Askers, *, copied: bool = False) -> int:
+        """`copied`: who asked is answered only when it has the copies that the topic asks for."""
         offset = self.log.next_offset
         # The waiters are there before the proposal: with one voter the commit may follow within it.
         index, term = self.log.last_index + 1, self.replica.core.term
         waiters = []
         now_s = self._loop.time()
         for future, count in askers:
-            waiters.append(Waiter(future, Receipt(self.number, offset, count), term, now_s))
+            waiters.append(Waiter(future, Receipt(self.number, offset, count), term, now_s, copied=copied))
             offset += count
         self._waiters[index] = waiters
         self._sizes[index] = len(frame)
@@ -377,7 +408,7 @@ class Partition:
         return index
 
     def _propose_from_door(self, frame: bytearray, askers: Askers) -> int | None:
-        index = self._propose(frame, askers)
+        index = self._propose(frame, askers, copied=True)
         return index if index > self.committed_index else None
 
     def _closed(self) -> Problem | None:
@@ -385,9 +416,10 @@ class Partition:
 
     def give_up(self, *, older_than_s: float) -> None:
         """Answer those who have waited too long for a commit: nobody can tell yet what becomes of it."""
+        latest = self._loop.time() - older_than_s
+        self.copies.give_up(latest_s=latest)
         if not self._waiters:
             return
-        latest = self._loop.time() - older_than_s
         for waiters in list(self._waiters.values()):
             for waiter in waiters:
                 if waiter.since_s <= latest:
@@ -478,7 +510,8 @@ class Partition:
         Compared with the log's end, not with what is committed: of two that race, the second
         sees the first.
         """
-        self._check_can_append()
+        self.check_leads()
+        self._check_room()
         current = self.cursors.get(name)
         standing = current.position if current is not None else None
         if position is not None:

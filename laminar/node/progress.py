@@ -17,6 +17,9 @@ from laminar.node.partition import Partition
 from laminar.node.producers import Progress, Refused
 from laminar.node.receipts import Receipt
 
+# How long a question waits for a replica that lags by an instant.
+COPIES_WAIT_S = 1.0
+
 
 async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progress | None:
     """Shut older epochs out, and tell how far they got; None if that is forgotten since.
@@ -50,6 +53,19 @@ def _fenced(epoch: int, newer: int) -> Problem:
     )
 
 
+async def _copied(partition: Partition, *, wait_s: float) -> None:
+    """Return when all that is committed has its copies. Raises 503 `too_few_replicas`."""
+    index = partition.committed_index
+    if partition.copies.are_there(index):
+        return
+    try:
+        async with asyncio.timeout(wait_s):
+            await partition.when_committed(index, Receipt(partition.number, 0, 0))
+    except TimeoutError:
+        partition.copies.check()
+        raise Problem("outcome_unknown", "committed by a majority, and min_replicas is not reached") from None
+
+
 async def look(
     partition: Partition, producer_id: bytes, *, epoch: int, sequence: int | None, wait_s: float
 ) -> Progress | None:
@@ -68,4 +84,5 @@ async def look(
                     await partition.when_committed(place.index, receipt)
             except TimeoutError:
                 pass
+    await _copied(partition, wait_s=max(wait_s, COPIES_WAIT_S))
     return partition.producers.committed_progress(producer_id)

@@ -26,12 +26,13 @@ Askers: TypeAlias = Sequence[tuple[asyncio.Future[Receipt], int]]
 
 @dataclass(slots=True)
 class Waiter:
-    """Somebody who waits for an entry to be committed."""
+    """Somebody who waits for an entry to be committed; with `copied` also for its topic's `min_replicas`."""
 
     future: asyncio.Future[Receipt]
     receipt: Receipt
     term: int
     since_s: float
+    copied: bool = False
 
 
 def fail(future: asyncio.Future[Receipt], problem: Problem) -> None:

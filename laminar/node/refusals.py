@@ -5,6 +5,7 @@ Each says whether the request was applied: `not_applied`, or `unknown` where nob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from laminar.batch import Header
@@ -31,6 +32,19 @@ def cut_off(partition: Partition, outcome: Outcome) -> Problem:
     if outcome == "not_applied":
         return lost_leadership(partition, outcome=outcome)
     return Problem("outcome_unknown", f"another replica of {partition.topic}/{partition.number} leads now")
+
+
+def too_few_replicas(partition: Partition, in_sync: Sequence[str], wanted: int) -> Problem:
+    """What would be appended could not have as many copies as its topic asks for."""
+    return Problem(
+        "too_few_replicas",
+        f"{partition.topic}/{partition.number} has {len(in_sync)} of {partition.replicas} replicas in sync "
+        f"({', '.join(sorted(in_sync))}), and min_replicas is {wanted}",
+        field="min_replicas",
+        value=len(in_sync),
+        limit=wanted,
+        outcome="not_applied",
+    )
 
 
 def refused_batch(refused: Refused, header: Header) -> Problem:

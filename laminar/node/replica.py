@@ -92,6 +92,7 @@ class Replica:
         "machine",
         "name",
         "nodes",
+        "on_match",
         "pairs",
         "replica_id",
         "resting",
@@ -134,6 +135,8 @@ class Replica:
         self.resting: Sequence[Pair] | None = None
         # Where members were that it rests without.
         self.sought: Sequence[Address] = ()
+        # Called after each input while somebody waits for more members to have an entry.
+        self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
         self.leading = False
         self.core = Core(

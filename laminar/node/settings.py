@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 DEFAULT_PORT = 7070
+MAX_REPLICAS = 7
 _MI = 1 << 20
 _HOUR_MS = 3_600_000
 
@@ -73,6 +74,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     low_water_bytes: int = 2048 * _MI
     low_water_percent: float = 5.0
     trash_ms: int = 24 * _HOUR_MS
+    default_replicas: int = 3
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -300,6 +302,12 @@ SETTINGS: tuple[Setting, ...] = (
         int,
         "how long the files of deleted topics and replaced logs are kept in the trash",
         _between(0, 365 * 24 * _HOUR_MS),
+    ),
+    Setting(
+        "default_replicas",
+        int,
+        "replicas of a topic whose creation names no number, and of `_transactions`; the same on every node",
+        _between(1, MAX_REPLICAS),
     ),
 )
 

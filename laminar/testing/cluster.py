@@ -218,6 +218,7 @@ class LocalCluster:
             "host": node.host,
             "port": node.port,
             "shards": self.shards,
+            "default_replicas": min(3, self.nodes),
             **self.settings,
         }
         if node.joins:

@@ -51,7 +51,8 @@ def serve(
         environment = dict(os.environ)
         for name in ("LAMINAR_URL", "LAMINAR_TOKEN"):
             environment.pop(name, None)
-        given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards, **(settings or {})}
+        given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards}
+        given |= {"default_replicas": 1, **(settings or {})}
         environment |= {f"LAMINAR_{name.upper()}": str(value) for name, value in given.items()}
         command = [*SERVER, "--data", str(data)]
         with open(Path(folder) / "log", "w+b") as log:

@@ -91,7 +91,12 @@ def main() -> int:
 
     entry_points = EntryPoints(controller=lambda boot: child(boot, behaviour), shard=shard, recover=recover)
     settings = Settings(
-        data=data, port=port, shards=shards, pin="off", drain_ms=DRAIN_MS.get(behaviour, 5000)
+        data=data,
+        port=port,
+        shards=shards,
+        pin="off",
+        drain_ms=DRAIN_MS.get(behaviour, 5000),
+        default_replicas=1,
     )
     return serve(settings, entry_points=entry_points)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from laminar.batch import Batch, Header, build
 from laminar.log import DamagedRange, Storage, StorageSettings
+from laminar.log.log import Log
 from laminar.log.manifest import ReplicaEntry
 from laminar.node.clock import Clock
 from laminar.node.driver import Driver
@@ -187,9 +188,18 @@ class Member:
             settings={},
         )
 
+    def _made(self, log: Log) -> Partition:
+        return Partition(
+            topic="t",
+            number=0,
+            driver=self.driver,
+            log=log,
+            min_replicas=lambda: self.trio.min_replicas,
+        )
+
     async def _open(self) -> None:
         log = self.storage.logs[self.replica_id]
-        self.partition = Partition(topic="t", number=0, driver=self.driver, log=log)
+        self.partition = self._made(log)
         entry = self.entry
         process: Any = SimpleNamespace(
             cluster_id=CLUSTER,
@@ -209,7 +219,7 @@ class Member:
                 break
             except DamagedRange:
                 await self.repairs.news(GROUP)
-                self.partition = Partition(topic="t", number=0, driver=self.driver, log=log)
+                self.partition = self._made(log)
         self.partition.replica = replica
         self.partition.committed(replica.core.committed_index)
         self.driver.add(replica)
@@ -375,6 +385,8 @@ class Trio:
         # Whether damage is fetched from the others.
         self.heals = True
         self.receive_budget_bytes = RECEIVE_BUDGET_BYTES
+        # The topic's setting.
+        self.min_replicas = 1
         # A write or sync takes up to so long; none overtakes another.
         self.disk_takes_s = 0.0
         self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}

@@ -137,7 +137,7 @@ class Machine:
                 shards=self.shards,
                 election_timeout_ms=world.options.election_timeout_ms,
                 heartbeat_ms=world.options.heartbeat_ms,
-                **world.options.node_settings,
+                **({"default_replicas": min(3, world.options.nodes)} | world.options.node_settings),
             ),
             data_directory=DATA,
             cluster_id=identity.cluster_id or None,

@@ -21,11 +21,11 @@ FLUSH = {"commit": '"synced":true,"flush":"commit"', "interval": '"synced":false
 
 
 def window(partition: Partition) -> bytes:
-    """Two headers: the term of this replica, and the offset behind all that is committed, as it knows."""
-    term, index = partition.replica.core.term, partition.committed_index
+    """Two headers: this replica's term, and the offset after all that is committed and has its copies."""
+    term, index = partition.replica.core.term, partition.copies.acknowledged_index
     known_term, known_index, block = partition.window
     if known_index != index or known_term != term:
-        block = b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (term, partition.end_offset)
+        block = b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (term, partition.acknowledged_end)
         partition.window = term, index, block
     return block
 
@@ -50,7 +50,7 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     receipt = partition.accept_frame(frame, header)
     body = (
         f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
-        f'"term":{partition.replica.core.term},"route":0,"committed":{partition.end_offset},'
+        f'"term":{partition.replica.core.term},"route":0,"committed":{partition.acknowledged_end},'
         f'"when_durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
     ).encode()
     headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from laminar.node.shard import Shard
 
 COORDINATORS = 8
-REPLICAS = 3
 GIVE_UP_S = 10.0
 ASK_TIMEOUT_S = 30.0
 RETRY_S = 0.05
@@ -263,7 +262,7 @@ class SinkRoutes:
     async def _made(self) -> None:
         """The coordinators' topic is there."""
         if TOPIC not in self._shard.view.topics():
-            await self._topics.make(TOPIC, partitions=COORDINATORS, replicas=REPLICAS)
+            await self._topics.make(TOPIC, partitions=COORDINATORS)
 
     async def _ask_coordinator(self, operation: str, sink: bytes, **more: Any) -> SinkAnswer:
         number = self._route.partition_of(logical_of_key(sink))

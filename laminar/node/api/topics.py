@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -23,6 +24,7 @@ from laminar.node.catalog_service import (
     TopicSettingsRequest,
 )
 from laminar.node.flush import check_flush
+from laminar.node.settings import MAX_REPLICAS
 from laminar.node.transport import TransportError
 from laminar.route import Route
 from membership.records import PartitionRecord, Result, Setting, TopicRecord
@@ -32,14 +34,16 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MAX_PARTITIONS = 4096
-MAX_REPLICAS = 7
 DEFAULT_PARTITIONS = 1
-DEFAULT_REPLICAS = 3
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
 
 SETTINGS: dict[str, tuple[type, str]] = {
-    "min_replicas": (int, "refuse to create the topic with fewer nodes than this"),
+    "min_replicas": (
+        int,
+        "an append is refused while fewer replicas are in sync, and acknowledged when so many have it; not "
+        "set: a majority has it",
+    ),
     "flush": (
         str,
         "when an append is acknowledged: `commit`, on disk; `interval`, written, and synced later",
@@ -56,8 +60,9 @@ LEAST_RETENTION = {"retention_ms": 1, "retention_bytes": 0}
 
 class _NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     partitions: int = DEFAULT_PARTITIONS
-    replicas: int = DEFAULT_REPLICAS
+    replicas: int | None = None
     settings: dict[str, Setting] = {}
+    allow_fewer_replicas: bool = False
 
 
 class _Patch(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,14 +105,18 @@ class TopicRoutes:
         assert found is not None, f"{topic}/{number} is in no record of a topic of {record.partitions}"
         return found
 
+    def _placed(self, record: TopicRecord) -> int:
+        """Replicas of the partition that has fewest."""
+        partitions = (self._shard.view.partition(record.name, number) for number in range(record.partitions))
+        return min((len(each.replicas) for each in partitions if each is not None), default=0)
+
     def _describe(self, record: TopicRecord) -> dict[str, Any]:
         partitions = [self._shard.view.partition(record.name, number) for number in range(record.partitions)]
-        placed = [len(partition.replicas) for partition in partitions if partition is not None]
         return {
             "topic": record.name,
             "partitions": record.partitions,
             "replicas": record.replicas,
-            "replicas_placed": min(placed, default=0),
+            "replicas_placed": self._placed(record),
             "settings": record.settings,
             "route": 0,
             "state": "live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
@@ -150,19 +159,15 @@ class TopicRoutes:
                 limit=200,
             )
         new = json_body(request, _NewTopic)
+        replicas = self._default_replicas if new.replicas is None else new.replicas
         _within("partitions", new.partitions, MAX_PARTITIONS)
-        _within("replicas", new.replicas, MAX_REPLICAS)
+        _within("replicas", replicas, MAX_REPLICAS)
         _check_settings(new.settings)
-        result = await self._make(topic, new)
+        _check_fewest(new.settings, replicas)
+        wanted = TopicRequest(topic, new.partitions, replicas, new.settings, new.allow_fewer_replicas)
+        result = await self._make(wanted)
         if result.outcome == "exists_differently":
-            known = result.topic
-            raise Problem(
-                "exists_differently",
-                f"topic {topic!r} exists with other settings",
-                field="topic",
-                value=topic,
-                limit=None if known is None else f"{known.partitions} partitions, {known.replicas} replicas",
-            )
+            raise _exists_differently(wanted, result.topic)
         record = self.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
@@ -170,13 +175,17 @@ class TopicRoutes:
             return Response.json(described, status=201, headers=headers)
         return Response.json(described, headers=[self._etag(record)])
 
-    async def make(self, topic: str, *, partitions: int, replicas: int) -> None:
-        """A topic of the system's own, if it is not there yet."""
-        await self._make(topic, _NewTopic(partitions, replicas))
+    @property
+    def _default_replicas(self) -> int:
+        return self._shard.boot.settings.default_replicas
 
-    async def _make(self, topic: str, new: _NewTopic) -> Result:
-        answer = await self._ask(TopicRequest(topic, new.partitions, new.replicas, new.settings))
-        result = answer.result
+    async def make(self, topic: str, *, partitions: int) -> None:
+        """Create a topic of the system's own, if it is not there yet. Raises 503 `too_few_nodes`."""
+        await self._make(TopicRequest(topic, partitions, self._default_replicas, {}))
+
+    async def _make(self, wanted: TopicRequest) -> Result:
+        answer = await self._ask(wanted)
+        topic, result = wanted.name, answer.result
         assert result is not None
         if result.outcome != "exists_differently":
             await self._until_seen(topic, answer.version)
@@ -211,6 +220,7 @@ class TopicRoutes:
         version = await self._if_match(request, topic)
         patch = json_body(request, _Patch)
         _check_settings({name: value for name, value in patch.settings.items() if value is not None})
+        _check_fewest(patch.settings, self._placed(self.record(topic)))
         answer = await self._ask(TopicSettingsRequest(topic, patch.settings, version))
         self._changed(answer, topic)
         await self._until_version(topic, version)
@@ -267,7 +277,8 @@ class TopicRoutes:
         except TransportError as error:
             raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
         if answer.error == "too_few_nodes":
-            raise Problem("too_few_nodes", answer.detail, field="min_replicas")
+            assert isinstance(request, TopicRequest)
+            raise _too_few_nodes(request, answer)
         if answer.error:
             raise Problem("no_leader", answer.detail or "the catalog has no leader now", outcome="unknown")
         result = answer.result
@@ -318,6 +329,58 @@ def next_link(path: str, **query: str | int) -> tuple[str, str]:
     """The header that leads to a list's next page; `query` without what is empty."""
     given = urlencode({name: value for name, value in query.items() if value != ""})
     return ("Link", f'<{path}?{given}>; rel="next"')
+
+
+def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
+    """503: with fewer replicas than wanted, what is acknowledged could be lost with fewer disks."""
+    alive = f"{answer.alive} node is alive" if answer.alive == 1 else f"{answer.alive} nodes are alive"
+    return Problem(
+        "too_few_nodes",
+        f"topic {request.name!r} needs {answer.wanted} nodes for its {answer.wanted} replicas, and {alive}",
+        field="settings.min_replicas" if request.allow_fewer_replicas else "replicas",
+        value=answer.wanted,
+        limit=answer.alive,
+        outcome="not_applied",
+    )
+
+
+def _exists_differently(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
+    """409, naming what is asked otherwise than it is."""
+    different: list[tuple[str, Setting | None, Setting | None]] = []
+    if known is not None:
+        if known.partitions != wanted.partitions:
+            different.append(("partitions", wanted.partitions, known.partitions))
+        if known.replicas != wanted.replicas:
+            different.append(("replicas", wanted.replicas, known.replicas))
+        for name in sorted(known.settings.keys() | wanted.settings.keys()):
+            asked, is_ = wanted.settings.get(name), known.settings.get(name)
+            if asked != is_:
+                different.append((f"settings.{name}", asked, is_))
+    texts = [f"{name} is {_or_not_set(is_)}, not {_or_not_set(asked)}" for name, asked, is_ in different]
+    return Problem(
+        "exists_differently",
+        f"topic {wanted.name!r} exists with another configuration: {'; '.join(texts)}",
+        field=different[0][0] if different else "topic",
+        value=_or_not_set(different[0][1]) if different else wanted.name,
+        limit=_or_not_set(different[0][2]) if different else None,
+    )
+
+
+def _or_not_set(value: Setting | None) -> Setting:
+    return "not set" if value is None else value
+
+
+def _check_fewest(settings: Mapping[str, Setting | None], replicas: int) -> None:
+    """Raises 422 for more copies of each record than there are replicas: nothing could be appended."""
+    fewest = settings.get("min_replicas")
+    if isinstance(fewest, int) and fewest > replicas:
+        raise Problem(
+            "invalid",
+            f"min_replicas must be at most the number of replicas, {replicas}",
+            field="settings.min_replicas",
+            value=fewest,
+            limit=replicas,
+        )
 
 
 def _within(name: str, value: int, maximum: int) -> None:

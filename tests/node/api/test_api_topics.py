@@ -23,7 +23,12 @@ def fresh() -> str:
 def test_create_answers_201_with_location_then_200_for_the_same(http: httpx.Client) -> None:
     """PUT is idempotent; both answers describe the topic and carry its ETag."""
     path = f"/v1/topics/{fresh()}"
-    wish = {"partitions": 3, "replicas": 2, "settings": {"min_replicas": 1}}
+    wish: dict[str, Any] = {
+        "partitions": 3,
+        "replicas": 2,
+        "settings": {"min_replicas": 1},
+        "allow_fewer_replicas": True,
+    }
 
     first = http.put(path, json=wish)
     second = http.put(path, json=wish)
@@ -33,6 +38,7 @@ def test_create_answers_201_with_location_then_200_for_the_same(http: httpx.Clie
     assert first.json() == second.json() == http.get(path).json()
     assert first.headers["etag"] == second.headers["etag"] == http.get(path).headers["etag"]
     described = first.json()
+    del wish["allow_fewer_replicas"]
     assert wish == {name: described[name] for name in wish}
     assert ("live", 1) == (described["state"], described["replicas_placed"])
     assert described["created"].endswith("Z")
@@ -44,8 +50,10 @@ def test_create_with_other_settings_is_409(http: httpx.Client) -> None:
     assert 201 == http.put(path, json={"partitions": 2}).status_code
 
     refused = http.put(path, json={"partitions": 3})
+    with_setting = http.put(path, json={"partitions": 2, "settings": {"retention_ms": 5}})
 
-    problem(refused, 409, "exists_differently", field="topic", outcome="not_applied")
+    problem(refused, 409, "exists_differently", field="partitions", value=3, limit=2, outcome="not_applied")
+    problem(with_setting, 409, "exists_differently", field="settings.retention_ms", value=5, limit="not set")
     assert 2 == http.get(path).json()["partitions"]
 
 
@@ -123,11 +131,28 @@ def test_the_longest_name_is_allowed(http: httpx.Client) -> None:
     assert 201 == Partition(http, name).post(b"x").status_code
 
 
-def test_too_few_nodes_for_min_replicas_is_503(http: httpx.Client) -> None:
-    """A topic that would keep less than it promises is refused."""
-    answer = http.put(f"/v1/topics/{fresh()}", json={"settings": {"min_replicas": 2}})
+def test_a_topic_is_never_created_silently_with_fewer_replicas(http: httpx.Client) -> None:
+    """Refused with what is wanted and what there is; allowed, the answer says how many it has."""
+    path = f"/v1/topics/{fresh()}"
 
-    problem(answer, 503, "too_few_nodes", field="min_replicas")
+    refused = http.put(path, json={"replicas": 3})
+    allowed = http.put(path, json={"replicas": 3, "allow_fewer_replicas": True})
+
+    problem(refused, 503, "too_few_nodes", field="replicas", value=3, limit=1, outcome="not_applied")
+    assert (201, 3, 1) == (allowed.status_code, allowed.json()["replicas"], allowed.json()["replicas_placed"])
+
+
+def test_min_replicas_is_never_more_than_the_replicas(http: httpx.Client) -> None:
+    """Asked, when the topic is created; placed, when it is changed; and there must be nodes for so many."""
+    path = f"/v1/topics/{fresh()}"
+    two = {"settings": {"min_replicas": 2}}
+
+    problem(http.put(path, json=two), 422, "invalid", field="settings.min_replicas", value=2, limit=1)
+    few = http.put(path, json=two | {"replicas": 2, "allow_fewer_replicas": True})
+    problem(few, 503, "too_few_nodes", field="settings.min_replicas", value=2, limit=1)
+    made = http.put(path, json={"replicas": 2, "allow_fewer_replicas": True})
+    changed = http.patch(path, json=two, headers={"If-Match": made.headers["etag"]})
+    problem(changed, 422, "invalid", field="settings.min_replicas", value=2, limit=1)
 
 
 def test_get_is_304_for_who_has_the_state_already(http: httpx.Client, new_topic: Callable[..., str]) -> None:

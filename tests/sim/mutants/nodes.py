@@ -18,7 +18,34 @@ MOVED = (
     "test_pitfall_50_what_was_moved_is_kept_until_no_loss_of_power_brings_it_back",
 )
 
+COPIES = ("tests/node/test_copies.py",)
+FEWER = ("tests/test_embedded.py::test_no_topic_is_born_silently_with_fewer_replicas_than_asked",)
+
 NODES = [
+    case(
+        "an append is acknowledged without its copies",
+        "laminar.node.copies:Copies.acknowledged_index",
+        "if wanted <= majority(len(voters)):",
+        "if True:",
+        tests=COPIES,
+        tests_only=True,
+    ),
+    case(
+        "an append is taken while too few replicas are in sync",
+        "laminar.node.copies:Copies.check",
+        "if len(in_sync) < wanted:",
+        "if False:",
+        tests=COPIES,
+        tests_only=True,
+    ),
+    case(
+        "a topic is created with as many replicas as there are nodes",
+        "laminar.node.catalog_service:CatalogService._create_topic",
+        "if len(weights) < wanted:",
+        "if False:",
+        tests=FEWER,
+        tests_only=True,
+    ),
     case(
         "a configuration of an interval log counts before it is synced",
         "laminar.log.passage:Passage._go",
