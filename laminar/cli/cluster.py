@@ -8,6 +8,8 @@ from typing import Any
 from laminar.cli import EXIT_DONE, EXIT_FAILED
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
+READY_TIMEOUT_S = 3.0
+
 
 def list_nodes(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
     """List nodes with their addresses."""
@@ -31,12 +33,13 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
 
     with cluster.connect() as client:
         about = client.cluster()
-        topics = {
-            topic["topic"]: [dict(each.raw) for each in client.topic(topic["topic"]).partitions()]
-            for topic in all_topics(client)
-        }
+        described = {topic["topic"]: topic for topic in all_topics(client)}
+        topics = {topic: [dict(each.raw) for each in client.topic(topic).partitions()] for topic in described}
+    ready = {node["node"]: readyz(node["url"]) for node in about["nodes"] if node.get("alive", True)}
     rows = node_rows(about["nodes"], topics)
-    troubles = troubles_of(about["nodes"], topics)
+    troubles = troubles_of(about["nodes"], topics, described=described, ready=ready)
+    if not about.get("catalog_leader"):
+        troubles.insert(0, "the catalog has no leader: no topic can be created, changed or deleted")
     if listing.format == "json":
         show_json({**about, "nodes": rows, "topics": len(topics), "troubles": troubles})
     else:
@@ -67,8 +70,26 @@ def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[di
     return list(rows.values())
 
 
+def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    found = []
+    for node, said in sorted(ready.items()):
+        if said is None:
+            found.append(f"node {node} does not answer /readyz")
+            continue
+        found += [f"node {node} is not ready: {reason}" for reason in said.get("reasons") or ()]
+        disk = said.get("disk") or {}
+        if disk.get("appends_refused"):
+            found.append(
+                f"node {node} refuses appends: its disk has {disk['free_bytes']:,} bytes free, "
+                f"the minimum is {disk['low_water_bytes']:,}"
+            )
+        system = [each for each in said.get("warnings") or () if each.startswith("_transactions ")]
+        found += [each for each in system if each not in found]
+    return found
+
+
 def waits_for(partition: Mapping[str, Any]) -> str:
-    """Behind "has no leader": for whom it waits, if replicas of it may have forgotten something."""
+    """After "has no leader": for whom it waits, if replicas of it may have forgotten something."""
     replicas = partition.get("replicas") or ()
     marked = [each["node"] for each in replicas if each.get("marked")]
     absent = [each["node"] for each in replicas if not each.get("reachable")]
@@ -78,9 +99,43 @@ def waits_for(partition: Mapping[str, Any]) -> str:
     return f"{text}, it waits for {', '.join(absent)}" if absent else text
 
 
-def troubles_of(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[str]:
-    """What is not well, a sentence each."""
-    found = [f"node {node['node']} does not answer" for node in nodes if not node.get("alive", True)]
+def readyz(url: str) -> Mapping[str, Any] | None:
+    """What a node says of itself; None if it does not answer."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    try:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=READY_TIMEOUT_S) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            body = error.read()
+        found = json.loads(body)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def troubles_of(
+    nodes: Sequence[Mapping[str, Any]],
+    topics: Partitions,
+    *,
+    described: Mapping[str, Mapping[str, Any]] | None = None,
+    ready: Mapping[str, Mapping[str, Any] | None] | None = None,
+) -> list[str]:
+    """What is not well, a sentence each. `described` are the topics, `ready` what nodes say of themselves."""
+    found = _of_nodes(ready or {})
+    for topic, it in sorted((described or {}).items()):
+        if it["replicas_placed"] < it["replicas"]:
+            found.append(f"{topic} has {it['replicas_placed']} of the {it['replicas']} replicas asked for")
+        for partition in topics.get(topic, ()):
+            fewest = int(it.get("settings", {}).get("min_replicas", 1))
+            in_sync = sum(1 for each in partition.get("replicas") or () if each.get("in_sync"))
+            if partition.get("leader") is not None and in_sync < fewest:
+                place = f"{topic}/{partition['partition']}"
+                found.append(f"{place} takes no appends: {in_sync} in sync, min_replicas is {fewest}")
+    found += [f"node {node['node']} does not answer" for node in nodes if not node.get("alive", True)]
     found += [
         f"the data folder of node {node['node']} is an older copy: it takes part in nothing"
         for node in nodes

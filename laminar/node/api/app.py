@@ -40,11 +40,13 @@ from laminar.node.api.progress import ProgressRoutes
 from laminar.node.api.recover import RecoverRoutes
 from laminar.node.api.replica_states import PartitionRoutes, ReplicaStates
 from laminar.node.api.sinks import SinkRoutes
-from laminar.node.api.topics import MAX_PARTITIONS, MAX_REPLICAS, TopicRoutes
+from laminar.node.api.standing import Watch
+from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes
 from laminar.node.api.trim import TrimRoutes
 from laminar.node.api.uploads import UploadRoutes
 from laminar.node.api.values import ValueRoutes
 from laminar.node.coordinator import TOPIC
+from laminar.node.settings import MAX_REPLICAS
 from laminar.node.transport import Peer
 from laminar.node.uploads import MAX_OPEN, MAX_PARTS
 
@@ -116,11 +118,12 @@ class Api:
         states = ReplicaStates(shard, self._exchange)
         topics = TopicRoutes(shard, states)
         partitions = PartitionRoutes(shard, topics, states)
-        cluster = ClusterRoutes(shard)
+        watch = Watch(shard)
+        cluster = ClusterRoutes(shard, watch)
         cursors = CursorRoutes(shard, self._exchange, self._locator, topics)
         groups = GroupRoutes(shard, self._exchange, self._locator, topics, cursors)
         fetch = FetchRoutes(shard, self._exchange, self._locator, topics)
-        metrics = MetricsRoute(shard)
+        metrics = MetricsRoute(shard, watch)
         recover = RecoverRoutes(shard, self._exchange, topics, states)
         progress = ProgressRoutes(shard, fetch)
         sinks = SinkRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
@@ -184,6 +187,7 @@ class Api:
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "stats": metrics.on_stats,
+            "standing": watch.on_standing,
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"

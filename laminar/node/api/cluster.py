@@ -10,6 +10,7 @@ from laminar import __version__
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.http.openapi import docs_page, openapi_document
+from laminar.node.api.standing import Watch
 from laminar.node.boot import ChildState, role_name
 from laminar.node.view import host_in_url
 
@@ -23,8 +24,9 @@ _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 class ClusterRoutes:
     """Handlers of cluster, node, health and document routes."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, watch: Watch) -> None:
         self._shard = shard
+        self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
         """GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
@@ -88,10 +90,11 @@ class ClusterRoutes:
         """GET /livez: this process turns its loop."""
         return Response.json({"status": "alive", "node": self._shard.boot.node, "shard": self._shard.number})
 
-    def readyz(self, request: Request) -> Response:
+    async def readyz(self, request: Request) -> Response:
         """GET /readyz: the whole node serves; 503 with the reasons if not.
 
-        A disk below the low-water mark is a warning: all but appends is served.
+        What other nodes are needed for is a warning, as another node could do no better, and so is a disk
+        below the low-water mark: all but appends is served.
         """
         reasons = []
         if not self._shard.ready:
@@ -106,10 +109,19 @@ class ClusterRoutes:
             elif child.state == ChildState.STARTING:
                 reasons.append(f"{role_name(child.role)} is starting")
         if not reasons:
-            warnings = [f"appends are refused: {self._shard.space.reason}"] if self._shard.space.low else []
-            if self._shard.boot.settings.is_open:
-                warnings.append("insecure: HTTP clients need no credentials")
-            return Response.json({"status": "ready", "node": self._shard.boot.node, "warnings": warnings})
+            space = self._shard.space
+            return Response.json(
+                {
+                    "status": "ready",
+                    "node": self._shard.boot.node,
+                    "warnings": await self._watch.warnings(),
+                    "disk": {
+                        "free_bytes": space.free_bytes,
+                        "low_water_bytes": space.mark_bytes,
+                        "appends_refused": space.low,
+                    },
+                }
+            )
         return Response.json(
             {"status": "not_ready", "node": self._shard.boot.node, "reasons": reasons},
             status=503,

@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from laminar.http.messages import Request, Response
+from laminar.node.api.standing import Watch
 from laminar.node.boot import role_name, role_number
 from laminar.node.transport import Peer, TransportError, UnixAddress
 
@@ -112,8 +113,9 @@ class _Scrape(Collector):
 class MetricsRoute:
     """GET /metrics, and the `stats` method by which siblings are asked."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, watch: Watch) -> None:
         self._shard = shard
+        self._watch = watch
 
     def own(self) -> dict[str, Any]:
         """This shard's statistics."""
@@ -136,6 +138,7 @@ class MetricsRoute:
                 "disk_is_low": int(shard.space.low),
                 "log_starts_moved": shard.retention.moved,
                 "log_starts_held": shard.retention.held,
+                **self._watch.statistics(),
             },
             "catch_up": shard.catch_up.statistics(),
             "partitions": [

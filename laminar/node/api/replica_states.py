@@ -16,6 +16,7 @@ from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
+from laminar.node.api.standing import in_sync_of
 from laminar.node.transport import Peer
 from membership.records import ReplicaRecord
 
@@ -117,18 +118,6 @@ class ReplicaStates:
                 continue
             replica = partition.replica
             core = replica.core
-            in_sync = []
-            if core.is_leader:
-                in_sync = [
-                    node
-                    for member, node in replica.nodes.items()
-                    if member == replica.replica_id
-                    # A learner that keeps up does not count for a majority yet.
-                    or (
-                        member in core.configuration.voters
-                        and replica.match_index(member) >= partition.committed_index
-                    )
-                ]
             states.append(
                 ReplicaState(
                     partition=number,
@@ -142,7 +131,7 @@ class ReplicaStates:
                     committed_index=partition.committed_index,
                     last_index=partition.log.last_index,
                     bytes=partition.log.size_bytes,
-                    in_sync=in_sync,
+                    in_sync=in_sync_of(partition) if core.is_leader else [],
                     marked=core.marked,
                     last_term=partition.log.last_term,
                     last_offset=partition.log.next_offset,

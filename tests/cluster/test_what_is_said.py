@@ -1,0 +1,118 @@
+"""A cluster that loses one node, then two: what every answer about its health says, and what still works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from laminar.cli import EXIT_DONE, EXIT_FAILED, run
+from laminar.testing.cluster import LocalCluster
+from tests.cluster.test_api_cluster import until
+
+Shown = Callable[[], tuple[int, str]]
+
+
+@pytest.fixture
+def status(cluster: LocalCluster, capfd: pytest.CaptureFixture[str]) -> Shown:
+    """`laminar cluster status`: its exit code and what it prints."""
+
+    def shown() -> tuple[int, str]:
+        code = run(["cluster", "status", "--url", cluster.urls[0], "--timeout", "5"])
+        return code, capfd.readouterr().out
+
+    return shown
+
+
+def metric(http: httpx.Client, url: str, name: str) -> float:
+    """The sum over a node's processes."""
+    lines = http.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+def in_sync(http: httpx.Client, url: str, topic: str) -> set[str]:
+    """Nodes that are in sync of any partition of the topic."""
+    told = http.get(f"{url}/v1/topics/{topic}/partitions").json()["partitions"]
+    return {each["node"] for partition in told for each in partition["replicas"] if each["in_sync"]}
+
+
+def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
+    cluster: LocalCluster, status: Shown
+) -> None:
+    """Status, health, metrics and replicas agree; creations and appends that want more nodes are refused."""
+    first, *others = cluster.members
+    names = {member.name for member in cluster.members}
+    strict: dict[str, Any] = {"partitions": 2, "settings": {"min_replicas": 3}}
+    with httpx.Client(timeout=30, trust_env=False) as http:
+        ready = f"{first.url}/readyz"
+        for topic, wanted in (("idle", {"partitions": 4}), ("strict", strict)):
+            assert 201 == http.put(f"{first.url}/v1/topics/{topic}", json=wanted).status_code
+        for number in range(4):
+            assert 201 == append(http, first.url, "idle", number).status_code
+        assert 201 == append(http, first.url, "strict", 0).status_code
+        until(lambda: names == in_sync(http, first.url, "idle"))
+        until(lambda: [] == http.get(ready).json()["warnings"])
+        until(lambda: status() == (EXIT_DONE, status()[1]))
+        assert "all well" in status()[1]
+
+        cluster.kill(2)
+        gone = others[1].name
+        until(lambda: gone not in in_sync(http, first.url, "idle"))
+        led = until(lambda: leaders(http, first.url, "strict"))
+        refused = until(lambda: thin(append(http, led[0], "strict", 0)))
+        assert ("too_few_replicas", "not_applied", 2, 3) == (
+            refused["code"],
+            refused["outcome"],
+            refused["value"],
+            refused["limit"],
+        )
+        assert 201 == append(http, first.url, "idle", 0).status_code, "a majority is enough here"
+        until(lambda: not http.get(f"{first.url}/v1/nodes/{gone}").json()["alive"])
+        few = http.put(f"{first.url}/v1/topics/more").json()
+        assert ("too_few_nodes", 3, 2) == (few["code"], few["value"], few["limit"])
+        made = http.put(f"{first.url}/v1/topics/more", json={"allow_fewer_replicas": True})
+        assert (201, 3, 2) == (made.status_code, made.json()["replicas"], made.json()["replicas_placed"])
+        code, text = until(lambda: said(status(), f"node {gone} does not answer"))
+        assert EXIT_FAILED == code
+        assert "more has 2 of the 3 replicas asked for" in text
+        assert "strict/0 takes no appends: 2 in sync, min_replicas is 3" in text
+        assert all(f"idle/{number} is not in sync on {gone}" in text for number in range(4)), text
+        warnings = "; ".join(http.get(ready).json()["warnings"])
+        assert "topics have fewer replicas than asked for: more (2 of 3)" in warnings
+        alive = cluster.members[:2]
+        assert 6 <= sum(metric(http, each.url, "laminar_node_under_replicated_partitions") for each in alive)
+        assert 2 == sum(metric(http, each.url, "laminar_node_refusing_partitions") for each in alive)
+        assert 1 <= metric(http, first.url, "laminar_node_topics_with_fewer_replicas")
+
+        cluster.kill(1)
+        until(lambda: any("the catalog has no leader" in each for each in http.get(ready).json()["warnings"]))
+        until(lambda: any("have no leader: idle/0" in each for each in http.get(ready).json()["warnings"]))
+        assert 0 == metric(http, first.url, "laminar_node_catalog_is_led")
+        assert 7 == metric(http, first.url, "laminar_node_leaderless_partitions")
+        code, text = status()
+        assert EXIT_FAILED == code
+        assert "the catalog has no leader" in text and "idle/3 has no leader" in text
+
+
+def append(http: httpx.Client, url: str, topic: str, number: int) -> httpx.Response:
+    """One record."""
+    return http.post(f"{url}/v1/topics/{topic}/partitions/{number}/records", content=b"x")
+
+
+def leaders(http: httpx.Client, url: str, topic: str) -> list[str]:
+    """URLs of all partitions' leaders, once each has one that is alive; else empty."""
+    told = http.get(f"{url}/v1/topics/{topic}/partitions").json()["partitions"]
+    found = [each["leader"]["url"] for each in told if each["leader"] is not None]
+    return found if len(found) == len(told) else []
+
+
+def thin(answer: httpx.Response) -> dict[str, Any] | None:
+    """The problem, if it is that too few are in sync."""
+    problem: dict[str, Any] = answer.json()
+    return problem if problem.get("code") == "too_few_replicas" else None
+
+
+def said(shown: tuple[int, str], text: str) -> tuple[int, str] | None:
+    return shown if text in shown[1] else None
