@@ -42,6 +42,9 @@ class Trivial:
     def head(self, request: Request) -> Response | None:
         return None
 
+    def parse(self, request: Request) -> None:
+        return None
+
     def handle(self, request: Request) -> Response | asyncio.Future[Response]:
         assert len(request.body) == VALUE_BYTES
         if not self.futures:

@@ -20,6 +20,8 @@ CONTINUATION = 0xFFFFFFFF
 METADATA_V4, METADATA_V5 = 3, 4
 SCHEMA, RECORD_BATCH = 1, 3
 PREFIX = struct.Struct("<II")
+# Headers that the records of a stream may have, on average.
+HEADERS_A_ROW = 16
 INT, BINARY, UTF8, TIMESTAMP, LIST, STRUCT, MAP = 2, 4, 5, 10, 12, 13, 17
 
 _TYPE_NAMES = [
@@ -73,20 +75,23 @@ class Rows:
 class _Cursor:
     """The nodes and buffers of one record batch, taken column by column in the schema's order."""
 
-    def __init__(self, batch: Reader, body: memoryview) -> None:
+    def __init__(self, batch: Reader, body: memoryview, max_rows: int | None) -> None:
         self.body = body
+        self.max_rows = max_rows
         self.nodes = list(batch.structs(1, "<qq"))
         self.places = list(batch.structs(2, "<qq"))
         self.nodes.reverse()
         self.places.reverse()
 
-    def node(self) -> tuple[int, int]:
-        """Length and null count of the next field."""
+    def node(self, most: int = 1) -> tuple[int, int]:
+        """Length and null count of the next field; no longer than `most` times the rows that may come."""
         if not self.nodes:
             raise _malformed("nodes", "fewer than the schema's fields")
         length, null_count = self.nodes.pop()
         if length < 0:
             raise _malformed("length", length)
+        if self.max_rows is not None and length > most * self.max_rows:
+            raise _too_many(length, most * self.max_rows)
         return length, null_count
 
     def buffer(self) -> memoryview:
@@ -119,9 +124,9 @@ class _Cursor:
             raise _malformed("offsets", f"{ends[0]} to {ends[-1]}, not in order")
         return ends
 
-    def cells(self) -> list[bytes | None]:
-        """A column of binary or utf8."""
-        length, null_count = self.node()
+    def cells(self, most: int = 1) -> list[bytes | None]:
+        """A column of binary or utf8; `most` as for `node`."""
+        length, null_count = self.node(most)
         present = self.presence(length, null_count)
         ends = self.ends(length)
         data = bytes(self.buffer())
@@ -149,9 +154,9 @@ class _Cursor:
         length, null_count = self.node()
         present = self.presence(length, null_count)
         ends = self.ends(length)
-        entries, struct_nulls = self.node()
+        entries, struct_nulls = self.node(HEADERS_A_ROW)
         self.presence(entries, struct_nulls)
-        names, values = self.cells(), self.cells()
+        names, values = self.cells(HEADERS_A_ROW), self.cells(HEADERS_A_ROW)
         if not len(names) == len(values) == entries or ends[-1] > entries:
             raise _malformed("headers", f"{len(names)} names, {len(values)} values, offsets to {ends[-1]}")
         found: list[dict[str, bytes] | None] = []
@@ -176,16 +181,20 @@ class _Plan(NamedTuple):
     unit: int
 
 
-def read_stream(buffer: Buffer) -> Iterator[Rows]:
+def read_stream(buffer: Buffer, *, max_rows: int | None = None) -> Iterator[Rows]:
     """The record batches of a whole stream, those without records left out.
 
     Columns: ``value`` (binary or utf8, never null) and, if there, ``key`` (the same), ``tag`` (utf8),
     ``timestamp`` (any unit; int64 is ms; without a zone it is UTC) and ``headers`` (map of utf8 to binary or
     utf8). Raises `BatchError`: ``unsupported`` for other columns, types, dictionaries and compression,
-    ``malformed`` for bytes that are no such stream, or that go on behind its end.
+    ``malformed`` for bytes that are no such stream, or that go on behind its end, ``too_large`` for more than
+    `max_rows` rows, or than a tenth as many record batches; before the rest is read.
     """
     plans: list[_Plan] | None = None
-    for message, body in _messages(memoryview(buffer)):
+    left = max_rows
+    for number, (message, body) in enumerate(_messages(memoryview(buffer))):
+        if max_rows is not None and number > 1 + max_rows // 10:
+            raise _too_many(number, 1 + max_rows // 10, field="record_batches")
         kind = message.scalar(1, "B")
         header = message.table(2)
         if header is None:
@@ -199,7 +208,9 @@ def read_stream(buffer: Buffer) -> Iterator[Rows]:
         elif plans is None:
             raise _malformed("message", "a record batch before the schema")
         else:
-            rows = _rows(plans, header, body)
+            rows = _rows(plans, header, body, left)
+            if left is not None:
+                left -= len(rows)
             if rows.values:
                 yield rows
     if plans is None:
@@ -289,11 +300,11 @@ def _check_headers(field: Reader, words: str) -> None:
         raise _unsupported("headers", "dictionary", words)
 
 
-def _rows(plans: Sequence[_Plan], batch: Reader, body: memoryview) -> Rows:
+def _rows(plans: Sequence[_Plan], batch: Reader, body: memoryview, max_rows: int | None) -> Rows:
     if batch.table(3) is not None:
         raise _unsupported("compression", "compressed buffers", "buffers without")
     length = batch.scalar(0, "q")
-    cursor = _Cursor(batch, body)
+    cursor = _Cursor(batch, body, max_rows)
     rows = Rows([])
     for name, kind, unit in plans:
         if name == "value":
@@ -333,6 +344,16 @@ def _text(raw: bytes, field: str) -> str:
 
 def _type_name(number: int) -> str:
     return _TYPE_NAMES[number] if number < len(_TYPE_NAMES) else f"type {number}"
+
+
+def _too_many(value: int, limit: int, *, field: str = "records") -> BatchError:
+    return BatchError(
+        "too_large",
+        f"Arrow stream: {field} is {value}, at most {limit}",
+        field=field,
+        value=value,
+        limit=limit,
+    )
 
 
 def _malformed(field: str, value: object) -> BatchError:

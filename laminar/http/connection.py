@@ -21,7 +21,7 @@ from laminar.http.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.content import decode_content
 from laminar.http.errors import Problem
 from laminar.http.head import LONGEST_HEAD_BYTES, RequestHead, fault_of_unfinished_head, head_too_large
-from laminar.http.messages import CONTINUE, Request, Response
+from laminar.http.messages import CONTINUE, OFF_LOOP_BYTES, Application, Request, Response
 from laminar.http.outbound import GO_ON, Outbound, bug
 from laminar.http.patience import Patience
 
@@ -59,6 +59,7 @@ class Connection(Outbound):
         "_lingering",
         "_patience",
         "_phase",
+        "_preparing",
         "_received",
     )
 
@@ -72,6 +73,7 @@ class Connection(Outbound):
         self._chunked: ChunkedDecoder | None = None
         self._linger_left = LINGER_BYTES
         self._lingering = False
+        self._preparing = False  # a large body is parsed: nothing that comes after it is begun
         self._received = 0
         self._patience = Patience(server.now_s)
 
@@ -143,6 +145,7 @@ class Connection(Outbound):
         limits = self._server.limits
         return (
             not self.paused_writing
+            and not self._preparing
             and len(self._pending) < limits.max_pipelined
             and self._reserved < limits.connection_budget_bytes
         )
@@ -160,7 +163,7 @@ class Connection(Outbound):
             if self._phase is Phase.CHUNKED:
                 position = self._feed_chunked(data, position)
                 continue
-            if self.paused_writing or len(pending) >= most or self._reserved >= most_bytes:
+            if self.paused_writing or self._preparing or len(pending) >= most or self._reserved >= most_bytes:
                 self._pause_reading()
                 break
             end = data.find(b"\r\n\r\n", position)
@@ -299,12 +302,74 @@ class Connection(Outbound):
         return len(data)
 
     def _dispatch(self, request: Request, *, reserved: int = 0) -> None:
-        """Hand a whole request to the application and write or keep its answer."""
+        """A request is whole: take the coding off its body, and hand it over."""
+        coding, size = request.head.coding, len(request.body)
+        if size <= OFF_LOOP_BYTES and not (coding and size):
+            self._hand_over(request, reserved)
+            return
+        if size <= OFF_LOOP_BYTES:
+            try:
+                request.body = decode_content(request.body, coding, limit_bytes=OFF_LOOP_BYTES)
+            except Problem as problem:
+                if problem.code != "too_large":
+                    self._answer(request.head, Response.problem(problem), reserved)
+                    return
+            else:
+                self._hand_over(request, reserved)
+                return
+        self._prepare(request, reserved)
+
+    def _prepare(self, request: Request, reserved: int) -> None:
+        """Read a large body in another thread. Its place among the answers is taken now."""
+        server = self._server
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._pending.append((request.head, answer, reserved))
+        if request.head.close:
+            self._stopped = True
+        answer.add_done_callback(self._settle_callback)
+        self._preparing = True
+        job = server.off_loop(_read_body, server.app, request, server.limits.max_body_bytes)
+        job.add_done_callback(lambda job: self._prepared(request, answer, job))
+
+    def _prepared(
+        self, request: Request, answer: asyncio.Future[Response], job: asyncio.Future[None]
+    ) -> None:
+        """The body is read: hand the request over, then go on with what came after it.
+
+        As any change that is taken up, it is carried out for a peer that is gone by now.
+        """
+        self._preparing = False
+        try:
+            job.result()
+            if self.transport is not None:
+                self._reserve_unfolded(answer, len(request.body))
+            result = self._server.app.handle(request)
+        except asyncio.CancelledError:
+            answer.cancel()
+        except Exception as error:  # noqa: BLE001  # answered by `_outcome`, as a bug if it is one
+            _settle_by(answer, error)
+        else:
+            if isinstance(result, Response):
+                _settle_by(answer, result)
+            else:
+                future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
+                future.add_done_callback(lambda done: _copy(done, answer))
+        if self.transport is not None:
+            self._go_on()
+
+    def _reserve_unfolded(self, answer: asyncio.Future[Response], size: int) -> None:
+        """Count a body that was coded as what it has become."""
+        head, last, reserved = self._pending[-1]
+        assert last is answer, "a request was begun while a body was parsed"
+        if size > reserved:
+            self._server.check_budget(size - reserved)
+            self._reserve(size - reserved)
+            self._pending[-1] = head, last, size
+
+    def _hand_over(self, request: Request, reserved: int) -> None:
+        """Give a whole request to the application and write or keep its answer."""
         head = request.head
         try:
-            if head.coding and len(request.body):
-                limit_bytes = self._server.limits.max_body_bytes
-                request.body = decode_content(request.body, head.coding, limit_bytes=limit_bytes)
             result = self._server.app.handle(request)
         except Problem as problem:
             result = Response.problem(problem)
@@ -367,7 +432,8 @@ class Connection(Outbound):
             return
         if self._tail:
             self._consume(self._tail)
-        if self._has_room:
+        # A body that has begun is read to its end, also where it leaves no room for another.
+        if self._phase is not Phase.HEAD or self._has_room:
             self._resume_reading()
         self._flush()
         if self._at_eof and not self._busy and self.transport is not None:
@@ -410,3 +476,34 @@ class Connection(Outbound):
         problem = Problem("too_slow", f"the {what} came too slowly", field=what, limit=round(limit_s * 1000))
         self._answer_last(self._head or _NO_HEAD, Response.problem(problem))
         self._flush()
+
+
+def _read_body(app: Application, request: Request, limit_bytes: int) -> None:
+    """In the thread for large bodies."""
+    coding = request.head.coding
+    if coding:
+        request.body = decode_content(request.body, coding, limit_bytes=limit_bytes)
+    request.parsed = app.parse(request)
+
+
+def _settle_by(answer: asyncio.Future[Response], outcome: Response | Exception) -> None:
+    """Unless nobody waits for it any more."""
+    if answer.done():
+        return
+    if isinstance(outcome, Response):
+        answer.set_result(outcome)
+    else:
+        answer.set_exception(outcome)
+
+
+def _copy(done: asyncio.Future[Response], answer: asyncio.Future[Response]) -> None:
+    if done.cancelled():
+        answer.cancel()
+        return
+    error = done.exception()
+    if error is None:
+        _settle_by(answer, done.result())
+    elif isinstance(error, Exception):
+        _settle_by(answer, error)
+    else:
+        raise error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,8 +19,18 @@ import msgspec
 from laminar.batch import Buffer
 from laminar.http.errors import Problem
 from laminar.http.lines import each_line, not_json
-from laminar.http.records import Records
+from laminar.http.records import Limits, Records, too_many_records
 from laminar.http.times import parse_time
+
+
+class _Budget(threading.local):
+    """How many more envelopes the body that this thread reads may have."""
+
+    left = 0
+
+
+_budget: Final = _Budget()
+_SPENT: Final = "the body has too many envelopes"
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,9 +42,16 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: str | None = None
     tag: str | None = None
-    headers: dict[str, str] | None = None
-    headers_base64: dict[str, str] | None = None
+    # Read once their size is known to be one that headers may have.
+    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers_base64: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     timestamp: int | str | None = None
+
+    def __post_init__(self) -> None:
+        # The decoder calls this after each one: an answer after all were read would come too late.
+        _budget.left -= 1
+        if _budget.left < 0:
+            raise ValueError(_SPENT)
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,30 +62,40 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 _one: Final = msgspec.json.Decoder(Envelope)
 _many: Final = msgspec.json.Decoder(list[Envelope])
 _document: Final = msgspec.json.Decoder(_Document)
+_text_map: Final = msgspec.json.Decoder(dict[str, str] | None)
+# JSON writes a byte as up to six (\\u0000), and each header adds quotes, a colon and a comma.
+_UNFOLDS: Final = 16
 _PLACE: Final = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 
-def parse_envelopes(body: Buffer) -> Records:
-    """One envelope, a list of them, or ``{"records": [...]}``. 400 if it isn't JSON, 422 naming the place."""
+def parse_envelopes(body: Buffer, limits: Limits) -> Records:
+    """One envelope, a list of them, or ``{"records": [...]}``.
+
+    Raises 400 if it isn't JSON, 422 naming the place, 413 as soon as there are more than `limits` allow.
+    """
+    _budget.left = limits.max_records
     start = bytes(body[:64]).lstrip(b" \t\r\n")
     try:
         str(body, "utf-8")
         if start.startswith(b"["):
-            return _open(_many.decode(body), "[{}]")
+            return _open(_many.decode(body), "[{}]", limits)
         if re.search(rb'\A\s*\{\s*"records"', bytes(body[:256])):
-            return _open(_document.decode(body).records, "records[{}]")
-        return _open([_one.decode(body)], "record")
+            return _open(_document.decode(body).records, "records[{}]", limits)
+        return _open([_one.decode(body)], "record", limits)
     except msgspec.ValidationError as error:
+        if _budget.left < 0:
+            raise too_many_records(limits.max_records + 1, limits.max_records) from error
         raise _invalid(error, "body") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise not_json(body, error, field="body") from error
 
 
-def parse_envelope_lines(body: Buffer) -> Records:
-    """An envelope a line; the first broken line is named."""
+def parse_envelope_lines(body: Buffer, limits: Limits) -> Records:
+    """An envelope a line; the first broken line is named. Raises as `parse_envelopes`."""
     envelopes: list[Envelope] = []
     names: list[str] = []
-    for name, text in each_line(body):
+    for name, text in each_line(body, max_records=limits.max_records):
+        _budget.left = 1
         try:
             str(text, "utf-8")
             envelopes.append(_one.decode(text))
@@ -76,7 +104,7 @@ def parse_envelope_lines(body: Buffer) -> Records:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(text, error, field=name) from error
         names.append(name)
-    return _open(envelopes, names)
+    return _open(envelopes, names, limits)
 
 
 def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
@@ -88,7 +116,7 @@ def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
     return Problem("invalid", text[: place.start()] if place else text, field=field)
 
 
-def _open(envelopes: Sequence[Envelope], names: str | Sequence[str]) -> Records:
+def _open(envelopes: Sequence[Envelope], names: str | Sequence[str], limits: Limits) -> Records:
     values: list[Buffer] = []
     keys: list[bytes | None] = []
     tags: list[str | None] = []
@@ -99,7 +127,7 @@ def _open(envelopes: Sequence[Envelope], names: str | Sequence[str]) -> Records:
         values.append(_value(envelope, name))
         keys.append(_key(envelope, name))
         tags.append(envelope.tag)
-        headers.append(_headers(envelope, name))
+        headers.append(_headers(envelope, name, limits))
         stamp = envelope.timestamp
         timestamps.append(None if stamp is None else parse_time(stamp, field=f"{name}.timestamp"))
     return Records(
@@ -142,15 +170,29 @@ def _key(envelope: Envelope, name: str) -> bytes | None:
     return _from_base64(envelope.key_base64, f"{name}.key_base64")
 
 
-def _headers(envelope: Envelope, name: str) -> dict[str, bytes] | None:
-    if not envelope.headers and not envelope.headers_base64:
+def _headers(envelope: Envelope, name: str, limits: Limits) -> dict[str, bytes] | None:
+    plain = _texts(envelope.headers, f"{name}.headers", limits)
+    coded = _texts(envelope.headers_base64, f"{name}.headers_base64", limits)
+    if not plain and not coded:
         return None
-    fields = {field: text.encode() for field, text in (envelope.headers or {}).items()}
-    for field, text in (envelope.headers_base64 or {}).items():
+    fields = {field: text.encode() for field, text in plain.items()}
+    for field, text in coded.items():
         if field in fields:
             raise Problem("invalid", "a header is given twice", field=f"{name}.headers_base64.{field}")
         fields[field] = _from_base64(text, f"{name}.headers_base64.{field}")
     return fields
+
+
+def _texts(raw: msgspec.Raw | msgspec.UnsetType, field: str, limits: Limits) -> dict[str, str]:
+    if raw is msgspec.UNSET:
+        return {}
+    size, most = len(memoryview(raw)), _UNFOLDS * limits.max_headers_bytes
+    if size > most:
+        raise Problem("too_large", f"{field} is too large", field=field, value=size, limit=most)
+    try:
+        return _text_map.decode(raw) or {}
+    except msgspec.ValidationError as error:
+        raise _invalid(error, field) from error
 
 
 def _from_base64(text: str, field: str) -> bytes:

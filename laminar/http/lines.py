@@ -14,7 +14,7 @@ import msgspec
 
 from laminar.batch import Buffer
 from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.records import Records, too_many_records
 
 # Walks over a value without building it. It checks everything but UTF-8.
 _walker: Final = msgspec.json.Decoder(msgspec.Raw)
@@ -36,16 +36,28 @@ def not_json(text: Buffer, error: Exception, *, field: str) -> Problem:
     return Problem("malformed", f"{field} is not JSON: {error}", field=field, value=text)
 
 
-def each_line(body: Buffer) -> Iterator[tuple[str, bytes]]:
-    """Lines that aren't empty, named ``line N`` from 1, without their line ends."""
-    for number, line in enumerate(bytes(body).split(b"\n"), start=1):
-        text = line.strip(b" \t\r")
-        if text:
-            yield f"line {number}", text
+def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
+    """Lines that aren't empty, named ``line N`` from 1, without their line ends.
+
+    Raises 413 for more than `max_records` of them, and before any is read for more than twice as many lines:
+    a body of empty lines costs no more than one of records.
+    """
+    text = bytes(body)
+    ends = text.count(b"\n")
+    if ends > 2 * max_records:
+        raise Problem("too_large", "lines is too large", field="lines", value=ends, limit=2 * max_records)
+    count = 0
+    for number, line in enumerate(text.split(b"\n"), start=1):
+        line = line.strip(b" \t\r")
+        if line:
+            count += 1
+            if count > max_records:
+                raise too_many_records(count, max_records)
+            yield f"line {number}", line
 
 
-def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None) -> Records:
-    """A record a line; 400 `malformed` names the first broken one.
+def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None, max_records: int) -> Records:
+    """A record a line; 400 `malformed` names the first broken one, 413 says that there are too many.
 
     `key_from` and `tag_from` are JSON pointers. A text they find is taken as
     it is, anything else as its JSON; a record where they find nothing, or
@@ -56,7 +68,7 @@ def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None) -> 
     values: list[Buffer] = []
     keys: list[bytes | None] | None = None if key_of is None else []
     tags: list[str | None] | None = None if tag_of is None else []
-    for name, text in each_line(body):
+    for name, text in each_line(body, max_records=max_records):
         values.append(text)
         if key_of is None and tag_of is None:
             check_json(text, field=name)

@@ -20,6 +20,9 @@ from laminar.http.head import RequestHead
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
 
+# A body above this is unfolded and parsed in another thread, while the loop serves other connections.
+OFF_LOOP_BYTES: Final = 256 * 1024
+
 JSON_TYPE: Final = "application/json"
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -47,10 +50,22 @@ class Request:
 
     `body` is whole when `Application.handle` is called and empty in
     `Application.head`; a ``Content-Encoding`` has been taken off it by then.
-    `connection` offers `peer` and a slot `context` for the application.
+    `connection` offers `peer` and a slot `context` for the application. `parsed` is what
+    `Application.parse` made of a large body, else None.
     """
 
-    __slots__ = ("body", "connection", "head", "headers", "method", "path", "query", "segments", "target")
+    __slots__ = (
+        "body",
+        "connection",
+        "head",
+        "headers",
+        "method",
+        "parsed",
+        "path",
+        "query",
+        "segments",
+        "target",
+    )
 
     def __init__(self, head: RequestHead, body: Buffer, connection: Connection) -> None:
         self.head = head
@@ -62,6 +77,7 @@ class Request:
         self.headers = head.headers
         self.body = body
         self.connection = connection
+        self.parsed: Any = None
 
     @property
     def peer(self) -> str:
@@ -128,10 +144,17 @@ class Response:
 
 
 class Application(Protocol):
-    """What a server serves. Both methods may raise `Problem`."""
+    """What a server serves. All methods may raise `Problem`."""
 
     def head(self, request: Request) -> Response | None:
         """Called before the body is read. A response refuses it: the body stays unread."""
+        ...
+
+    def parse(self, request: Request) -> Any:
+        """Called in another thread with a body that is too large to be read on the event loop.
+
+        What it returns becomes `request.parsed`. It may use nothing that changes.
+        """
         ...
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:

@@ -19,7 +19,7 @@ from laminar.http.envelopes import parse_envelope_lines, parse_envelopes
 from laminar.http.errors import Problem
 from laminar.http.head import decode_percent
 from laminar.http.lines import check_json, parse_lines
-from laminar.http.messages import Request
+from laminar.http.messages import OFF_LOOP_BYTES, Request
 from laminar.http.records import Limits, Records
 from laminar.http.times import parse_time
 
@@ -53,15 +53,17 @@ def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Ap
     kind = media_type(request)
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
-    records = _PARSERS.get(kind, _value)(request)
+    records = _PARSERS.get(kind, _value)(request, limits)
     records.check(limits)
     return Append(records, [])
 
 
 def parses_long(request: Request) -> bool:
     """Whether `parse_append` may take more than a millisecond or two: then it belongs into a thread."""
-    if media_type(request) != BATCH_TYPE:
+    if request.parsed is not None:
         return False
+    if media_type(request) != BATCH_TYPE:
+        return len(request.body) > OFF_LOOP_BYTES
     if len(request.body) > _PARSED_HERE_BYTES:
         return True
     try:
@@ -173,7 +175,7 @@ def _plain(limit: object) -> object:
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 
-def _value(request: Request) -> Records:
+def _value(request: Request, limits: Limits) -> Records:
     """One record: the body as it is; key, tag, time and headers from the query and the head."""
     query = request.query
     headers = request.headers
@@ -196,19 +198,22 @@ def _value(request: Request) -> Records:
     )
 
 
-def _json(request: Request) -> Records:
+def _json(request: Request, limits: Limits) -> Records:
     """One record: the JSON text as sent, once it is known to be JSON."""
     check_json(request.body, field="body")
-    return _value(request)
+    return _value(request, limits)
 
 
-def _ndjson(request: Request) -> Records:
+def _ndjson(request: Request, limits: Limits) -> Records:
     return parse_lines(
-        request.body, key_from=request.query.get("key_from"), tag_from=request.query.get("tag_from")
+        request.body,
+        key_from=request.query.get("key_from"),
+        tag_from=request.query.get("tag_from"),
+        max_records=limits.max_records,
     )
 
 
-def _arrow(request: Request) -> Records:
+def _arrow(request: Request, limits: Limits) -> Records:
     """Columns `value` and, if there, `key`, `tag`, `timestamp`, `headers`."""
     try:
         parts = [
@@ -219,7 +224,7 @@ def _arrow(request: Request) -> Records:
                 headers=list(rows.headers) if rows.headers is not None else None,
                 timestamps=rows.timestamps,
             )
-            for rows in read_stream(request.body)
+            for rows in read_stream(request.body, max_rows=limits.max_records)
             if len(rows)
         ]
     except BatchError as error:
@@ -227,10 +232,10 @@ def _arrow(request: Request) -> Records:
     return Records.concat(parts) if parts else Records([])
 
 
-_PARSERS: Final[Mapping[str, Callable[[Request], Records]]] = {
+_PARSERS: Final[Mapping[str, Callable[[Request, Limits], Records]]] = {
     JSON_TYPE: _json,
     NDJSON_TYPE: _ndjson,
-    ENVELOPES_TYPE: lambda request: parse_envelopes(request.body),
-    ENVELOPE_LINES_TYPE: lambda request: parse_envelope_lines(request.body),
+    ENVELOPES_TYPE: lambda request, limits: parse_envelopes(request.body, limits),
+    ENVELOPE_LINES_TYPE: lambda request, limits: parse_envelope_lines(request.body, limits),
     ARROW_TYPE: _arrow,
 }

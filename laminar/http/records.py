@@ -28,6 +28,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.asdict(self)
 
 
+def too_many_records(count: int, limit: int) -> Problem:
+    """413, as soon as `count` records of a body are known; the rest of it was not read."""
+    return Problem("too_large", "records is too large", field="records", value=count, limit=limit)
+
+
 class Records:
     """Parallel lists; a column that no record has is None. `size_bytes` counts values and keys."""
 

@@ -15,7 +15,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +28,7 @@ from laminar.http.errors import Problem
 from laminar.http.head import RequestHead, RequestHeads
 from laminar.http.messages import Application, Response
 
+_T = TypeVar("_T")
 SCRATCH_BYTES = 256 * 1024
 
 
@@ -109,6 +113,8 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._reserved_bytes = 0
         self._listeners: list[asyncio.Server] = []
+        # One thread: large bodies wait for each other, and never for the loop.
+        self._parser = ThreadPoolExecutor(1, "http-parse")
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
         limits_s = (
@@ -151,8 +157,14 @@ class HttpServer:
                 return False
             finally:
                 self._stop_timer()
+                self._parser.shutdown(wait=False, cancel_futures=True)
         self._stop_timer()
+        self._parser.shutdown(wait=False, cancel_futures=True)
         return True
+
+    def off_loop(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        """Run `job` in the thread for large bodies, after those that came before."""
+        return asyncio.get_running_loop().run_in_executor(self._parser, job, *arguments)
 
     def statistics(self) -> dict[str, int]:
         """All counters, and what is open and reserved now."""

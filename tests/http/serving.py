@@ -54,6 +54,9 @@ class Mirror:
             return Response(307, [("Location", "http://elsewhere:1/moved")])
         return None
 
+    def parse(self, request: Request) -> None:
+        """Nothing to be read of a body."""
+
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """See the class."""
         self.handled.append(request.target)

@@ -265,6 +265,9 @@ async def test_a_response_may_be_shared_between_requests() -> None:
         def head(self, request: Request) -> Response | None:
             return None
 
+        def parse(self, request: Request) -> None:
+            return None
+
         def handle(self, request: Request) -> Response:
             return shared
 

@@ -227,7 +227,9 @@ async def test_a_later_try_that_was_refused_does_not_deny_an_earlier_one(then: s
         patch.setattr("laminar.node.api.append.GIVE_UP_S", 0.3)
         body = batch(0, b"x")
         head = {"content-type": BATCH_TYPE, "content-length": str(len(body))}
-        request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=body)
+        request: Any = SimpleNamespace(
+            method="POST", target="/", headers=head, query={}, body=body, parsed=None
+        )
         with pytest.raises(Problem) as problem:
             await served._elsewhere(request, "t", 0)
 
@@ -257,7 +259,7 @@ async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other
 
     served = elsewhere(leader, ask)
     head = {"idempotency-key": "one", "content-type": "text/plain"}
-    request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=b"x")
+    request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=b"x", parsed=None)
 
     async def append() -> object:
         if of_a_topic:

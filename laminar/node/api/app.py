@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from laminar.http.errors import Problem
 from laminar.http.head import LONGEST_HEAD_BYTES, LONGEST_TARGET_BYTES, MOST_HEADERS, RequestHead
 from laminar.http.messages import Request, Response
+from laminar.http.payload import Append
 from laminar.http.records import Limits
 from laminar.http.routes import ROUTES, check_query, match
 from laminar.http.sites import Sites, check_body_type
 from laminar.node.api.append import AppendRoutes
+from laminar.node.api.bodies import check_document
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
 from laminar.node.api.damage import LOCAL
@@ -96,6 +98,9 @@ _SYSTEMS_OWN = frozenset(
         "drop_upload",
     )
 )
+
+# Whose bodies are records, and may be large.
+_PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 Handler = Callable[..., Response | Awaitable[Response]]
 
@@ -202,6 +207,7 @@ class Api:
         operation, params = self._match(request.head)
         if request.method == "POST" or request.method == "PUT":
             length = request.content_length
+            check_document(operation, length or 0)
             if length is not None and length > self.limits.max_body_bytes:
                 raise Problem(
                     "too_large",
@@ -218,9 +224,15 @@ class Api:
             return self._redirect(request, operation, params)
         return None
 
+    def parse(self, request: Request) -> Append | None:
+        """Read the records of a large append, in another thread; None for other requests."""
+        operation, _ = self._match(request.head)
+        return self._append.parse(request) if operation in _PARSED else None
+
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Do what the route says."""
         operation, params = self._match(request.head)
+        check_document(operation, len(request.body))
         if "topic" in params and operation != "create_topic" and not self._known(params["topic"]):
             return self._look_again(request, operation, params)
         return self._handlers[operation](request, **params)

@@ -79,7 +79,7 @@ class AppendRoutes:
         self.limits = limits
         self._spread = 0
         self._routes: dict[int, Route] = {}
-        self._parsing = Parsing(self._parse)
+        self._parsing = Parsing(self.parse, lambda *job: shard.http.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._block = (
             f"Content-Type: application/json\r\nLaminar-Node: {shard.boot.node}\r\n"
@@ -107,7 +107,7 @@ class AppendRoutes:
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
         if self._parsing.at_once(request, partition):
-            return self._appended(request, partition, self._parse(request))
+            return self._appended(request, partition, self.parse(request))
         return self._parsing.in_turn(
             request, partition, lambda append: self._appended(request, partition, append)
         )
@@ -138,7 +138,11 @@ class AppendRoutes:
             return answer
         return self._answer_many(receipts, partition)
 
-    def _parse(self, request: Request) -> Append:
+    def parse(self, request: Request) -> Append:
+        """The records or batches of a body; in another thread if it is large. Raises 400, 413 or 422."""
+        if request.parsed is not None:
+            append: Append = request.parsed
+            return append
         is_part = KEYED_PART in request.headers and isinstance(request.connection, Forwarder)
         return parse_append(request, limits=self.limits, keyed=is_part)
 

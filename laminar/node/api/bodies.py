@@ -12,14 +12,32 @@ import msgspec
 
 from laminar.http.errors import Problem
 from laminar.http.messages import Request
+from laminar.http.routes import BODIES, Body
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+_Document = TypeVar("_Document", bound=msgspec.Struct)
 
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 
 
-def json_body(request: Request, kind: type[Body]) -> Body:
+MAX_DOCUMENT_BYTES = 1 << 20
+# What is allowed to be larger: it names stages, of each partition of a batch.
+MAX_COMMIT_BYTES = 4 << 20
+_MOST = {
+    operation: MAX_COMMIT_BYTES if operation == "commit_batch" else MAX_DOCUMENT_BYTES
+    for operation, body in BODIES.items()
+    if body is Body.JSON or operation == "publish_upload"
+}
+
+
+def check_document(operation: str, size: int) -> None:
+    """413 for a document that is too large to be read on the event loop."""
+    most = _MOST.get(operation, size)
+    if size > most:
+        raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
+
+
+def json_body(request: Request, kind: type[_Document]) -> _Document:
     """The body as `kind`; an empty one is all defaults.
 
     Raises 400 if it isn't JSON, 422 with the field's path and its value if it doesn't fit.

@@ -22,7 +22,7 @@ from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.leading import at_leader, led_here
 from laminar.node.api.locate import Locator, Where
-from laminar.node.api.topics import TopicRoutes, next_link
+from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes, next_link
 from laminar.node.transport import Peer
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
 LONGEST_OWNER = 200
 OFFSET_LIMIT = 2**53
 ASK_TIMEOUT_S = 5.0
+# Partitions that an error lists.
+MOST_NAMED = 20
 
 
 class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -233,6 +235,14 @@ def _check_change(change: _Change) -> None:
     """What can be said of a change before any partition is asked. Raises 422."""
     if not change.positions:
         raise Problem("invalid", "a change names a partition at least", field="positions", limit=1)
+    if len(change.positions) > MAX_PARTITIONS:
+        raise Problem(
+            "invalid",
+            "a change names too many partitions",
+            field="positions",
+            value=len(change.positions),
+            limit=MAX_PARTITIONS,
+        )
     for field, owner in (("owner", change.owner), ("expected_owner", change.expected_owner or "")):
         if len(owner) > LONGEST_OWNER:
             raise Problem("invalid", f"{field} is too long", field=field, value=owner, limit=LONGEST_OWNER)
@@ -244,7 +254,7 @@ def _check_change(change: _Change) -> None:
                     "each is the number of a partition that gets a position",
                     field=field,
                     value=number,
-                    limit=", ".join(change.positions),
+                    limit=", ".join(list(change.positions)[:MOST_NAMED]),
                 )
             if offset is not None and not 0 <= offset < OFFSET_LIMIT:
                 raise Problem(

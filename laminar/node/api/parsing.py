@@ -18,10 +18,13 @@ Then = Callable[[Append], Response | Awaitable[Response]]
 
 
 class Parsing:
-    """Of one shard. `parse` reads a body; it raises `Problem`, and may run in another thread."""
+    """Of one shard. `parse` reads a body; it raises `Problem`; `off_loop` runs it in another thread."""
 
-    def __init__(self, parse: Callable[[Request], Append]) -> None:
+    def __init__(
+        self, parse: Callable[[Request], Append], off_loop: Callable[..., asyncio.Future[Append]]
+    ) -> None:
         self._parse = parse
+        self._off_loop = off_loop
         self._loop = asyncio.get_running_loop()
         # By partition: done when the last body that is being read for it has had its turn.
         self._last: dict[Partition, asyncio.Future[None]] = {}
@@ -29,7 +32,7 @@ class Parsing:
     async def parsed(self, request: Request) -> Append:
         """The body's records or batches, read in a thread if that takes long."""
         if parses_long(request):
-            return await self._loop.run_in_executor(None, self._parse, request)
+            return await self._off_loop(self._parse, request)
         return self._parse(request)
 
     def at_once(self, request: Request, partition: Partition) -> bool:
@@ -40,7 +43,7 @@ class Parsing:
         """Read the body in a thread; `then` appends it, after all that came before it. Returns the answer."""
         before = self._last.get(partition)
         passed = self._last[partition] = self._loop.create_future()
-        parsed = self._loop.run_in_executor(None, self._parse, request)
+        parsed = self._off_loop(self._parse, request)
 
         def let_pass() -> None:
             if not passed.done():

@@ -47,6 +47,8 @@ MAX_EPOCH = 2**32 - 1
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
 
+# Partitions that one batch of a sink may change.
+MAX_PARTS = 16_384
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
@@ -58,7 +60,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Commit(msgspec.Struct, forbid_unknown_fields=True):
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
-    parts: list[_Part]
+    parts: Annotated[list[_Part], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 class StageRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -135,7 +137,10 @@ class SinkRoutes:
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
-        self._parsing = Parsing(lambda request: parse_append(request, limits=limits))
+        self._parsing = Parsing(
+            lambda request: request.parsed or parse_append(request, limits=limits),
+            lambda *job: shard.http.off_loop(*job),
+        )
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[int, Coordinator] = {}
         self._route = Route.even(COORDINATORS)
