@@ -7,6 +7,7 @@
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
 # make log-mutants  each rule of durability switched off: which test notices
+# make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
@@ -21,7 +22,7 @@ APT := timeout 300 apt-get -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := laminar raft membership router ebpf tests benches
 
-.PHONY: help demo test test-long log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
+.PHONY: help demo test test-long log-crash log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
@@ -56,6 +57,10 @@ log-long: .venv/.core
 # The rules of durability switched off, one at a time; fails when no test notices.
 log-mutants: .venv/.core
 	$(BIN)/python -m tests.log.mutants
+
+# Three recorded runs, crashed at STATES instants, and three rules switched off that must be caught.
+log-crash: .venv/.core
+	$(BIN)/python -m tests.crash --states $(or $(STATES),1000) $(OPTIONS)
 
 # 10,000 ordinary connections for each number of shards, and how evenly they are spread; 100,000 appends by
 # datagram over 64 partitions, each done by its owner.

@@ -157,6 +157,9 @@ def test_pitfall_33_bytes_that_look_right_are_written_again() -> None:
         disk = FaultDisk()
         history = History(open_inline(disk))
         history.create(1)
+        history.write(1, b"on the disk")
+        await history.sync()
+        await history.storage.checkpoint()
         history.write(1, b"acknowledged")
         await history.sync()
         disk.error = lambda operation, path: (
