@@ -51,36 +51,46 @@ def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
         copy.close()
 
 
-def keep_damaged_end(disk: Disk, files: LogFiles, loaded: Loaded, base_last: int) -> None:
-    """Copy what lies where entries up to `base_last`, which a checkpoint names, are missing: no torn tail.
+def set_aside(disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool) -> None:
+    """Keep what the log's start is about to remove and nobody has proved worthless, beside the log's files.
 
-    It cannot be served, as nobody knows what it was, and the leader sends it anew. The copies are beside the
-    log's files.
+    Those are segments of which nothing could be told, and what lies where entries up to `base_last`, which a
+    checkpoint names, are missing: no torn tail. It cannot be served, as nobody knows what it was. With
+    `everything` (a part of the journal is gone) what lies behind the log's end, too. Raises `DiskError`
+    where there is no room for it: then nothing was removed.
     """
-    ends = [
-        (file.first_index, 0)
-        for file in loaded.stale
-        if file.first_index <= base_last and file.first_index > files.start.index
-    ]
-    if loaded.segments:
-        ends.append((loaded.segments[-1].first_index, loaded.segments[-1].size))
-    for first_index, position in ends:
-        path = os.path.join(files.directory, segment_name(first_index))
-        copy = f"{path}.{position}.damaged"
-        try:
-            if disk.exists(path):
-                _copy(disk, path, copy, position)
-        except DiskError as error:
-            _log.warning("%s: the damaged end of %s cannot be kept: %s", files.name, path, error)
-        else:
-            _log.error(
-                "%s: entries up to %d were durable, but %s cannot be told apart from position %d on; "
-                "its bytes from there are kept in %s",
-                files.name,
-                base_last,
-                path,
-                position,
-                copy,
-            )
-    if files.made:
+    gone = [file for file in loaded.stale if everything and file.first_index > files.start.index]
+    kept = []
+    for file in loaded.unreadable + gone:
+        if file.data_size():
+            copy = _free_name(disk, files.directory, f"{segment_name(file.first_index)}.0.damaged")
+            file.forget()
+            disk.rename(file.path, os.path.join(files.directory, copy))
+            kept.append((file.path, 0, copy))
+    if loaded.segments and (loaded.short or everything):
+        last = loaded.segments[-1]
+        if last.file.data_size() > last.size:
+            copy = f"{segment_name(last.first_index)}.{last.size}.damaged"
+            _copy(disk, last.file.path, os.path.join(files.directory, copy), last.size)
+            kept.append((last.file.path, last.size, copy))
+    for path, position, copy in kept:
+        _log.error(
+            "%s: %s cannot be told apart from position %d on; its bytes from there are kept in %s",
+            files.name,
+            path,
+            position,
+            copy,
+        )
+    if loaded.short:
+        _log.error("%s: entries up to %d were durable, and are not there", files.name, base_last)
+    if kept:
         disk.sync_directory(files.directory)
+
+
+def _free_name(disk: Disk, directory: str, name: str) -> str:
+    number = 1
+    free = name
+    while disk.exists(os.path.join(directory, free)):
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -122,6 +122,7 @@ class Keeper:
         if damage is None or damage.position != row.position:
             return  # cut meanwhile
         segment.replace_rows(index, rows)
+        log.grown(segment, row.position + row.size)
         log.quarantine.lift(index)
         log.quarantine.sealed.pop(segment.first_index, None)
         if damage.last_index > index:
@@ -131,7 +132,7 @@ class Keeper:
                     first_index=index + 1,
                     first_offset=header.next_offset,
                     position=row.position + row.size,
-                    size=damage.size - row.size,
+                    size=max(damage.size - row.size, 0),
                 )
             )
         self.repaired += 1
@@ -161,7 +162,9 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
     old = log.row(index)
     known = old.kind != UNKNOWN_KIND
     last = index == damage.last_index
-    if not known and index != damage.first_index:
+    # A hole up to the end of its segment: its bytes may take what room they need.
+    open_end = not known and not old.size and damage.last_index == log.segment_of(index).last_index
+    if index != damage.first_index:
         raise RepairRefused(f"the entries before it, from {damage.first_index} on, come first")
     wanted = {
         "index": (index, header.index),
@@ -170,7 +173,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
         "term, by the entry behind it": (header.term if following is None else following, header.term),
         "first offset": (old.base_offset, header.base_offset),
         "end offset": (old.next_offset if known or last else header.next_offset, header.next_offset),
-        "size": (old.size if known or last else min(size, old.size), size),
+        "size": (size if open_end else old.size if known or last else min(size, old.size), size),
     }
     for name, (expected, found) in wanted.items():
         if expected != found:
@@ -190,6 +193,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
     if not known and not last:
         rest = max(damage.next_offset - header.next_offset, 0)
         rows += pack_row(
-            0, header.next_offset, row.position + size, 0, 0, rest, damage.size - size, UNKNOWN_KIND
+            *(0, header.next_offset, row.position + size, 0, 0, rest),
+            *(max(damage.size - size, 0), UNKNOWN_KIND),
         )
     return row, rows

@@ -346,6 +346,12 @@ class Log(LogReads):
         if self._recent.get(index) is frame:
             del self._recent[index]
 
+    def grown(self, segment: Segment, size: int) -> None:
+        """A repair has put bytes behind those that a segment had: it has `size` now, if that is more."""
+        if size > segment.size:
+            self.size_bytes += size - segment.size
+            segment.size = size
+
     def close(self) -> None:
         """Close its files. After the writer and the readers are done."""
         for segment in self._segments:

@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import TypeVar
 
 from laminar.log.disk import Buffer
-from laminar.log.errors import EntriesGone, StorageError
+from laminar.log.errors import DamagedRange, EntriesGone, StorageError
 from laminar.log.reading import Readers
-from laminar.log.rows import Row, row_is_shown, row_mask
+from laminar.log.rows import Row, row_is_shown, row_mask, row_offset
 from laminar.log.segment_rows import ColdRows, Segment
 from laminar.log.state import LogStart
 
@@ -111,7 +111,8 @@ class LogLookups:
     def index_of_offset(self, offset: int) -> int | None:
         """The entry that holds the record at `offset`; None when none does (yet, or any more).
 
-        May wait for the disk, for a few small reads; whoever can wait asks `find_offset`.
+        Raises `DamagedRange` when nothing tells any more which entry it is. May wait for the disk, for a
+        few small reads; whoever can wait asks `find_offset`.
         """
         try:
             return self._offset_nowait(offset)
@@ -132,7 +133,21 @@ class LogLookups:
         if offset < segment.first_offset:
             place = bisect_right(self._segments, offset, key=FIRST_OFFSET)
             segment = self._segments[max(place - 1, 0)]
-        return max(segment.index_of_offset(offset), self.first_index)
+        index = max(segment.index_of_offset(offset), self.first_index)
+        segment = self.segment_of(index)
+        rows, place = segment.rows_at(index - segment.first_index)
+        first_offset = row_offset(rows, place)
+        if first_offset > offset:
+            # Never what begins behind the offset asked for: whoever reads on from it would miss records.
+            raise DamagedRange(
+                first_index=index - 1,
+                last_index=index - 1,
+                first_offset=offset,
+                next_offset=first_offset,
+                file=segment.file.path,
+                position=0,
+            )
+        return index
 
     def index_of_time(self, time_ms: int) -> int:
         """The first entry appended at `time_ms` or later; `last_index + 1` when there is none.

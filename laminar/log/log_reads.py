@@ -138,9 +138,12 @@ class LogReads(LogLookups):
                 return None
             segment, behind = self._segments[place - 1], self._segments[place].first_offset
         try:
-            index, (term, base_offset, position, _, size) = segment.frame_of_offset(offset, behind)
+            found = segment.frame_of_offset(offset, behind)
         except ColdRows:
             return None
+        if found is None:
+            return None
+        index, (term, base_offset, position, _, size) = found
         frame = self._recent.get(index) or self._readers.frame_nowait(segment.file, position, size)
         return whole_value(frame, index, term, offset - base_offset) if frame is not None else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from laminar.log.aside import keep_damaged_end
+from laminar.log.aside import set_aside
 from laminar.log.disk import Disk
 from laminar.log.errors import BrokenChain, DiskError
 from laminar.log.index import Loaded, load_segments
@@ -98,8 +98,7 @@ class Rebuild:
         else:
             goes_on = bool(tail) and not tail[0].opens_segment
             loaded = self._load(files, start, replayed.base_last, goes_on)
-        if loaded.short:
-            keep_damaged_end(self._disk, files, loaded, replayed.base_last)
+        set_aside(self._disk, files, loaded, replayed.base_last, everything=replayed.found_loss)
         found_loss = replayed.found_loss or loaded.short or loaded.unknown
         log = Log(
             files,
@@ -113,7 +112,7 @@ class Rebuild:
         )
         self._writer.adopt(files, loaded, LogEnd(log.last_index, log.last_term, log.next_offset))
         if loaded.segments:
-            self._load_notes(log)
+            self._load_notes(log, loaded)
         try:
             log.append([each.frame for each in tail])
         except BrokenChain:
@@ -162,7 +161,7 @@ class Rebuild:
         )
         self._writer.adopt(files, loaded, LogEnd(log.last_index, log.last_term, log.next_offset), tail)
         if loaded.segments:
-            self._load_notes(log)
+            self._load_notes(log, loaded)
         files.found = dict(tail.opened)
         log.append(tail.frames)
         return log
@@ -182,8 +181,8 @@ class Rebuild:
             cut=cut,
         )
 
-    def _load_notes(self, log: Log) -> None:
-        """What was known of its damage, as far as it is still of the same entries."""
+    def _load_notes(self, log: Log, loaded: Loaded) -> None:
+        """What was known of its damage, as far as it is still of the same entries, and the holes in it."""
         problem = log.quarantine.load(self._disk, log.files.directory)
         if problem is not None:
             _log.warning("%s: notes of damage are lost: %s", log.name, problem)
@@ -196,6 +195,9 @@ class Rebuild:
         for first, sealed in list(log.quarantine.sealed.items()):
             if log.term(sealed.last_index) != sealed.last_term:
                 del log.quarantine.sealed[first]
+        for hole in loaded.holes:
+            if log.quarantine.add(hole):
+                _log.error("%s: %s", log.name, hole.error(log.files.directory))
         if log.quarantine.encode() == before:
             return
         # What the journal writes again is whole again: a later start must not think otherwise.

@@ -98,12 +98,15 @@ def whole_rows(rows: Buffer, count: int) -> int:
     end = _FIELDS.size
     place = 0
     for slot in range(min(count, len(view) // ROW_SIZE)):
-        _, base_offset, at, _, _, records, size, _, _, _ = _FIELDS.unpack_from(view, place)
+        _, base_offset, at, _, _, records, size, kind, _, _ = _FIELDS.unpack_from(view, place)
         checksum: int = _CRC.unpack_from(view, place + end)[0]
         if crc32c(view[place : place + end]) != checksum:
             return slot
         if position >= 0 and (at != position or base_offset != offset):
-            return slot
+            # A row of a hole that holds nothing lies nowhere: a repair moves where the one before it ends.
+            nowhere = kind == UNKNOWN_KIND and not size and not records
+            if base_offset != offset or not nowhere:
+                return slot
         position, offset = at + size, base_offset + records
         place += ROW_SIZE
     return min(count, len(view) // ROW_SIZE)

@@ -105,6 +105,20 @@ class SegmentFile:
         """The data file, opened when needed. For a segment that was written."""
         return self._data.open()
 
+    def data_size(self) -> int:
+        """The size of the data file; 0 where there is none."""
+        try:
+            return self.data().size()
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return 0
+
+    def make_missing(self) -> None:
+        """An empty data file where there is none, for a repair to fill."""
+        if not self._resources.files.disk.exists(self.path):
+            self._make()
+
     def _make(self) -> None:
         """The data file, empty. Its directory must be synced before anything relies on it."""
         self._data.truncate(0, create=True)
@@ -312,7 +326,8 @@ class SegmentFile:
 class Chunk:
     """Rows that an index file holds, as a thread is asked for them.
 
-    `cuts` is how often the segment had been cut, `last_index` its last entry, `size` the bytes of its frames.
+    `cuts` is how often the segment had been cut; `last_index` its last entry, `next_offset` the offset behind
+    it, `size` the bytes of its frames.
     """
 
     file: SegmentFile
@@ -321,6 +336,7 @@ class Chunk:
     cuts: int
     last_index: int
     size: int
+    next_offset: int
 
     @property
     def slot(self) -> int:

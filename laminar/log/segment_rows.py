@@ -147,7 +147,7 @@ class Segment:
         """What there is to be read of a chunk."""
         count = min(CHUNK_ROWS, self.held_from - number * CHUNK_ROWS)
         assert count > 0, f"chunk {number} of {self.file.path}, which holds {self.held_from} rows"
-        return Chunk(self.file, number, count, self.cuts, self.last_index, self.size)
+        return Chunk(self.file, number, count, self.cuts, self.last_index, self.size, self.next_offset)
 
     def _load_nowait(self, number: int) -> bytes:
         chunk = self.chunk(number)
@@ -214,8 +214,10 @@ class Segment:
                 if row_next_offset(before, len(before) // ROW_SIZE - 1) <= offset:
                     return self.first_index + number * CHUNK_ROWS
 
-    def frame_of_offset(self, offset: int, behind: int) -> tuple[int, tuple[int, int, int, int, int]]:
+    def frame_of_offset(self, offset: int, behind: int) -> tuple[int, tuple[int, int, int, int, int]] | None:
         """The entry that holds the record at `offset`, and of its row what `unpack_frame_row` gives.
+
+        None where no entry of this segment holds it.
 
         As `index_of_offset`, for reading single records: one guess at the row itself, which is right where
         batches hold about as many records each; else the search. `behind`: the offset behind the segment's
@@ -229,8 +231,11 @@ class Segment:
         if found[1] <= offset < found[1] + found[3]:
             return self.first_index + slot, found
         index = self.index_of_offset(offset)
+        if index > self.last_index:
+            return None
         rows, place = self.rows_at(index - self.first_index)
-        return index, unpack_frame_row(rows, place * ROW_SIZE)
+        found = unpack_frame_row(rows, place * ROW_SIZE)
+        return (index, found) if found[1] <= offset else None
 
     def _whole_chunk(self, number: int) -> Buffer:
         """All rows of a chunk that the file holds. Raises `ColdRows`."""

@@ -31,6 +31,8 @@ _BATCH_MAGIC = b"LMNB"
 # A damaged header hides where the next frame begins; the search for it reads pieces of this size.
 _SEARCH_BYTES = 1 << 20
 _SECTOR_BYTES = 4096
+# What a row can say of the records of one entry.
+_MOST_RECORDS = (1 << 32) - 1
 # Headers of small frames are read many at once.
 _WINDOW_BYTES = 64 * 1024
 
@@ -115,22 +117,25 @@ def walk(
     offset: int,
     size: int,
     hints: Buffer = b"",
+    hinted_size: int = 0,
     last_index: int | None = None,
 ) -> bytearray:
     """Rows of the entries `wanted`, the first of which lies at `position` and begins at `offset`.
 
-    `hints` are rows as an index file has them, from the first wanted entry on. Fewer come back where the
-    frames end, or where nothing whole follows a damaged header up to entry `last_index`.
+    `hints` are rows as an index file has them, from the first wanted entry on; they are believed of bytes
+    below `size`, and below `hinted_size` where the file should be so long. Fewer come back where the frames
+    end, or where nothing whole follows a damaged header up to entry `last_index`.
     """
     headers = _Headers(data, size)
     rows = bytearray()
     index, last = wanted.start, wanted.stop - 1
     furthest = last if last_index is None else last_index
-    while index <= last and position + HEADER_SIZE <= size:
-        row = headers.row(position, index)
+    believed = max(size, hinted_size)
+    while index <= last and position + HEADER_SIZE <= believed:
+        row = headers.row(position, index) if position + HEADER_SIZE <= size else None
         if row is None:
             row = _hint(hints, index - wanted.start, index, position)
-        if row is not None and position + row.size <= size:
+        if row is not None and position + row.size <= believed:
             rows += packed(row)
             position, offset, index = position + row.size, row.next_offset, index + 1
             continue
@@ -171,17 +176,26 @@ def _bridge(index: int, position: int, offset: int, found: Row) -> bytes:
     skips it goes on at the right offset. Their time is that of the one found: times never go back.
     """
     time_ms = found.append_time_ms
-    count = max(found.base_offset - offset, 0)
+    count = min(max(found.base_offset - offset, 0), _MOST_RECORDS)
     rows = pack_row(0, offset, position, time_ms, 0, count, found.position - position, UNKNOWN_KIND)
     empty = pack_row(0, found.base_offset, found.position, time_ms, 0, 0, 0, UNKNOWN_KIND)
     return rows + empty * (found.index - index - 1)
 
 
-def missing_rows(before: Row, count: int) -> bytes:
-    """Rows for entries that lie nowhere: nothing is known of them but where they would be."""
-    position = before.position + before.size
-    row = pack_row(0, before.next_offset, position, before.append_time_ms, 0, 0, 0, UNKNOWN_KIND)
-    return row * count
+def missing_rows(before: Row, count: int, next_offset: int) -> bytes:
+    """Rows for a hole: `count` entries behind `before` that lie nowhere, up to `next_offset`.
+
+    The first stands for all their records, as far as a row can say, so that each of their offsets belongs to
+    the hole and not to what follows it.
+    """
+    position, time_ms = before.position + before.size, before.append_time_ms
+    offset = before.next_offset
+    rows = bytearray()
+    while offset < next_offset and count:
+        records = min(next_offset - offset, _MOST_RECORDS)
+        rows += pack_row(0, offset, position, time_ms, 0, records, 0, UNKNOWN_KIND)
+        offset, count = offset + records, count - 1
+    return bytes(rows) + pack_row(0, offset, position, time_ms, 0, 0, 0, UNKNOWN_KIND) * count
 
 
 # Chunks
@@ -232,13 +246,15 @@ def _mend(chunk: Chunk, hints: Buffer) -> bytes:
         offset=offset,
         size=size,
         hints=hints,
+        hinted_size=chunk.size,
         last_index=chunk.last_index,
     )
     missing = wanted - first - len(rows) // ROW_SIZE
     if missing:
         count = len(rows) // ROW_SIZE
         end = unpack_row(rows, count - 1, first + count - 1) if count else anchor
-        rows += missing_rows(end or Row(first - 1, 0, offset, 0, position, 0, 0, UNKNOWN_KIND, 0), missing)
+        end = end or Row(first - 1, 0, offset, 0, position, 0, 0, UNKNOWN_KIND, 0)
+        rows += missing_rows(end, missing, chunk.next_offset)
     chunk.file.mend_rows(first - chunk.file.first_index, bytes(rows), cuts=chunk.cuts)
     return bytes(rows[before * ROW_SIZE :])
 
@@ -262,7 +278,9 @@ def _anchor(chunk: Chunk, headers: _Headers) -> Row | None:
     return None
 
 
-def whole_index(file: SegmentFile, wanted: range, *, size: int, offset: int) -> bytearray:
-    """All rows of a segment from its frames, with the rows of its index file as witnesses."""
+def whole_index(file: SegmentFile, wanted: range, *, size: int, hinted_size: int, offset: int) -> bytearray:
+    """All rows of a segment from its frames, with the rows of its index file as witnesses; see `walk`."""
     hints = file.read_rows(0, len(wanted))
-    return walk(file.data(), wanted, position=0, offset=offset, size=size, hints=hints)
+    return walk(
+        file.data(), wanted, position=0, offset=offset, size=size, hints=hints, hinted_size=hinted_size
+    )

@@ -356,8 +356,11 @@ class Writer:
         self.logs[files.log_id] = files
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
         self._dirty_directories[self._logs_directory] = None
-        self._remove(files, loaded.stale)
+        self._remove(files, loaded.stale + loaded.unreadable)
         for segment in loaded.made_anew:
+            if segment not in loaded.segments:
+                continue  # it became stale
+            segment.file.make_missing()
             segment.file.rewrite_index(segment.tail)
             self._add_dirty(segment.file, files)
         if loaded.segments:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 JOURNAL = "tests/log/test_journal.py"
 RESTARTS = "tests/log/test_restarts.py"
 NODE_RECOVERY = "tests/log/test_node_recovery.py"
+HOLES = "tests/log/test_holes.py"
 CRASHES = "tests/log/test_crashes.py"
 MACHINE = "tests/log/test_machine.py::test_ten_thousand_steps_of_a_storage_agree_with_lists"
 TIMEOUT_S = 240
@@ -56,6 +57,54 @@ def _one(name: str, module: str, function: str, old: str, new: str, *tests: str)
 
 
 MUTANTS = (
+    _one(
+        "the entries of a hole hold no offsets",
+        "walk",
+        "missing_rows",
+        "records = min(next_offset - offset, _MOST_RECORDS)",
+        "records = 0",
+        HOLES,
+    ),
+    _one(
+        "an offset is answered with what begins after it",
+        "log_lookups",
+        "LogLookups._offset_nowait",
+        "if first_offset > offset:",
+        "if False:",
+        HOLES,
+    ),
+    _one(
+        "a log ends before the first segment that is gone",
+        "index",
+        "load_segments",
+        "if first > before.index + 1:",
+        "if first > before.index + 1:\n            break\n        if False:",
+        HOLES,
+    ),
+    _one(
+        "a segment of which nothing can be told is removed",
+        "aside",
+        "set_aside",
+        "if file.data_size():",
+        "if False:",
+        HOLES,
+    ),
+    _one(
+        "what an index says is cut off the end of a segment is not believed",
+        "index",
+        "_made_anew",
+        "hinted_size=_ANY_SIZE if sealed else size",
+        "hinted_size=size",
+        f"{HOLES}::test_what_the_index_knows_of_what_is_cut_off_costs_no_mark",
+    ),
+    _one(
+        "a replica learns of a hole only when somebody reads there",
+        "rebuild",
+        "Rebuild._load_notes",
+        "if log.quarantine.add(hole):",
+        "if False:",
+        HOLES,
+    ),
     _one(
         "any number of segments may be open and wait for a sync",
         "writer",
