@@ -3,6 +3,9 @@
 Nothing that has copies is overwritten in place: each state is two *new* files (`<name>-<number>.a` and
 `.b`) with a number above any seen, both and their directory synced, and only then are older ones
 unlinked. So a crash at any step, and rot in one copy, leave a whole document.
+
+Both copies are written and synced under other names first (`<name>.a.new`, `<name>.b.new`), which nobody
+reads. A disk that is full refuses there, so a write that fails has changed nothing and leaves no file.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Sequence
 
 from crc32c import crc32c
 
@@ -89,22 +93,54 @@ class Document:
         return payload if _checksum(number, payload) == checksum else "has a wrong checksum"
 
     def write(self, payload: Buffer) -> None:
-        """Replace the document; durable when this returns. On a `DiskError` the old one stands."""
+        """Replace the document; durable when this returns. On a `DiskError` the old one stands.
+
+        It stands for this process and for the next, and a failed try leaves no file. Only where a disk that
+        has just failed also refuses to remove a name can a later start find the new one.
+        """
         files = self._files()
         number = files[0][0] + 1 if files else 1
         head = _HEAD.pack(_MAGIC, _VERSION, number, len(payload), _checksum(number, payload))
-        for copy in "ab":
-            file = self.disk.open(
-                os.path.join(self.directory, f"{self.name}-{number}.{copy}"), create=True, exclusive=True
-            )
-            try:
-                file.pwritev([head, payload], 0)
-                file.sync()
-            finally:
-                file.close()
-        self.disk.sync_directory(self.directory)
+        fresh = [self._path(f"{self.name}.{copy}.new") for copy in "ab"]
+        final = [self._path(f"{self.name}-{number}.{copy}") for copy in "ab"]
+        try:
+            for path in fresh:
+                self._write_file(path, head, payload)
+            for path, name in zip(fresh, final, strict=True):
+                self.disk.rename(path, name)
+            self.disk.sync_directory(self.directory)
+        except DiskError:
+            self._remove([*final, *fresh])
+            raise
         for _, name in files:
-            self.disk.unlink(os.path.join(self.directory, name))
+            self._forget(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _write_file(self, path: str, head: bytes, payload: Buffer) -> None:
+        self.disk.unlink(path)  # of a try that a crash cut short
+        file = self.disk.open(path, create=True, exclusive=True)
+        try:
+            file.pwritev([head, payload], 0)
+            file.sync()
+        finally:
+            file.close()
+
+    def _forget(self, path: str) -> None:
+        try:
+            self.disk.unlink(path)
+        except DiskError:
+            return  # nobody reads it, or the next write removes it
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        """Leave nothing of a write that failed, as far as the disk lets us."""
+        for path in paths:
+            self._forget(path)
+        try:
+            self.disk.sync_directory(self.directory)
+        except DiskError:
+            return
 
 
 def _checksum(number: int, payload: Buffer) -> int:

@@ -236,7 +236,8 @@ def _write(disk: Disk, directory: str, identity: Identity) -> None:
 def _format(
     disk: Disk, directory: str, *, node: str, joining: bool, random_bytes: Callable[[int], bytes]
 ) -> Identity:
-    found = [name for name in disk.list(directory) if name not in _BEGINNINGS]
+    begun = ("identity-1.", "identity.")  # none of these is whole, or it would have been read
+    found = [name for name in disk.list(directory) if name not in _BEGINNINGS and not name.startswith(begun)]
     if found:
         raise IdentityError(
             f"{directory} is not empty ({', '.join(found[:3])}) and has no identity: it is no data folder, "

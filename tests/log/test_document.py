@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -47,10 +49,59 @@ def test_what_a_full_disk_never_let_be_written_is_not_there_and_not_damaged() ->
             document.write(b"never")
     disk.room_bytes = None
 
-    assert len(disk.list("d")) == 3
+    assert [] == disk.list("d")
     assert document.read() is None
     document.write(b"at last")
     assert document.read() == b"at last" and len(disk.list("d")) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_write_that_fails_at_any_step_has_changed_nothing(number: int) -> None:
+    """For this process, and after a loss of power: its caller goes on with the old one. It found the new one
+    before, as one copy of it was there. A failed try leaves no file, however often it is tried.
+    """
+    rng = random.Random(4)
+    failed = 0
+    for step in range(1, 20):
+        disk = _disk()
+        document = Document(disk, "d", "thing")
+        document.write(b"old")
+        before = disk.list("d")
+        steps = iter(range(1, 1000))
+
+        def fails(operation: str, path: str, steps: Iterator[int] = steps, step: int = step) -> int | None:
+            changes = operation in ("create", "write", "sync", "rename", "sync directory")
+            return number if changes and next(steps) == step else None
+
+        disk.error = fails
+        try:
+            document.write(b"new")
+        except DiskError:
+            failed += 1
+            assert b"old" == document.read() and before == disk.list("d"), step
+            disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0]))
+            assert b"old" == document.read(), step
+        else:
+            assert b"new" == document.read()
+    assert failed == 9
+
+
+def test_a_disk_that_is_full_between_the_two_copies_leaves_the_old_one() -> None:
+    """With every amount of room there may be."""
+    tries = 0
+    for room in range(0, 400, 7):
+        disk = _disk()
+        document = Document(disk, "d", "thing")
+        document.write(b"old" * 40)
+        disk.room_bytes = room
+        try:
+            document.write(b"new" * 40)
+        except DiskError:
+            tries += 1
+            assert b"old" * 40 == document.read() and 2 == len(disk.list("d"))
+        else:
+            assert b"new" * 40 == document.read()
+    assert tries > 10
 
 
 @pytest.mark.parametrize("copy", ["a", "b"])
