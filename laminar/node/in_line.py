@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.log.errors import LogGone, StorageClosed, StorageError
+from laminar.log.errors import DiskError, LogGone, StorageClosed, StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.node.catalog_service import ConfirmRequest, MadeRequest, RemovedRequest
 from laminar.node.flush import policy_of
@@ -77,6 +77,9 @@ class InLine:
         if not wanted:
             return
         held = {entry.group: entry for entry in shard.storage.manifest.entries}
+        ours = {record.group for record, _ in wanted}
+        # The manifest could be written once, and not twice.
+        await self._finish([each for each in held.values() if each.state == "making" and each.group in ours])
         new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
         if new:
             # The copy of the catalog in the view passes through old states; only the leader's
@@ -105,14 +108,29 @@ class InLine:
             )
             for record, replica_id in new
         ]
-        kept = shard.storage.manifest.entries
-        await shard.storage.write_manifest([*kept, *entries])
+        try:
+            await shard.storage.write_manifest([*shard.storage.manifest.entries, *entries])
+        except StorageError:
+            # Nobody knows of these logs, and the next look makes others.
+            for entry in entries:
+                shard.storage.delete_log(entry.log_id).add_done_callback(_looked_at)
+            raise
+        await self._finish(entries)
+
+    async def _finish(self, entries: Sequence[ReplicaEntry]) -> None:
+        """From `making` to `made`. It may be cut short by a full disk, and is done again then."""
+        shard = self._shard
+        if not entries:
+            return
         for entry in entries:
+            log = shard.storage.logs[entry.log_id]
+            if log.last_index > log.start.index:
+                continue
             first = initial_frame(
                 ConfigurationRecord(voters=tuple((member, node) for member, node in entry.voters)),
                 created_ms=entry.created_ms,
             )
-            shard.storage.logs[entry.log_id].append([first])
+            log.append([first])
             shard.storage.record_hard_state(entry.replica_id, term=FIRST_TERM, vote=0)
         await shard.storage.sync()
         # Only now: a replica's first entry outlives also a power loss.
@@ -122,10 +140,12 @@ class InLine:
                 for entry in entries
             )
         )
-        for entry in entries:
-            entry.state = "made"
-        await shard.storage.write_manifest([*kept, *entries])
-        for entry in entries:
+        # Not in place: what the manifest in memory says is what stands on the disk.
+        made = {entry.replica_id: msgspec.structs.replace(entry, state="made") for entry in entries}
+        await shard.storage.write_manifest(
+            [made.get(each.replica_id, each) for each in shard.storage.manifest.entries]
+        )
+        for entry in made.values():
             await shard.open(entry)
 
     async def change_policies(self) -> None:
@@ -196,11 +216,29 @@ class InLine:
             shard.let_go(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
         if gone:
             remaining = [entry for entry in shard.storage.manifest.entries if entry not in gone]
-            # A log that no manifest names any more leads nowhere.
-            log_ids = [shard.storage.resolve(entry.log_id) for entry in gone]
-            await shard.storage.write_manifest(remaining)
-            for entry, log_id in zip(gone, log_ids, strict=True):
-                if log_id in shard.storage.logs:
-                    await shard.storage.delete_log(log_id, replica_id=entry.replica_id)
+            logs = [(shard.storage.resolve(entry.log_id), entry.replica_id) for entry in gone]
+            # A log that no manifest names any more leads nowhere, so the manifest comes first, unless the
+            # disk is too full for it. What the logs take is the room that it needs, and a manifest that
+            # still names a log of a deleted group does no harm: it is written when there is room.
+            try:
+                await shard.storage.write_manifest(remaining)
+            except DiskError as error:
+                if not error.is_full:
+                    raise
+                await self._delete_logs(logs)
+                raise
+            await self._delete_logs(logs)
         if deleted:
             await shard.ask_catalog(RemovedRequest(shard.boot.node, shard.boot.store_id, sorted(deleted)))
+
+    async def _delete_logs(self, logs: Sequence[tuple[int, int]]) -> None:
+        storage = self._shard.storage
+        for log_id, replica_id in logs:
+            if log_id in storage.logs:
+                await storage.delete_log(log_id, replica_id=replica_id)
+
+
+def _looked_at(done: asyncio.Future[None]) -> None:
+    """That it failed is told by what comes next."""
+    if not done.cancelled():
+        done.exception()

@@ -55,11 +55,14 @@ _log = logging.getLogger("laminar.shard")
 
 CATALOG_TIMEOUT_S = 25.0
 RETRY_S = 0.2
+STORAGE_RETRY_S = 2.0
 HAND_OVER_S = 1.0
 VIEW_WAIT_S = 2.0
 DERIVED_CHECK_S = 1.0
 SPACE_CHECK_S = 1.0
 TRASH_CHECK_S = 3600.0
+# While the disk is low, what comes into the trash goes at once.
+LOW_TRASH_CHECK_S = 1.0
 
 
 _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
@@ -310,7 +313,7 @@ class Shard(Process):
             await self._derived.write(partition)
 
     async def _empty_trash(self) -> None:
-        """At the start, every hour, and when space runs low: then nothing is kept."""
+        """At the start, every hour, and as long as space is low: then nothing is kept."""
         directory = trash_directory(self.boot.data_directory)
         trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
         low = asyncio.Event()
@@ -319,7 +322,7 @@ class Shard(Process):
             await trash.purge(now_ms=self.clock.wall_ms(), everything=self.space.low)
             low.clear()
             try:
-                async with asyncio.timeout(TRASH_CHECK_S):
+                async with asyncio.timeout(LOW_TRASH_CHECK_S if self.space.low else TRASH_CHECK_S):
                     await low.wait()
             except TimeoutError:
                 continue
@@ -349,16 +352,27 @@ class Shard(Process):
                 await self.moves.look()
 
     async def _follow_view(self) -> None:
+        """Each step by itself: what one waits for, as room on the disk, another may bring."""
         self._opening.stand_alone()
-        try:
-            await self.catch_up.name_switched()
-            await self._in_line.make_missing()
-            await self._in_line.change_policies()
-            await self._in_line.remove_deleted()
-        except TransportError as error:
-            _log.debug("the catalog cannot be asked now: %s", error)
-            asyncio.get_running_loop().call_later(RETRY_S, self.bring_in_line)
-        self._in_line.stand_where_first()
+        again_s = 0.0
+        in_line = self._in_line
+        for step in (
+            in_line.remove_deleted,
+            self.catch_up.name_switched,
+            in_line.make_missing,
+            in_line.change_policies,
+        ):
+            try:
+                await step()
+            except TransportError as error:
+                _log.debug("the catalog cannot be asked now: %s", error)
+                again_s = max(again_s, RETRY_S)
+            except StorageError as error:
+                _log.error("this shard cannot follow the catalog now, and tries again: %s", error)
+                again_s = STORAGE_RETRY_S
+        if again_s:
+            asyncio.get_running_loop().call_later(again_s, self.bring_in_line)
+        in_line.stand_where_first()
 
     def is_mine(self, record: PartitionRecord) -> bool:
         """Whether a partition belongs to this shard, wherever its replicas are."""

@@ -47,6 +47,7 @@ class OldNode:
         self.shard = shard
         shard.is_mine = lambda record: True
         shard.lost = []
+        shard.failed = {}
         shard.let_go = lambda entry, error: Shard.let_go(shard, entry, error)
 
         async def ask(request: Any) -> CatalogAnswer:
