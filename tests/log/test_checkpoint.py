@@ -157,7 +157,7 @@ def test_pitfall_48_a_checkpoint_on_a_full_disk_goes_on_once_there_is_room() -> 
         disk = FaultDisk()
         history = History(open_inline(disk, settings=_SETTINGS))
         history.create(1)
-        disk.error = lambda operation, path: errno.ENOSPC if "checkpoint-" in path else None
+        disk.error = lambda operation, path: errno.ENOSPC if "checkpoint." in path else None
         for number in range(12):
             history.write(1, b"%d" % number * 800)
             history.vote(5, number, 1)

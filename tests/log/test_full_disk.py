@@ -64,7 +64,7 @@ def test_pitfall_48_no_room_for_the_next_journal_file_refuses_appends_but_not_vo
     run(main())
 
 
-@pytest.mark.parametrize("what, named", [("spare-", "disk"), ("checkpoint-", "journal")])
+@pytest.mark.parametrize("what, named", [("spare-", "disk"), ("checkpoint.", "journal")])
 def test_pitfall_48_a_refusal_ends_when_there_is_room_though_nobody_appends(what: str, named: str) -> None:
     """While appends are refused no frame comes that could ask: what failed is tried again by itself."""
 

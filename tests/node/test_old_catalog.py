@@ -167,7 +167,7 @@ async def test_a_new_member_whose_manifest_could_not_be_written_is_made_later(pa
     left = [passed]
 
     def full(operation: str, path: str) -> int | None:
-        if operation != "create" or "manifest-" not in path:
+        if operation != "create" or "manifest." not in path:
             return None
         left[0] -= 1
         return errno.ENOSPC if left[0] < 0 else None
