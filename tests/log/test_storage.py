@@ -111,7 +111,7 @@ async def test_a_deleted_log_keeps_no_file_open(storage: Storage, tmp_path: Path
     await storage.delete_log(log.log_id)
     await storage.checkpoint()
 
-    assert [] == [path for path in _open_files() if path.startswith(str(tmp_path)) and "t-0" in path]
+    assert [] == [path for path in _open_files() if path.startswith(f"{tmp_path}/") and "/t-0-" in path]
 
 
 def _open_files() -> list[str]:
