@@ -16,8 +16,9 @@ from typing import Final
 LONGEST_LINE_BYTES: Final = 4096
 # All trailer fields together.
 LONGEST_TRAILER_BYTES: Final = 16384
-# Each chunk costs a reader some 20 times its own bytes when it holds only one;
-# extensions are counted against this as well.
+# The coding may take so many bytes, and as many again as the data: lengths, line ends, extensions, trailers.
+# A chunk of one byte costs its reader as much as one of a thousand.
+MOST_OVERHEAD_BYTES: Final = 65536
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
@@ -37,7 +38,16 @@ class TooLargeError(ChunkedError):
 class ChunkedDecoder:
     """Collects one chunked body into `body`; `done` once the final chunk and its trailer were read."""
 
-    __slots__ = ("_line", "_remaining", "_state", "_trailer_bytes", "body", "done", "limit_bytes")
+    __slots__ = (
+        "_line",
+        "_overhead_bytes",
+        "_remaining",
+        "_state",
+        "_trailer_bytes",
+        "body",
+        "done",
+        "limit_bytes",
+    )
 
     _LENGTH, _DATA, _END_OF_DATA, _TRAILER = range(4)
 
@@ -49,13 +59,14 @@ class ChunkedDecoder:
         self._remaining = 0
         self._line = b""  # the part of a line that has come so far
         self._trailer_bytes = 0
+        self._overhead_bytes = 0
 
-    def feed(self, data: bytes | memoryview, position: int = 0) -> int:
+    def feed(self, data: bytes, position: int = 0) -> int:
         """Take bytes from `position`; return the position behind the last one used.
 
         All of `data` is used unless the body ends within it. Raises
         `TooLargeError` as soon as a chunk's length passes the limit, before
-        its bytes come, and `ChunkedError` for everything malformed.
+        its bytes come, and `ChunkedError` for everything malformed, or with much more coding than data.
         """
         assert not self.done, "fed after its end"
         end = len(data)
@@ -68,7 +79,13 @@ class ChunkedDecoder:
                 if self._remaining == 0:
                     self._state = self._END_OF_DATA
                 continue
+            begun = position
             line, position = self._take_line(data, position)
+            self._overhead_bytes += position - begun
+            if self._overhead_bytes > MOST_OVERHEAD_BYTES + len(self.body):
+                raise ChunkedError(
+                    f"{self._overhead_bytes} bytes of coding for {len(self.body)} bytes of data"
+                )
             if line is None:
                 break
             if self._state == self._LENGTH:
@@ -86,11 +103,11 @@ class ChunkedDecoder:
                     raise ChunkedError(f"trailer longer than {LONGEST_TRAILER_BYTES} bytes")
         return position
 
-    def _take_line(self, data: bytes | memoryview, position: int) -> tuple[bytes | None, int]:
+    def _take_line(self, data: bytes, position: int) -> tuple[bytes | None, int]:
         """The next line without its CR LF, or None if it hasn't ended yet (its part is kept)."""
-        window = bytes(data[position : position + LONGEST_LINE_BYTES + 2])
-        at = window.find(b"\n")
-        part = window if at < 0 else window[: at + 1]
+        most = position + LONGEST_LINE_BYTES + 2
+        at = data.find(b"\n", position, most)
+        part = data[position : at + 1] if at >= 0 else data[position:most]
         line = self._line + part
         if len(line) > LONGEST_LINE_BYTES:
             raise ChunkedError(f"line longer than {LONGEST_LINE_BYTES} bytes")

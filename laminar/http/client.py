@@ -189,7 +189,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         position = 0
         while position < self._held and not self.closed:
             if self._chunked is not None:
-                position = self._chunked.feed(self._buffer_view[: self._held], position)
+                position += self._chunked.feed(bytes(self._buffer_view[position : self._held]))
                 if self._chunked.done:
                     self._finish(self._chunked.body)
             elif self._body_to_end is not None:
