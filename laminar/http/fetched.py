@@ -12,6 +12,7 @@ import msgspec
 
 from laminar.arrow_ipc import END, FIELDS, batch_parts, fields, schema_message
 from laminar.batch import Batch, BatchError, Buffer, Column, Header, Record, tag_bit
+from laminar.batch_check import takes_long
 from laminar.http.errors import Problem
 from laminar.http.messages import Request
 from laminar.http.payload import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
@@ -30,6 +31,13 @@ _OF_BATCH: Final = {
     "headers": (Column.HEADERS,),
     "trace_id": (Column.TRACE_ID,),
 }
+
+
+# What an answer of records taken out of their batches may hold of text or columns, if nothing else is said.
+MOST_SHOWN_BYTES: Final = 32 << 20
+# Above one of these it is made in a thread.
+_SHOWN_HERE_BYTES: Final = 64 * 1024
+_SHOWN_HERE_RECORDS: Final = 500
 
 
 class FetchFormat(Enum):
@@ -100,6 +108,7 @@ def encode_fetch(
     tag: str | None,
     wanted: str | None,
     behind: int = 0,
+    most_bytes: int = MOST_SHOWN_BYTES,
 ) -> Fetched:
     """Records of `frames` from `offset` on, below `to`, at most `limit`, all or those with `tag`.
 
@@ -107,6 +116,8 @@ def encode_fetch(
     begin before `offset`, and with a tag only those that may hold it are sent: their reader looks again.
     `next_offset` is behind all that was looked at, also where nothing matched, so that a filtered reader
     gets on: `behind` is where the looking ended, if batches without the tag were left out already.
+    Where batches are taken apart, the answer ends after `most_bytes` of text, or before the batch that
+    unfolds to more than that together with those before it; it has one record at least.
     """
     columns = _columns(wanted, format_)
     try:
@@ -114,22 +125,47 @@ def encode_fetch(
             fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
             return fetched if columns is None else _narrowed(fetched, columns)
         batches = [Batch(frame, verified=True) for frame in frames]
-        picked, next_offset = _pick(batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
+        picked, next_offset = _pick(
+            batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind, most_bytes=most_bytes
+        )
         if format_ is FetchFormat.ARROW:
             return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
-        rows = [
-            _document(record, columns, batch) for batch, rows in picked for record in _records(batch, rows)
-        ]
+        lines, next_offset = _lines(picked, columns, next_offset, most_bytes)
     except BatchError as error:
         # The frame's checksums were right when the log read it: its producer wrote it so.
         raise Problem(
             "damaged", str(error), field=error.field, value=offset, outcome="not_applied"
         ) from error
     if format_ is FetchFormat.NDJSON:
-        lines = [msgspec.json.encode(row) for row in rows]
         return Fetched(format_.value, [b"\n".join([*lines, b""])], next_offset)
-    document = {"records": rows, "next_offset": next_offset}
-    return Fetched(format_.value, [msgspec.json.encode(document), b"\n"], next_offset)
+    text = b'{"records":[%b],"next_offset":%d}\n' % (b",".join(lines), next_offset)
+    return Fetched(format_.value, [text], next_offset)
+
+
+def shows_long(format_: FetchFormat, frames: Sequence[Buffer], wanted: str | None) -> bool:
+    """Whether `encode_fetch` may take more than a millisecond or two: then it belongs into a thread."""
+    if format_ is FetchFormat.BATCH:
+        return wanted is not None
+    return (
+        sum(map(len, frames)) > _SHOWN_HERE_BYTES
+        or sum(Header.unpack(frame).count for frame in frames) > _SHOWN_HERE_RECORDS
+        or any(map(takes_long, frames))
+    )
+
+
+def _lines(
+    picked: _Picked, columns: list[str] | None, next_offset: int, most_bytes: int
+) -> tuple[list[bytes], int]:
+    """Records as JSON, and where to go on: earlier than `next_offset` if their text gets too long."""
+    lines: list[bytes] = []
+    size = 0
+    for batch, rows in picked:
+        for record in _records(batch, rows):
+            if size >= most_bytes:
+                return lines, record.offset
+            lines.append(msgspec.json.encode(_document(record, columns, batch)))
+            size += len(lines[-1])
+    return lines, next_offset
 
 
 def check_fields(wanted: str | None, format_: FetchFormat) -> None:
@@ -177,16 +213,31 @@ _Picked = list[tuple[Batch, Sequence[int]]]
 
 
 def _pick(
-    batches: Sequence[Batch], *, offset: int, to: int, limit: int, tag: str | None, behind: int
+    batches: Sequence[Batch],
+    *,
+    offset: int,
+    to: int,
+    limit: int,
+    tag: str | None,
+    behind: int,
+    most_bytes: int,
 ) -> tuple[_Picked, int]:
-    """Positions to be sent of each batch, and the offset behind all that was looked at."""
+    """Positions to be sent of each batch, and the offset after all that was looked at.
+
+    Batches are looked at until they unfold to more than `most_bytes` together; one is looked at always.
+    """
     picked: _Picked = []
     next_offset = offset
+    unfolded = 0
     for batch in batches:
         base = batch.base_offset
         first, last = max(0, offset - base), min(len(batch), to - base)
         if last <= first:
             continue
+        size = sum(entry.plain_length for entry in batch.directory().values())
+        if unfolded and unfolded + size > most_bytes:
+            break
+        unfolded += size
         rows: Sequence[int] = range(first, last)
         next_offset = base + last
         if tag is not None:

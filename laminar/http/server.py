@@ -113,8 +113,8 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._reserved_bytes = 0
         self._listeners: list[asyncio.Server] = []
-        # One thread: large bodies wait for each other, and never for the loop.
-        self._parser = ThreadPoolExecutor(1, "http-parse")
+        # Two threads: large bodies and answers wait for each other, and never for the loop.
+        self._off_loop = ThreadPoolExecutor(2, "http-large")
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
         limits_s = (
@@ -157,14 +157,14 @@ class HttpServer:
                 return False
             finally:
                 self._stop_timer()
-                self._parser.shutdown(wait=False, cancel_futures=True)
+                self._off_loop.shutdown(wait=False, cancel_futures=True)
         self._stop_timer()
-        self._parser.shutdown(wait=False, cancel_futures=True)
+        self._off_loop.shutdown(wait=False, cancel_futures=True)
         return True
 
     def off_loop(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """Run `job` in the thread for large bodies, after those that came before."""
-        return asyncio.get_running_loop().run_in_executor(self._parser, job, *arguments)
+        """Run `job` in a thread for large bodies and answers."""
+        return asyncio.get_running_loop().run_in_executor(self._off_loop, job, *arguments)
 
     def statistics(self) -> dict[str, int]:
         """All counters, and what is open and reserved now."""

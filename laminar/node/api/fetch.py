@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from laminar.batch import Kind
 from laminar.http.errors import Problem
-from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format
+from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
 from laminar.http.messages import Request, Response
 from laminar.http.times import EARLIEST_MS, format_time, parse_time
 from laminar.log.errors import DamagedRange, EntriesGone
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 DEFAULT_BYTES = 1024 * 1024
 MOST_BYTES = 32 * 1024 * 1024
 MOST_RECORDS = 1_000_000
+# The text of an answer may be so many times `max_bytes`, which counts batches as they are stored, and 1 MiB.
+_SHOWN = 4
 LONGEST_WAIT_MS = 30_000
 FORWARD_TIMEOUT_S = 5.0
 GIVE_UP_S = 5.0
@@ -157,12 +160,21 @@ class FetchRoutes:
                 continue
             if not skip or format_ is FetchFormat.BATCH:
                 break
-            frames, offset, bad = without_bad_batches(frames, offset)
+            frames, offset, bad = await self._shard.http.off_loop(without_bad_batches, frames, offset)
             skipped += bad
             if frames or not bad:
                 break
-        response = self._answer(
-            request, served, format_, frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind
+        response = await self._answer(
+            request,
+            served,
+            format_,
+            frames,
+            offset=offset,
+            to=to,
+            limit=limit,
+            tag=tag,
+            behind=behind,
+            most_bytes=min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES),
         )
         if skipped:
             response.headers = [*response.headers, (SKIPPED, ",".join(skipped))]
@@ -244,7 +256,7 @@ class FetchRoutes:
                 "offset_beyond_end", f"the partition ends at {end}", field="offset", value=offset, limit=end
             )
 
-    def _answer(
+    async def _answer(
         self,
         request: Request,
         partition: Partition,
@@ -256,17 +268,23 @@ class FetchRoutes:
         limit: int,
         tag: str | None,
         behind: int,
+        most_bytes: int,
     ) -> Response:
-        fetched = encode_fetch(
+        wanted = request.query.get("fields")
+        encode = partial(
+            encode_fetch,
             format_,
             frames,
             offset=offset,
             to=to,
             limit=limit,
             tag=tag,
-            wanted=request.query.get("fields"),
+            wanted=wanted,
             behind=behind,
+            most_bytes=most_bytes,
         )
+        long = shows_long(format_, frames, wanted)
+        fetched = await self._shard.http.off_loop(encode) if long else encode()
         headers = [("Content-Type", fetched.content_type), *self.place(partition, fetched.next_offset)]
         return Response(200, headers, fetched.body)
 
