@@ -14,15 +14,18 @@ connection's `Patience` whether its peer has stood still for too long.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from enum import Enum
 from typing import TYPE_CHECKING, Final, cast
 
+from laminar.http.budget import address_of
 from laminar.http.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.content import decode_content
 from laminar.http.errors import Problem
 from laminar.http.head import LONGEST_HEAD_BYTES, RequestHead, fault_of_unfinished_head, head_too_large
 from laminar.http.messages import CONTINUE, OFF_LOOP_BYTES, Application, Request, Response
-from laminar.http.outbound import GO_ON, Outbound, bug
+from laminar.http.outbound import GO_ON, Exchange, Outbound, bug
 from laminar.http.patience import Patience
 
 if TYPE_CHECKING:
@@ -84,6 +87,7 @@ class Connection(Outbound):
         self.transport = cast(asyncio.Transport, transport)
         high = self._server.limits.write_high_bytes
         self.transport.set_write_buffer_limits(high=high, low=high // 4)
+        self._address = address_of(transport.get_extra_info("peername"))
         self._server.opened(self)
         self._patience.restart(self._server.now_s, received=0)
 
@@ -148,14 +152,12 @@ class Connection(Outbound):
             and not self._preparing
             and len(self._pending) < limits.max_pipelined
             and self._reserved < limits.connection_budget_bytes
+            and self._expected + self._held < limits.connection_answer_bytes
         )
 
     def _consume(self, data: bytes) -> None:
         """Take as many requests as `data` holds; what is left over becomes the tail."""
         server = self._server
-        pending = self._pending
-        most = server.limits.max_pipelined
-        most_bytes = server.limits.connection_budget_bytes
         position = 0
         size = len(data)
         self._tail = b""
@@ -163,7 +165,7 @@ class Connection(Outbound):
             if self._phase is Phase.CHUNKED:
                 position = self._feed_chunked(data, position)
                 continue
-            if self.paused_writing or self._preparing or len(pending) >= most or self._reserved >= most_bytes:
+            if not self._has_room:
                 self._pause_reading()
                 break
             end = data.find(b"\r\n\r\n", position)
@@ -213,7 +215,7 @@ class Connection(Outbound):
             refusal = server.draining_response() if server.draining else None
             if refusal is None:
                 if length >= UNCOUNTED_BODY_BYTES or head.chunked or head.coding:
-                    server.check_body(head)
+                    server.check_body(head, self._address)
                 refusal = server.app.head(request)
         except Problem as problem:
             refusal = Response.problem(problem)
@@ -260,13 +262,13 @@ class Connection(Outbound):
         if not head.expects_continue:
             return
         if self._busy:
-            self._pending.append((head, GO_ON, 0))
+            self._pending.append(Exchange(head, GO_ON))
         else:
             self._out.append(CONTINUE)
 
     def _reserve(self, size: int) -> None:
         self._reserved += size
-        self._server.reserve(size)
+        self._server.bodies.take(self._address, size)
 
     def _body_received(self) -> None:
         """The body of known length is whole."""
@@ -283,7 +285,7 @@ class Connection(Outbound):
         try:
             position = decoder.feed(data, position)
             grown = len(decoder.body) - before
-            self._server.check_budget(grown)
+            self._server.check_budget(self._address, grown, of=len(decoder.body))
             self._reserve(grown)
         except TooLargeError as error:
             problem = Problem("too_large", "the body is too large", field="body", value=error.received_bytes)
@@ -323,7 +325,7 @@ class Connection(Outbound):
         """Read a large body in another thread. Its place among the answers is taken now."""
         server = self._server
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._pending.append((request.head, answer, reserved))
+        self._pending.append(Exchange(request.head, answer, reserved))
         if request.head.close:
             self._stopped = True
         answer.add_done_callback(self._settle_callback)
@@ -359,12 +361,12 @@ class Connection(Outbound):
 
     def _reserve_unfolded(self, answer: asyncio.Future[Response], size: int) -> None:
         """Count a body that was coded as what it has become."""
-        head, last, reserved = self._pending[-1]
-        assert last is answer, "a request was begun while a body was parsed"
-        if size > reserved:
-            self._server.check_budget(size - reserved)
-            self._reserve(size - reserved)
-            self._pending[-1] = head, last, size
+        last = self._pending[-1]
+        assert last.result is answer, "a request was begun while a body was parsed"
+        if size > last.reserved:
+            self._server.check_budget(self._address, size - last.reserved, of=size)
+            self._reserve(size - last.reserved)
+            last.reserved = size
 
     def _hand_over(self, request: Request, reserved: int) -> None:
         """Give a whole request to the application and write or keep its answer."""
@@ -379,16 +381,22 @@ class Connection(Outbound):
             self._answer(head, result, reserved)
             return
         future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
-        self._pending.append((head, future, reserved))
+        exchange = Exchange(head, future, reserved)
+        self._pending.append(exchange)
         if head.close:
             self._stopped = True
-        future.add_done_callback(self._settle_callback)
+        if head.method == "GET" or head.method == "HEAD":
+            exchange.expected = request.answer_bytes
+            self._expected += request.answer_bytes
+            future.add_done_callback(lambda done: self._made(exchange))
+        else:
+            future.add_done_callback(self._settle_callback)
 
     # -- Ends -----------------------------------------------------------------------------
 
     def _answer_last(self, head: RequestHead, response: Response) -> None:
         """Answer, and take nothing more: where the next request begins isn't known or isn't wanted."""
-        owed = sum([reserved for _, _, reserved in self._pending])
+        owed = sum([exchange.reserved for exchange in self._pending])
         if self._reserved > owed:
             self._release(self._reserved - owed)
         self._body_view, self._chunked, self._head = None, None, None
@@ -445,14 +453,16 @@ class Connection(Outbound):
         """Look for a peer that stands still. Called about every second, more often with short limits."""
         if self.transport is None:
             return
-        patience, limits, floor = self._patience, self._server.limits, self._server.limits.floor_bytes_per_s
-        waiting = self.transport.get_write_buffer_size()
-        if waiting or self._unwritten:
-            drained = self._written - waiting - sum(map(len, self._unwritten))
+        patience, limits = self._patience, self._server.limits
+        floor: float = limits.floor_bytes_per_s
+        waiting = self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
+        if waiting:
+            drained = self._written - waiting
             window_s = limits.write_timeout_s
+            floor = max(floor, waiting / limits.transfer_timeout_s)
             if patience.over_writing(now_s, drained=drained, window_s=window_s, floor_bytes_per_s=floor):
                 self._server.counts.slow_readers += 1
-                self.abort()
+                self._reset()
             return
         patience.written()
         received = self._received
@@ -461,6 +471,8 @@ class Connection(Outbound):
                 self.abort()
         elif self._phase is not Phase.HEAD:
             window_s = limits.body_timeout_s
+            if self._head is not None:
+                floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
             if patience.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
                 self._too_slow("body", window_s)
         elif self._busy:
@@ -470,6 +482,13 @@ class Connection(Outbound):
                 self._too_slow("head", limits.head_timeout_s)
         elif patience.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
             self.transport.close()
+
+    def _reset(self) -> None:
+        """Cut the connection, and let the kernel throw away what it still has for the peer."""
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     def _too_slow(self, what: str, limit_s: float) -> None:
         self._server.counts.timed_out += 1

@@ -23,6 +23,8 @@ Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
 # A body above this is unfolded and parsed in another thread, while the loop serves other connections.
 OFF_LOOP_BYTES: Final = 256 * 1024
 
+USUAL_ANSWER_BYTES: Final = 64 * 1024
+
 JSON_TYPE: Final = "application/json"
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -51,10 +53,13 @@ class Request:
     `body` is whole when `Application.handle` is called and empty in
     `Application.head`; a ``Content-Encoding`` has been taken off it by then.
     `connection` offers `peer` and a slot `context` for the application. `parsed` is what
-    `Application.parse` made of a large body, else None.
+    `Application.parse` made of a large body, else None. `answer_bytes` is set by
+    `Application.head` where a read may have a large answer: what others are pipelined
+    after it waits until there is room.
     """
 
     __slots__ = (
+        "answer_bytes",
         "body",
         "connection",
         "head",
@@ -78,6 +83,7 @@ class Request:
         self.body = body
         self.connection = connection
         self.parsed: Any = None
+        self.answer_bytes = USUAL_ANSWER_BYTES
 
     @property
     def peer(self) -> str:

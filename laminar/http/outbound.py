@@ -14,7 +14,7 @@ import socket
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from laminar.http.chunked import LAST_CHUNK, encode_chunk
 from laminar.http.errors import Problem
@@ -39,8 +39,25 @@ JOINED_BODY_BYTES: Final = 65536
 # Larger bodies leave in pieces of about this size, as the peer takes them.
 PIECE_BYTES: Final = 1 << 20
 
-# The head it answers, the answer or its future, and the body bytes reserved until then.
-Pending: TypeAlias = "tuple[RequestHead, asyncio.Future[Response] | Response, int]"
+
+class Exchange:
+    """A request that waits for its turn to be answered: its head, the answer or its future.
+
+    `reserved` is what is counted for its body, `expected` what a read may be answered with, and `held` what
+    is counted for the answer once it is made.
+    """
+
+    __slots__ = ("expected", "head", "held", "reserved", "result")
+
+    def __init__(
+        self, head: RequestHead, result: asyncio.Future[Response] | Response, reserved: int = 0
+    ) -> None:
+        self.head = head
+        self.result = result
+        self.reserved = reserved
+        self.expected = 0
+        self.held = 0
+
 
 # Stands in the queue for an interim answer.
 GO_ON: Final = Response(100)
@@ -54,7 +71,10 @@ class Outbound(asyncio.BufferedProtocol):
     """State and methods of the answering half."""
 
     __slots__ = (
+        "_address",
         "_at_eof",
+        "_expected",
+        "_held",
         "_out",
         "_pending",
         "_reserved",
@@ -65,6 +85,7 @@ class Outbound(asyncio.BufferedProtocol):
         "_stream",
         "_tail",
         "_unwritten",
+        "_unwritten_held",
         "_written",
         "context",
         "paused_reading",
@@ -76,9 +97,13 @@ class Outbound(asyncio.BufferedProtocol):
         self.context: Any = None  # the application's
         self.transport: asyncio.Transport | None = None
         self._server = server
-        self._pending: deque[Pending] = deque()
+        self._address = ""
+        self._pending: deque[Exchange] = deque()
+        self._expected = 0  # bytes that reads under way may be answered with
+        self._held = 0  # bytes of large answers that are made and not sent
         self._out: list[bytes] = []
         self._unwritten: deque[Buffer] = deque()  # rest of a large answer, its exchange done
+        self._unwritten_held = 0
         self._stream: asyncio.Task[None] | None = None
         self._resume: asyncio.Event | None = None
         self._settle_callback = self._settle
@@ -121,42 +146,78 @@ class Outbound(asyncio.BufferedProtocol):
         """Answer at once, or behind those that are owed before."""
         if head.close or response.close:
             self._stopped = True
+        exchange = Exchange(head, response, reserved)
+        response = self._hold(exchange, response)
         if self._pending or self._unwritten or self._stream is not None:
-            self._pending.append((head, response, reserved))
+            self._pending.append(exchange)
             return
         if reserved:
             self._release(reserved)
-        self._write(head, response)
+        self._write(head, response, exchange.held)
+
+    def _hold(self, exchange: Exchange, response: Response) -> Response:
+        """The answer is made: count it if it is large, or put a refusal in its place."""
+        size = _size_of(response)
+        if size > JOINED_BODY_BYTES:
+            try:
+                self._server.check_answer(self._address, size)
+            except Problem as problem:
+                response = Response.problem(problem)
+            else:
+                self._server.answers.take(self._address, size)
+                self._held += size
+                exchange.held = size
+        exchange.result = response
+        return response
+
+    def _let_go(self, held: int) -> None:
+        """A large answer is sent, or is sent to nobody."""
+        self._held -= held
+        self._server.answers.give(self._address, held)
+
+    def _made(self, exchange: Exchange) -> None:
+        """The future of a read is done: count its answer now, as its turn may come much later."""
+        future = exchange.result
+        if self.transport is not None and isinstance(future, asyncio.Future):
+            self._take_made(exchange, future)
+        self._settle()
+
+    def _take_made(self, exchange: Exchange, future: asyncio.Future[Response]) -> Response:
+        self._expected -= exchange.expected
+        exchange.expected = 0
+        return self._hold(exchange, _outcome(exchange.head, future))
 
     def _settle(self, _done: object = None) -> None:
         """Write the answers that are due: the first exchange and all done ones behind it."""
         pending = self._pending
         while pending and not self._unwritten and self._stream is None:
-            head, result, reserved = pending[0]
+            exchange = pending[0]
+            head, result = exchange.head, exchange.result
             if isinstance(result, Response):
                 response = result
             elif result.done():
-                response = _outcome(head, result)
+                response = self._take_made(exchange, result)
             else:
                 break
             pending.popleft()
-            if reserved:
-                self._release(reserved)
-            self._write(head, response)
+            if exchange.reserved:
+                self._release(exchange.reserved)
+            self._write(head, response, exchange.held)
         self._flush()
         if self.paused_reading or self._tail or self._at_eof:
             self._go_on()
 
     def _release(self, reserved: int) -> None:
         self._reserved -= reserved
-        self._server.release(reserved)
+        self._server.bodies.give(self._address, reserved)
 
     def _give_up_pending(self) -> None:
         """The peer is gone: reads that nobody waits for are ended, changes run to their end."""
         pending, self._pending = self._pending, deque()
-        for head, result, _ in pending:
+        for exchange in pending:
+            result = exchange.result
             if isinstance(result, asyncio.Future):
-                if head.method in ("GET", "HEAD"):
+                if exchange.head.method in ("GET", "HEAD"):
                     result.cancel()
                 else:
                     result.add_done_callback(_note_failure)
@@ -167,11 +228,16 @@ class Outbound(asyncio.BufferedProtocol):
         self._unwritten.clear()
         if self._reserved:
             self._release(self._reserved)
+        if self._held:
+            self._let_go(self._held)
 
     # -- Writing ----------------------------------------------------------------------------
 
-    def _write(self, head: RequestHead, response: Response) -> None:
-        """Encode an answer into `_out`; a large body is begun, a streamed one gets its task."""
+    def _write(self, head: RequestHead, response: Response, held: int = 0) -> None:
+        """Encode an answer into `_out`; a large body is begun, a streamed one gets its task.
+
+        `held` bytes are counted for it until all of it is given to the transport.
+        """
         if response is GO_ON:
             self._out.append(CONTINUE)
             return
@@ -213,8 +279,11 @@ class Outbound(asyncio.BufferedProtocol):
             counts.bytes_out += len(joined) + size
             self._flush_joined()
             self._unwritten.extend(_pieces(parts))
+            self._unwritten_held = held
             self._write_rest()
         else:
+            if held:
+                self._let_go(held)
             self._written += len(joined)
             counts.bytes_out += len(joined)
 
@@ -262,6 +331,9 @@ class Outbound(asyncio.BufferedProtocol):
         """Write pieces of a large answer until the transport has enough."""
         while self._unwritten and not self.paused_writing and self.transport is not None:
             self.transport.write(self._unwritten.popleft())
+        if self._unwritten_held and not self._unwritten:
+            self._let_go(self._unwritten_held)
+            self._unwritten_held = 0
 
     def resume_writing(self) -> None:
         """The peer took its bytes."""
@@ -333,6 +405,14 @@ class Outbound(asyncio.BufferedProtocol):
         while self.paused_writing and self.transport is not None:
             self._resume = asyncio.Event()
             await self._resume.wait()
+
+
+def _size_of(response: Response) -> int:
+    """Bytes of a body that is held in memory whole; 0 for one that is streamed."""
+    body = response.body
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return len(body)
+    return 0 if isinstance(body, AsyncIterator) else sum([len(part) for part in body])
 
 
 def _length_line(size: int) -> bytes:

@@ -5,9 +5,10 @@ opens no socket itself: the listening sockets belong to the supervisor, and
 `protocol_factory` goes to `loop.create_server`. Tests and embedded nodes use
 `serve`, which does that.
 
-Body bytes are counted against `body_budget_bytes` from the moment they are
-announced until the answer, over all connections: what a client announces can't
-take more memory than that.
+Body bytes are counted from the moment they are announced until the answer, large
+answers from when they are made until they are sent: over all connections, and
+for each address. What clients announce, or don't take, can't fill more memory
+than the two budgets.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from laminar.http.budget import Budget
 from laminar.http.connection import Connection
 from laminar.http.content import check_coding
 from laminar.http.errors import Problem
@@ -36,7 +38,13 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a server; times in seconds, sizes in bytes."""
 
     max_body_bytes: int = 64 << 20
+    # Bodies that came or were announced, until their answers: of all connections, and of one address.
     body_budget_bytes: int = 512 << 20
+    body_share_bytes: int = 256 << 20
+    # Answers above 64 KiB, from when they are made until they are sent: likewise, and of one connection.
+    answer_budget_bytes: int = 256 << 20
+    answer_share_bytes: int = 128 << 20
+    connection_answer_bytes: int = 32 << 20
     # Bodies of one connection that wait for their answers: above it no further request of it is read.
     connection_budget_bytes: int = 64 << 20
     max_connections: int = 10_000
@@ -49,6 +57,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     floor_bytes_per_s: int = 1024
+    # What is announced, or waits to be taken, comes or goes within about this time: its floor is higher.
+    transfer_timeout_s: float = 120.0
     linger_s: float = 2.0
 
 
@@ -111,7 +121,8 @@ class HttpServer:
         self.date_block = b""
         self.now_s = 0.0
         self._connections: set[Connection] = set()
-        self._reserved_bytes = 0
+        self.bodies = Budget(self.limits.body_budget_bytes, self.limits.body_share_bytes)
+        self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
         self._listeners: list[asyncio.Server] = []
         # Two threads: large bodies and answers wait for each other, and never for the loop.
         self._off_loop = ThreadPoolExecutor(2, "http-large")
@@ -171,7 +182,8 @@ class HttpServer:
         counted = {name: getattr(self.counts, name) for name in Counts.__slots__}
         return counted | {
             "open_connections": len(self._connections),
-            "reserved_bytes": self._reserved_bytes,
+            "reserved_bytes": self.bodies.held_bytes,
+            "answer_bytes": self.answers.held_bytes,
         }
 
     # -- For connections ------------------------------------------------------------------
@@ -193,7 +205,7 @@ class HttpServer:
         if not self._connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 
-    def check_body(self, head: RequestHead) -> None:
+    def check_body(self, head: RequestHead, address: str) -> None:
         """Refuse, by its head, a body that is too large, coded strangely, or beyond the budget."""
         length = head.content_length
         if length > self.limits.max_body_bytes:
@@ -207,27 +219,27 @@ class HttpServer:
         coding = head.headers.get("content-encoding")
         if coding is not None:
             check_coding(coding)
-        self.check_budget(length)
+        self.check_budget(address, length)
 
-    def check_budget(self, size: int) -> None:
-        """Refuse what would pass the budget for bodies not yet answered."""
-        if self._reserved_bytes + size > self.limits.body_budget_bytes:
+    def check_budget(self, address: str, size: int, *, of: int = 0) -> None:
+        """Refuse what would pass the budget for bodies not yet answered; `of` a body of that size."""
+        limit = self.bodies.lacks(address, size, of=of)
+        if limit is not None:
             raise Problem(
-                "overloaded",
-                "too many body bytes are waiting",
-                field="body_bytes",
-                value=self._reserved_bytes + size,
-                limit=self.limits.body_budget_bytes,
+                "overloaded", "too many body bytes are waiting", field="body_bytes", value=size, limit=limit
             )
 
-    def reserve(self, size: int) -> None:
-        """Count body bytes as taken."""
-        self._reserved_bytes += size
-
-    def release(self, size: int) -> None:
-        """Count body bytes as free again."""
-        self._reserved_bytes -= size
-        assert self._reserved_bytes >= 0, self._reserved_bytes
+    def check_answer(self, address: str, size: int) -> None:
+        """Refuse to keep an answer that would pass the budget for those that are not sent yet."""
+        limit = self.answers.lacks(address, size)
+        if limit is not None:
+            raise Problem(
+                "overloaded",
+                "too many answers wait to be sent",
+                field="answer_bytes",
+                value=size,
+                limit=limit,
+            )
 
     def draining_response(self) -> Response:
         """What requests get that come while we go down."""

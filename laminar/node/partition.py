@@ -12,6 +12,7 @@ it, a commit resolves it, also when this replica has ceased to lead in between.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -37,6 +38,8 @@ from laminar.node.wire import Buffer
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
+# Readers that a commit wakes in one turn of the loop.
+WOKEN_AT_ONCE = 64
 
 
 def _no_refusal() -> Problem | None:
@@ -75,6 +78,8 @@ class Partition:
         self._sizes: dict[int, int] = {}
         self._door = Door(self._propose_from_door, closed=self._closed)
         self._fetchers: dict[asyncio.Future[None], None] = {}
+        # Those of them that are woken by what was committed, first come, first.
+        self._woken: deque[asyncio.Future[None]] = deque()
         self._draining = False
         # Term, committed index, and what answers say of them: the same for all that one commit settles.
         self.window: tuple[int, int, bytes] = (-1, -1, b"")
@@ -147,10 +152,11 @@ class Partition:
                 self._forget(done)
             self._door.committed()
         if self._fetchers:
-            fetchers, self._fetchers = self._fetchers, {}
-            for fetcher in fetchers:
-                if not fetcher.done():
-                    fetcher.set_result(None)
+            idle = not self._woken
+            self._woken.extend(self._fetchers)
+            self._fetchers.clear()
+            if idle:
+                self._wake_some()
         if self.tables.due_start is not None:
             self.carry_out_start()
 
@@ -178,6 +184,13 @@ class Partition:
     def stop(self, error: Exception) -> None:
         """A mistake was met in this partition's state: its replica takes part in nothing until a restart."""
         self._driver.stop_replica(self.replica, error)
+
+    def _wake_some(self) -> None:
+        """Wake readers, and the rest in later turns: each reads and encodes what is new."""
+        for _ in range(min(len(self._woken), WOKEN_AT_ONCE)):
+            _wake(self._woken.popleft())
+        if self._woken:
+            self._loop.call_soon(self._wake_some)
 
     def stop_waiting(self) -> None:
         """Let readers who wait for new records go: this replica will have none for them."""

@@ -31,7 +31,7 @@ from laminar.node.api.exchange import (
     decode_passed,
     encode_response,
 )
-from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes
+from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes, expected_bytes
 from laminar.node.api.groups import GroupRoutes
 from laminar.node.api.leftovers import Leftovers
 from laminar.node.api.locate import Locator
@@ -205,10 +205,10 @@ class Api:
         if request.head.memo is None:  # else it was the same head, and was let pass
             self._sites.check(request.head)
         operation, params = self._match(request.head)
-        if request.method == "POST" or request.method == "PUT":
-            length = request.content_length
-            check_document(operation, length or 0)
-            if length is not None and length > self.limits.max_body_bytes:
+        length = request.content_length
+        if length:
+            check_document(operation, length)
+            if length > self.limits.max_body_bytes:
                 raise Problem(
                     "too_large",
                     "the body is larger than one request may be",
@@ -216,6 +216,8 @@ class Api:
                     value=length,
                     limit=self.limits.max_body_bytes,
                 )
+        if operation == "fetch":
+            request.answer_bytes = expected_bytes(request.query)
         if "topic" in params and not self._known(params["topic"]):
             return None
         if operation == "append_to_partition" and self._append.leads(**params) is None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from laminar.batch import Kind
 from laminar.http.errors import Problem
 from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
-from laminar.http.messages import Request, Response
+from laminar.http.messages import USUAL_ANSWER_BYTES, Request, Response
 from laminar.http.times import EARLIEST_MS, format_time, parse_time
 from laminar.log.errors import DamagedRange, EntriesGone
 from laminar.node.api.cluster import integer
@@ -42,6 +43,18 @@ RETRY_S = 0.02
 _ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
 OFFSET_LIMIT = 2**53
 DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
+
+
+def expected_bytes(query: Mapping[str, str]) -> int:
+    """What a fetch may be answered with, before its values are checked.
+
+    One that waits counts as no less than usual: so a connection has a bounded number of fetches that wait,
+    each of which an append would wake.
+    """
+    text = query.get("max_bytes", "")
+    asked = int(text) if len(text) < 10 and text.isdecimal() else DEFAULT_BYTES
+    least = DEFAULT_BYTES if "wait_ms" in query else USUAL_ANSWER_BYTES
+    return min(max(asked, least), MOST_BYTES)
 
 
 class FetchRoutes:

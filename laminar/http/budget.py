@@ -1,0 +1,63 @@
+"""Bytes that a server holds for its clients, bounded in all and for each address."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+# The last quarter is kept for what is no larger than this: whoever fills the rest stops no small request.
+SMALL_BYTES: Final = 64 * 1024
+
+
+class Budget:
+    """What is held: `held_bytes` in all, at most `total_bytes`, and `share_bytes` for one address."""
+
+    __slots__ = ("_by_address", "held_bytes", "share_bytes", "total_bytes")
+
+    def __init__(self, total_bytes: int, share_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.share_bytes = min(share_bytes, total_bytes)
+        self.held_bytes = 0
+        self._by_address: dict[str, int] = {}
+
+    def lacks(self, address: str, size: int, *, of: int = 0) -> int | None:
+        """The limit that `size` more bytes for `address` would pass; None if there is room.
+
+        `of` is the size of the whole that they belong to.
+        """
+        whole = max(size, of)
+        for held, most in (
+            (self._by_address.get(address, 0), self.share_bytes),
+            (self.held_bytes, self.total_bytes),
+        ):
+            limit = most if whole <= SMALL_BYTES else most - most // 4
+            if held + size > limit:
+                return limit
+        return None
+
+    def take(self, address: str, size: int) -> None:
+        """Count bytes as held for an address."""
+        self.held_bytes += size
+        self._by_address[address] = self._by_address.get(address, 0) + size
+
+    def give(self, address: str, size: int) -> None:
+        """Count bytes that were held for an address as free again."""
+        left = self._by_address.get(address, 0) - size
+        assert left >= 0, f"{address} gives {size} bytes, and has {left + size}"
+        self.held_bytes -= size
+        if left:
+            self._by_address[address] = left
+        else:
+            self._by_address.pop(address, None)
+
+
+def address_of(peername: object) -> str:
+    """What counts as one: an IPv4 address, an IPv6 network of 64 bits, or all Unix sockets together."""
+    if not isinstance(peername, tuple):
+        return "unix"
+    host = str(peername[0])
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else address.packed[:8].hex()

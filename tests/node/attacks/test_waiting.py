@@ -1,0 +1,48 @@
+"""Reads that wait for new records: an append wakes all of them, and stops nobody for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+
+from tests.node.attacks.victim import victim
+
+POLL = (
+    b"GET /v1/topics/polled/partitions/0/records?offset=%d&max_bytes=1&wait_ms=30000 HTTP/1.1\r\n"
+    b"Host: localhost\r\n\r\n"
+)
+CONNECTIONS, PIPELINED = 20, 500
+
+
+async def test_an_append_that_many_reads_wait_for_is_answered_at_once() -> None:
+    """Twenty connections with 500 long polls each: no more are begun than one may wait for, and these
+    are woken in parts, so that another client is served between them.
+    """
+    with victim() as node:
+        url = node.http.base_url
+        assert 201 == node.http.put("/v1/topics/polled", json={"partitions": 1}).status_code
+        connections = [await asyncio.open_connection(url.host, url.port) for _ in range(CONNECTIONS)]
+        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+            for _, writer in connections:
+                writer.write(POLL % 0 * PIPELINED)
+                await writer.drain()
+            # They were sent before this one, which is answered after their heads were read.
+            assert 200 == (await client.get("/v1/topics/polled")).status_code
+
+            begun = time.monotonic()
+            made = await client.post("/v1/topics/polled/partitions/0/records", content=b"x")
+            append_s = time.monotonic() - begun
+            begun = time.monotonic()
+            assert 200 == (await client.get("/v1/topics/innocent")).status_code
+            other_s = time.monotonic() - begun
+
+        assert 201 == made.status_code
+        for reader, writer in connections:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+        print(f"append {append_s * 1000:.0f} ms, another {other_s * 1000:.0f} ms")
+        assert append_s < 3
+        assert other_s < 3
+        assert node.unharmed()
