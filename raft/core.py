@@ -85,6 +85,11 @@ if TYPE_CHECKING:
     import random
 
 
+# No group has had so many elections while one of its replicas was away. A term that is further ahead is no
+# term: taken over, it would leave the group none to stand in.
+MOST_TERMS_AHEAD = 2**32
+
+
 class Core(Elector):
     """One replica. All instants are `now_ms`, integers that never go back."""
 
@@ -236,6 +241,9 @@ class Core(Elector):
             or message.sender == self.replica_id
         ):
             self._drop("identity", message)
+            return
+        if message.term > self.term + MOST_TERMS_AHEAD:
+            self._drop("term_ahead", message)
             return
         if message.incarnation != self._incarnations.get(message.sender, 0):
             if message.incarnation < self._incarnations.get(message.sender, 0):

@@ -16,7 +16,9 @@ from typing import Annotated
 
 import msgspec
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
+# Terms, indexes and ids are far below: so what is counted up from one fits the 64 bits of wire and disk.
+NUMBER_LIMIT = 2**62
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=NUMBER_LIMIT)]
 
 
 class ProtocolError(ValueError):
@@ -152,5 +154,5 @@ def decode(payload: bytes | bytearray | memoryview) -> list[AnyMessage]:
     """The messages in `payload`, which must hold exactly one array. Raises `ProtocolError`."""
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a list of raft messages: {error}") from error

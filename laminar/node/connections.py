@@ -20,9 +20,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from laminar.node.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator
+from laminar.node.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator, decode_hello
 from laminar.node.line import Address, Line, TcpAddress, UnixAddress
 from laminar.node.link import SHARED_BUFFER_BYTES, FrameKind, Link
+from laminar.node.log_limits import LimitedLog
+from laminar.node.tcp_user import user_at_other_end
 
 log = logging.getLogger("laminar.transport")
 
@@ -71,6 +73,8 @@ class _Conversation:
     opened: asyncio.Future[None]
     """Done when the greeting is over or the link is gone."""
     timer: asyncio.TimerHandle | None = None
+    greeted: bool = False
+    """Who connected was sent our greeting, with our proof."""
     peer: Peer | None = None
     silent_pings: int = 0
     round_trip_s: float = 0.0
@@ -78,6 +82,8 @@ class _Conversation:
 
 class ConnectionsOwner(Protocol):
     """Who the connections belong to."""
+
+    node: str
 
     def hello(self, channel: Channel) -> Hello:
         """Our greeting, with a fresh challenge."""
@@ -110,6 +116,7 @@ class Connections:
         self._rng = rng
         self._loop = loop
         self._counters = counters
+        self._log = LimitedLog(log, now_s=loop.time)
         self._shared = memoryview(bytearray(SHARED_BUFFER_BYTES))
         self._lines: dict[Channel, dict[Address, Line]] = {channel: {} for channel in Channel}
         self._conversations: dict[Link, _Conversation] = {}
@@ -249,6 +256,8 @@ class Connections:
             self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
         elif isinstance(conversation.greeting, Initiator):
             link.send_at_once(FrameKind.HELLO, conversation.greeting.hello)
+        elif not self._is_ours(link.transport):
+            self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
         elif self._strangers >= self._limits.strangers:
             self._refuse(link, HandshakeError("strangers", f"{self._strangers} connections have not greeted"))
         else:
@@ -256,6 +265,15 @@ class Connections:
             wait_s = self._limits.connect_timeout_ms / 1000
             late = HandshakeError("late", "no greeting in time")
             conversation.timer = self._loop.call_later(wait_s, self._refuse, link, late)
+
+    def _is_ours(self, transport: asyncio.Transport) -> bool:
+        """Whether who connected may be a node of ours. With a secret it has to show that; without one all
+        nodes are on this machine, and a process of another user's is none.
+        """
+        sock = transport.get_extra_info("socket")
+        if self._secret is not None or sock.family == socket.AF_UNIX:
+            return True
+        return user_at_other_end(sock) in (os.getuid(), None)
 
     def link_frame(self, link: Link, kind: int, payload: memoryview) -> None:
         """(Called by a link.) A whole frame came."""
@@ -276,6 +294,7 @@ class Connections:
         except ProtocolError as error:
             self._counters["protocol_errors"] += 1
             link.abort(f"protocol error: {error}")
+            self._log.warning("protocol", "connection with %s ended: %s", conversation.peer, error)
 
     def _greet(self, link: Link, conversation: _Conversation, kind: int, payload: memoryview) -> None:
         greeting = conversation.greeting
@@ -286,11 +305,21 @@ class Connections:
         elif isinstance(greeting, Initiator) and kind == FrameKind.REFUSED:
             raise HandshakeError("refused", f"refused by the peer: {bytes(payload).decode(errors='replace')}")
         elif isinstance(greeting, Acceptor) and kind == FrameKind.HELLO:
+            self._refuse_own_name(link, payload)
             link.send_at_once(FrameKind.REPLY, greeting.take_hello(payload))
+            conversation.greeted = True
         elif isinstance(greeting, Acceptor) and kind == FrameKind.PROOF:
             self._establish(link, conversation, greeting.take_proof(payload))
         else:
             raise HandshakeError("malformed", f"frame of kind {kind} within the greeting")
+
+    def _refuse_own_name(self, link: Link, payload: memoryview) -> None:
+        """The processes of this node come by the Unix socket: who uses its name over TCP is no part of it."""
+        assert link.transport is not None
+        theirs = decode_hello(payload)
+        over_tcp = link.transport.get_extra_info("socket").family != socket.AF_UNIX
+        if over_tcp and theirs.node == self._owner.node and theirs.channel != Channel.CALL:
+            raise HandshakeError("node", f"a process of another machine or user calls itself {theirs.node!r}")
 
     def _establish(self, link: Link, conversation: _Conversation, theirs: Hello) -> None:
         peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.chain)
@@ -316,13 +345,15 @@ class Connections:
 
     def _refuse(self, link: Link, error: HandshakeError) -> None:
         self._counters[f"refused_{error.reason}"] += 1
+        self._conversations[link].greeted = False
         if self._conversations[link].line is None:
-            log.warning("connection refused: %s", error)
+            self._log.warning(error.reason, "connection refused: %s", error)
             if error.reason in ("cluster", "version") and not link.closing:
                 link.send_at_once(FrameKind.REFUSED, str(error).encode()[:1024])
             link.close(str(error))
         else:
-            log.warning("connection to %s: %s", self._conversations[link].line, error)
+            line = self._conversations[link].line
+            self._log.warning(error.reason, "connection to %s: %s", line.address if line else link, error)
             link.abort(str(error))
 
     def link_lost(self, link: Link, error: Exception | None) -> None:
@@ -331,6 +362,12 @@ class Connections:
             link.close_reason = link.close_reason or str(error)
         conversation = self._conversations.get(link)
         peer = conversation.peer if conversation else None
+        if conversation is not None and conversation.greeted and peer is None and self._secret is not None:
+            self._counters["refused_secret"] += 1
+            self._log.warning(
+                "secret",
+                "a process that connected left when it saw our proof: it may have another secret than ours",
+            )
         self._forget(link)
         if peer is not None and link in self._peers.get(peer, ()):
             self._lose(peer, link.close_reason)

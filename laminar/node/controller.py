@@ -94,6 +94,10 @@ class Controller(Process):
         """Where a node's controller listens for its peers."""
         return self._where.address(node, self.state())
 
+    def knows(self, node: str) -> bool:
+        """See Process. Also by gossip: our copy of the catalog may be older than the leader's node."""
+        return self._where.address(node, self.state()) is not None
+
     def known_life(self, node: str) -> Life | None:
         """See Process."""
         return self._where.life(node, self.state())
@@ -391,6 +395,7 @@ class Controller(Process):
                 "role": "controller",
                 "storage": self.storage.statistics(),
                 "raft": self.driver.statistics(),
+                "transport": self.transport.statistics(),
                 "loop": self.health.statistics(),
                 "repair": self.repairs.statistics(),
                 "catalog": {
@@ -399,7 +404,8 @@ class Controller(Process):
                     "version": self.state().version,
                     "voters": len(core.configuration.voters) if core is not None else 0,
                 },
-                "gossip": dict(self.statuses()),
+                "statuses": dict(self.statuses()),
+                "gossip": self.gossip.statistics() if self.gossip is not None else {},
             }
         )
 

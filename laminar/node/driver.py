@@ -25,12 +25,13 @@ from laminar.log.storage import Storage
 from laminar.node.clock import Clock
 from laminar.node.comeback import ComeBack
 from laminar.node.elections import MOST_AT_ONCE, Elections
+from laminar.node.log_limits import LimitedLog
 from laminar.node.outbox import Outbox
 from laminar.node.pairs import Pairs
 from laminar.node.receive_budget import RECEIVE_BUDGET_BYTES, ReceiveBudget
 from laminar.node.replica import Replica, entry_of
 from laminar.node.timers import Timers
-from laminar.node.transport import Address, Channel, Peer, Transport
+from laminar.node.transport import Address, Channel, Peer, ProtocolError, Transport
 from laminar.node.wire import ConfigurationRecord, read_beat, read_frame
 from raft.configuration import ConfigurationRefused
 from raft.core import Core
@@ -42,6 +43,8 @@ _log = logging.getLogger("laminar.driver")
 # With these a core refuses a proposal; it has changed nothing.
 REFUSALS = (NotLeader, TooMuchUncommitted, ConfigurationRefused)
 
+# A group's members, those that were, and strangers that a replica without entries answers: so many at most.
+MOST_SENDERS = 1000
 # A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
 _Waiting = tuple[Replica, list[AnyMessage], int, int, int]
 
@@ -85,6 +88,7 @@ class Driver:
         self._election_timeout_ms = election_timeout_ms
         self._next_grace_ms = 0
         self._loop = asyncio.get_running_loop()
+        self._bad = LimitedLog(_log, now_s=self._loop.time)
         self.replicas: dict[bytes, Replica] = {}
         self._turn_scheduled = False
         # Who has something to become durable, with the messages that leave then.
@@ -332,7 +336,7 @@ class Driver:
     # -- inputs ------------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, channel: Channel, frame: memoryview) -> None:
-        """A frame of Raft messages from a peer."""
+        """A frame of Raft messages from a peer. `ProtocolError`: it can't be read, and nothing was done."""
         if self._stopped:
             return
         if not self._admits(peer):
@@ -342,6 +346,8 @@ class Driver:
             self.receive_budget.received(len(frame))
         try:
             self._take_frame(peer, frame)
+        except ProtocolError:
+            raise
         except Exception as error:  # noqa: BLE001  # ends the process
             self._die(error)
 
@@ -350,10 +356,9 @@ class Driver:
         try:
             beat = read_beat(frame)
             messages = read_frame(frame) if beat is None else []
-        except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
+        except Exception as error:
             self.bad_frames += 1
-            _log.warning("a frame from %s does not add up: %r", peer, error)
-            return
+            raise ProtocolError(f"a frame of Raft messages that does not add up: {error!r}") from error
         if beat is not None:
             self._pairs.take_beat(peer, beat, now_ms=now_ms)
             return
@@ -364,6 +369,9 @@ class Driver:
             if replica is None:
                 self.unknown_groups += 1
                 continue
+            if message.sender not in replica.nodes and len(replica.nodes) >= MOST_SENDERS:
+                self.unknown_groups += 1
+                continue
             if replica.pairs.get(message.sender) is not pair:
                 replica.pairs[message.sender] = pair
             self._pairs.tell_first(replica)
@@ -371,7 +379,7 @@ class Driver:
                 entries = [entry_of(data, verify(data)) for data in frames]
             except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
                 self.bad_frames += 1
-                _log.warning("a batch from %s for %s is damaged: %r", peer, replica.name, error)
+                self._bad.warning("batch", "a batch from %s for %s is damaged: %r", peer, replica.name, error)
                 continue
             if message.sender not in replica.nodes:
                 # A replica without entries knows nobody; it is to answer where it was asked from.

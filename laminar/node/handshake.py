@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from enum import IntEnum
 
 import msgspec
@@ -21,6 +22,11 @@ PROTOCOL_VERSION = 1
 CHALLENGE_SIZE = 32
 MAX_HANDSHAKE_BYTES = 4096
 """A frame before the handshake is over is never longer, so a stranger can't make us reserve memory."""
+
+MAX_NONCE_BYTES = 64
+# As the setting `node`; role 0 is the controller's, others are one above their shard's number.
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", re.ASCII)
+_MAX_ROLE = 1 << 16
 
 _INITIATOR = b"laminar handshake: initiator"
 _ACCEPTOR = b"laminar handshake: acceptor"
@@ -89,7 +95,7 @@ def decode_reply(payload: bytes | memoryview) -> Reply:
     """Read an acceptor's answer; `HandshakeError` if it isn't one."""
     try:
         return _decode_reply(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HandshakeError("malformed", f"answer to our greeting can't be read: {error}") from error
 
 
@@ -97,12 +103,14 @@ def decode_hello(payload: bytes | memoryview) -> Hello:
     """Read and check a greeting's form; `HandshakeError` if it isn't one or speaks another version."""
     try:
         hello = _decode_hello(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HandshakeError("malformed", f"greeting can't be read: {error}") from error
     if hello.version != PROTOCOL_VERSION:
         raise HandshakeError("version", f"peer speaks version {hello.version}, we {PROTOCOL_VERSION}")
     if len(hello.challenge) != CHALLENGE_SIZE or len(hello.cluster) not in (0, 16):
         raise HandshakeError("malformed", "greeting with a challenge or cluster id of a wrong length")
+    if not _NODE.match(hello.node) or not 0 <= hello.role < _MAX_ROLE or len(hello.nonce) > MAX_NONCE_BYTES:
+        raise HandshakeError("malformed", f"greeting of {hello.node!r}, role {hello.role}: no node and role")
     if hello.channel not in (Channel.CONTROL, Channel.BULK, Channel.CALL):
         raise HandshakeError("malformed", f"greeting for unknown channel {hello.channel}")
     return hello

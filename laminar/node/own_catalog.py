@@ -22,7 +22,7 @@ from laminar.node import peers
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.forking import Hopeless
 from laminar.node.joining import JoinAnswer
-from laminar.node.process import recovering_text
+from laminar.node.process import BadTerm, recovering_text
 from laminar.node.replica import Replica, initial_frame
 from laminar.node.wire import ConfigurationRecord
 
@@ -182,6 +182,8 @@ class OwnCatalog:
                     # A command is applied when it is whole again. A configuration says who may lead.
                     past_damage=lambda index: log.row(index).kind in (Kind.COMMAND, Kind.NOOP),
                 )
+            except BadTerm as error:
+                raise Hopeless(f"{error}. {ANOTHER_NAME}") from error
             except DamagedRange:
                 if not self._where.remembered and not controller.boot.settings.join:
                     raise

@@ -39,6 +39,7 @@ from laminar.node.transport import Address, Peer
 from laminar.node.view import View
 from laminar.node.wire import Buffer, ConfigurationRecord
 from membership.lives import Life, contradicts
+from raft.messages import NUMBER_LIMIT
 from raft.values import HardState, Settings
 
 _log = logging.getLogger("laminar.process")
@@ -47,6 +48,10 @@ _QUIET_S = 1.0
 _LONGEST_WAIT_S = 30.0
 
 Method = Callable[[Peer, bytes], Awaitable[bytes]]
+
+
+class BadTerm(Exception):
+    """The term that is durable here is out of range: its replica stays away, its process goes on."""
 
 
 class Process:
@@ -112,6 +117,10 @@ class Process:
 
     # -- to be said by each kind ---------------------------------------------------------
 
+    def knows(self, node: str) -> bool:
+        """Whether this process has heard of a node: from the catalog, or from what helps to find it."""
+        raise AssertionError("each kind of process says what it knows of the others")
+
     def known_life(self, node: str) -> Life | None:
         """The newest life of another node's data folder that this process has heard of from the catalog."""
         raise AssertionError("each kind of process says what it knows of the others")
@@ -146,13 +155,17 @@ class Process:
     # -- transport -----------------------------------------------------------------------
 
     def admits(self, peer: Peer) -> bool:
-        """Whether what a process says may count: not where its node's folder is an older copy of itself."""
+        """Whether what a process says may count: not of a node that nobody here has heard of, nor where its
+        node's folder is an older copy of itself.
+        """
         if peer.node == self.boot.node:
             return True
         known = self.known_life(peer.node)
         verdict = self._verdicts.get((peer.node, peer.role))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
             return verdict[2]
+        if not self.knows(peer.node):
+            return False
         admitted = known is None or not chain_contradicts(peer.chain, known)
         self._verdicts[peer.node, peer.role] = peer, known, admitted
         if known is not None and not admitted:
@@ -220,6 +233,11 @@ class Process:
             committed_index = max(committed_index, replay_committed(frames))
             index += len(frames)
         hard = self.storage.hard_states.get(entry.replica_id)
+        if hard is not None and hard.term >= NUMBER_LIMIT:
+            raise BadTerm(
+                f"{name}: its term {hard.term} is above {NUMBER_LIMIT - 1}, which no election reaches: it is "
+                "from a forged message, and this replica can take part in nothing any more"
+            )
         assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
         return Replica(
             name=name,

@@ -239,6 +239,10 @@ class Shard(Process):
 
     # -- replicas ------------------------------------------------------------------------
 
+    def knows(self, node: str) -> bool:
+        """See Process."""
+        return node in self.view.nodes()
+
     def known_life(self, node: str) -> Life | None:
         """See Process."""
         return self.view.message.lives.get(node) if self.view.message is not None else None

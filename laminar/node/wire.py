@@ -15,7 +15,7 @@ import msgspec
 
 from laminar.batch import Header, Kind
 from raft.configuration import Configuration
-from raft.messages import AnyMessage, Append, decode, encode
+from raft.messages import AnyMessage, Append, Natural, decode, encode
 from raft.values import Entry
 
 Buffer = bytes | bytearray | memoryview
@@ -26,7 +26,7 @@ _BULK = 2
 _BEAT = 3
 
 _sizes_encoder = msgspec.msgpack.Encoder()
-_sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[int]]])
+_sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[Natural]]])
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +35,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     Whose life it is the connection says, which was greeted with the process's boot nonce.
     """
 
-    asks: list[tuple[bytes, int]] = []
+    asks: list[tuple[bytes, Natural]] = []
     """(group, term): I take you for the leader of it, quiet as I am."""
     wakes: list[bytes] = []
     """Groups that you asked about, or that I led until now: I am not that."""

@@ -238,3 +238,23 @@ async def test_a_catalog_that_stops_tells_those_whose_commands_are_on_their_way(
             await proposed
     assert 1 == len(failures)
     await storage.close()
+
+
+async def test_a_term_out_of_range_keeps_its_replica_away_by_name() -> None:
+    """It was durable before numbers had a limit; counted up, it fits no message: its process would end, again
+    at every start.
+    """
+    storage = open_inline(FaultDisk())
+    entries = []
+    for number, term in ((1, 2**64 - 1), (2, 1)):
+        log = storage.create_log(f"t-{number}")
+        log.append([initial_frame(VOTERS, created_ms=1)])
+        storage.record_hard_state(number, term=term, vote=0)
+        entries.append(entry(number, log.log_id))
+    await storage.sync()
+
+    shard = await open_all(storage, entries)
+
+    assert [2] == [replica.replica_id for replica in shard.driven]
+    assert [] == shard.lost and "forged message" in shard.failed[1][1]
+    await storage.close()

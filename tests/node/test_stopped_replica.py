@@ -12,7 +12,7 @@ from laminar.http.errors import Problem
 from laminar.log.errors import ReplicaStopped
 from laminar.node.replica import initial_frame
 from laminar.node.tables import Tables
-from laminar.node.transport import Channel, Peer
+from laminar.node.transport import Channel, Peer, ProtocolError
 from laminar.node.wire import ConfigurationRecord, control_frame
 from raft.messages import AnyMessage, HeartbeatAnswer
 from tests.disks.fault_disk import FaultDisk
@@ -113,9 +113,13 @@ async def test_a_frame_that_nobody_can_read_costs_nobody_anything(frame: bytes) 
     async with trio() as cluster:
         leader = await cluster.leader()
         peer = Peer("b", 1, b"n" * 16)
-        leader.driver.on_frame(peer, Channel.CONTROL, memoryview(frame))
+        with pytest.raises(ProtocolError):  # ends the connection
+            leader.driver.on_frame(peer, Channel.CONTROL, memoryview(frame))
         head, body = control_frame([HeartbeatAnswer(CLUSTER, GROUP, 2, 1, 1, 1, 0)])
-        leader.driver.on_frame(peer, Channel.CONTROL, memoryview(bytes(head) + bytes(body[:-1]) + b"\xc1"))
+        with pytest.raises(ProtocolError):
+            leader.driver.on_frame(
+                peer, Channel.CONTROL, memoryview(bytes(head) + bytes(body[:-1]) + b"\xc1")
+            )
 
         assert 2 == leader.driver.bad_frames
         assert [] == leader.failures and [] == leader.stopped

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raft import AnyMessage, ProtocolError, decode, encode
 from raft.messages import (
+    NUMBER_LIMIT,
     Append,
     AppendAnswer,
     Heartbeat,
@@ -33,7 +34,7 @@ KINDS: list[type[AnyMessage]] = [
     Vote,
     VoteAnswer,
 ]
-U64 = st.integers(0, 2**64 - 1)
+NUMBERS = st.integers(0, NUMBER_LIMIT - 1)
 
 
 @st.composite
@@ -45,7 +46,7 @@ def messages(draw: st.DrawFn) -> AnyMessage:
             if field.type is bytes
             else st.booleans()
             if field.type is bool
-            else U64
+            else NUMBERS
         )
         for field in msgspec.structs.fields(kind)
     }
@@ -53,9 +54,19 @@ def messages(draw: st.DrawFn) -> AnyMessage:
     return make(**fields)
 
 
+@pytest.mark.parametrize("field", ["sender", "incarnation", "term", "commit", "round", "held_term"])
+@pytest.mark.parametrize("number", [NUMBER_LIMIT, 2**64 - 1, -1])
+def test_a_number_out_of_range_is_no_message(field: str, number: int) -> None:
+    """One that is counted up from there fits neither the wire nor the disk."""
+    honest = Heartbeat(b"c" * 16, b"g" * 16, 1, 2, 0, 1, 0, 1)
+
+    with pytest.raises(ProtocolError):
+        decode(encode([msgspec.structs.replace(honest, **{field: number})]))
+
+
 @given(st.lists(messages(), max_size=5))
 def test_what_is_encoded_is_decoded(batch: list[AnyMessage]) -> None:
-    """Every field of every message survives, up to 64 bits."""
+    """Every field of every message survives, up to the limit of numbers."""
     assert batch == decode(encode(batch))
 
 

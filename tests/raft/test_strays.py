@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raft import AnyMessage
-from raft.messages import Append, Heartbeat
+from raft.messages import Append, Heartbeat, Vote
 from tests.raft.harness import CLUSTER, GROUP, Network, head
 
 STRAYS: list[tuple[str, AnyMessage]] = [
@@ -13,6 +13,8 @@ STRAYS: list[tuple[str, AnyMessage]] = [
     ("identity", Append(CLUSTER, b"deleted group...", 1, 2, 0, 1, 0, 0, 0, 0)),
     ("identity", Append(CLUSTER, GROUP, 1, 3, 0, 1, 0, 0, 0, 0)),
     ("identity", Append(CLUSTER, GROUP, 2, 2, 0, 1, 0, 0, 0, 0)),
+    ("term_ahead", Heartbeat(CLUSTER, GROUP, 1, 2, 0, 2**32 + 2, 0, 1)),
+    ("term_ahead", Vote(CLUSTER, GROUP, 3, 2, 0, 2**62 - 1, 2**62 - 1, 2**62 - 1)),
     ("malformed", Append(CLUSTER, GROUP, 1, 2, 0, 1, 0, 0, 0, 5)),
     ("second_leader", Append(CLUSTER, GROUP, 3, 2, 0, 1, 0, 0, 0, 0)),
 ]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import struct
 
+import msgspec
 import pytest
+from crc32c import crc32c
 
 from laminar.node.handshake import encode_hello
-from laminar.node.link import FrameKind, Link
+from laminar.node.link import HEADER, FrameKind, Link
+from laminar.node.log_limits import LINES
 from laminar.node.transport import Channel, Limits, Peer, PeerLost, ProtocolError
 from tests.node.transport.ends import CLUSTER, PATIENCE_S, Make, Proxy, get, soon
 
@@ -166,3 +171,69 @@ async def test_a_handler_that_finds_a_breach_of_protocol_ends_the_connection(mak
 
     assert await get(a.lost) == b.peer
     assert b.count("protocol_errors") == 1
+
+
+async def raw_hello(address: tuple[str, int], hello: bytes) -> bytes:
+    """What comes back for a greeting of these bytes."""
+    reader, writer = await asyncio.open_connection(*address)
+    head = HEADER.pack(len(hello), FrameKind.HELLO, 0, 0, 0)
+    writer.write(head + struct.pack("<I", crc32c(hello, crc32c(head))) + hello)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"", b"a\nb", b"\x1b[31m", b"x" * 64], ids=repr)
+async def test_what_is_no_name_of_a_node_is_refused(make: Make, name: bytes) -> None:
+    """Also bytes that are no text: a refusal that is counted, no exception in the loop."""
+    b = await make("b")
+    hello = encode_hello(msgspec.structs.replace(b.transport.hello(Channel.CONTROL), node="NODE"))
+    hello = hello.replace(b"\xa4NODE", bytes([0xD9, len(name)]) + name)
+
+    assert b"" == await raw_hello(b.address, hello)
+    assert 1 == b.count("refused_malformed")
+
+
+async def test_who_uses_our_own_name_over_tcp_is_refused(make: Make) -> None:
+    """The processes of a node meet on its Unix sockets; what they say is believed by their name."""
+    a, b = await make("b"), await make("b")
+
+    a.transport.send(b.address, Channel.CONTROL, [b"I am you"])
+
+    await soon(lambda: b.count("refused_node") == 1)
+    assert b.frames.empty()
+
+
+@pytest.mark.parametrize(("user", "heard"), [(os.getuid(), True), (None, True), (54_321, False), (-1, False)])
+async def test_without_a_secret_another_users_process_is_not_heard(
+    make: Make, monkeypatch: pytest.MonkeyPatch, user: int | None, heard: bool
+) -> None:
+    """As on a Unix socket; where the kernel cannot tell, all are heard as before."""
+    monkeypatch.setattr("laminar.node.connections.user_at_other_end", lambda sock: user)
+    a, b = await make("a", secret=None), await make("b", secret=None)
+
+    a.transport.send(b.address, Channel.CONTROL, [b"hi"])
+
+    await soon(lambda: b.count("refused_user" if not heard else "connections_accepted") == 1)
+
+
+async def test_the_acceptor_counts_and_says_that_a_secret_is_wrong(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one who knocks sees it first and leaves: else nobody here would ever know that someone guesses."""
+    a, b = await make("a", secret=b"s" * 16), await make("b", secret=b"t" * 16)
+
+    a.transport.send(b.address, Channel.CONTROL, [b"let me in"])
+
+    await soon(lambda: b.count("refused_secret") == 1)
+    assert "may have another secret" in caplog.text
+
+
+async def test_strangers_cannot_fill_the_log(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A few lines a minute, and their number with the next."""
+    b = await make("b")
+    for _ in range(40):
+        await raw_hello(b.address, b"\xc1")
+
+    assert 40 == b.count("refused_malformed")
+    assert LINES == caplog.text.count("connection refused")
