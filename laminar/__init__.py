@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TimedOut,
         Unavailable,
         Undelivered,
+        Unreadable,
     )
     from laminar.client.records import (
         CursorInfo,
@@ -76,6 +77,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
             "TimedOut",
             "Unavailable",
             "Undelivered",
+            "Unreadable",
         )
     },
     **{
@@ -137,6 +139,7 @@ __all__ = [
     "Trimmed",
     "Unavailable",
     "Undelivered",
+    "Unreadable",
     "Value",
     "__version__",
     "aio",

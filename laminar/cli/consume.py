@@ -44,6 +44,9 @@ def consume(
     on_expired: Annotated[
         Literal["error", "earliest"], Parameter(help="What to do where records to be read were given up.")
     ] = "error",
+    on_damage: Annotated[
+        Literal["error", "skip"], Parameter(help="What to do where records cannot be read by anybody.")
+    ] = "error",
     leader: Annotated[bool, Parameter(negative="", help="Read from leaders only.")] = False,
     format: Annotated[str, Parameter(help=PLACES + r"; \n, \t as in C.", group=OUTPUT)] = DEFAULT_FORMAT,
     json: Annotated[bool, Parameter(negative="", help="A JSON object a line.", group=OUTPUT)] = False,
@@ -79,6 +82,7 @@ def consume(
             partitions=partitions,
             from_leader=leader,
             on_expired=on_expired,
+            on_damage=on_damage,
         )
         copy(reader, show, key=wanted, limit=left, commits=cursor is not None)
 
@@ -120,6 +124,8 @@ def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | N
     except KeyboardInterrupt:
         if not reader_follows(reader):
             raise
+    for partition, first, past in reader.skipped:
+        print(f"{partition}: offsets {first} to {past - 1} were left out", file=sys.stderr)
     if commits:
         reader.commit_at(positions)
 

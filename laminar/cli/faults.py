@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from laminar.batch import BatchError
 from laminar.cli import EXIT_FAILED, EXIT_PARTLY, EXIT_UNAVAILABLE, EXIT_USAGE
 from laminar.client.errors import ConfigError, Error, ProduceError, Unavailable
 
@@ -61,6 +62,10 @@ def report(error: Exception) -> int | None:
     if isinstance(error, Error):
         complain(line_of(error))
         return code_of(error)
+    if isinstance(error, BatchError):
+        past = f"; --on-damage skip goes on at {error.offsets[1]}" if error.offsets else ""
+        complain(f"unreadable: {error}{past}")
+        return EXIT_FAILED
     if isinstance(error, UsageError):
         complain(str(error))
         return EXIT_USAGE

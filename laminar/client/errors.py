@@ -124,6 +124,10 @@ class Undelivered:
     error: Error
 
 
+class Unreadable(Error):
+    """Records whose producer wrote them so that they cannot be read: ``limit`` is the offset past them."""
+
+
 class ProduceError(Error):
     """Some of what was sent has no receipt: ``undelivered`` lists all of it, in order of sending."""
 
@@ -159,6 +163,7 @@ _FAMILIES: dict[str, type[Error]] = {
         Unavailable,
         OutcomeUnknown,
         PreconditionFailed,
+        Unreadable,
     )
 }
 _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})

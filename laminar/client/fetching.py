@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
-from laminar.batch import Batch, split
+from laminar.batch import Batch, BatchError, split, verify_header
 from laminar.client.errors import Error, OffsetExpired, TimedOut, Unavailable
 from laminar.client.records import ReadBatch
 from laminar.client.session import Session
@@ -20,6 +20,7 @@ from laminar.client.session import Session
 T = TypeVar("T")
 
 OnExpired = Literal["error", "earliest"]
+OnDamage = Literal["error", "skip"]
 
 FETCH_BYTES = 1 << 20
 READ_AHEAD_BYTES = 4 << 20
@@ -27,11 +28,32 @@ FOLLOW_WAIT_MS = 10_000
 BEHIND_WAIT_MS = 100
 
 
+# Of an answer with `on_damage=skip`: the ranges of offsets that were left out, as in "3-4,7-7".
+_LEFT_OUT = "laminar-skipped-offsets"
+
+
+def _end_of_last(ranges: str) -> int:
+    return int(ranges.rpartition("-")[2]) + 1
+
+
+def _unreadable(frame: memoryview) -> int | None:
+    """The offset past a batch of which something cannot be decoded; None for one that can be read whole."""
+    header = verify_header(frame)
+    try:
+        batch = Batch(frame)
+        _ = batch.values, batch.keys, batch.tags, batch.headers, batch.timestamps
+    except BatchError:
+        return header.next_offset
+    return None
+
+
 class Fetchers(Generic[T]):
     """See the module. `endless`: there may be more also when no partition is being read just now.
 
     `cursor` is whose positions these are, to be named where records are gone; `on_expired` what happens
     then: the reading fails, or goes on at the earliest record that is left (`skipped` is told both offsets).
+    `on_damage`: what happens where no replica has whole bytes, or a producer wrote what cannot be read. It is
+    the same choice, and with ``"skip"`` each batch is decoded whole before it is handed out.
     """
 
     def __init__(
@@ -44,6 +66,7 @@ class Fetchers(Generic[T]):
         endless: bool = False,
         cursor: str | None = None,
         on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
         from_leader: bool = False,
         timeout_s: float | None = None,
         fetch_bytes: int = FETCH_BYTES,
@@ -57,6 +80,7 @@ class Fetchers(Generic[T]):
         self._endless = endless
         self._cursor = cursor
         self._on_expired = on_expired
+        self._narrowed = {"on_damage": "skip"} if on_damage == "skip" else None
         self._from_leader = from_leader
         self._timeout_s = timeout_s
         self._fetch_bytes = fetch_bytes
@@ -158,6 +182,7 @@ class Fetchers(Generic[T]):
                     at_least=at_least,
                     from_leader=self._from_leader,
                     timeout_s=self._timeout_s,
+                    narrowed=self._narrowed,
                 )
             except (TimedOut, Unavailable):
                 if not self._follow:
@@ -171,7 +196,15 @@ class Fetchers(Generic[T]):
                 continue
             node = answer.headers.get("laminar-node", "")
             before = offset
+            if self._narrowed and _LEFT_OUT in answer.headers:
+                # Before the first batch; where there is none, before what comes next.
+                offset = max(offset, _end_of_last(answer.headers[_LEFT_OUT]))
+                self._skipped(partition, before, offset)
             for frame in split(answer.body):
+                if self._narrowed and (gone := _unreadable(frame)):
+                    self._skipped(partition, offset, gone)
+                    offset = gone
+                    continue
                 batch = ReadBatch(
                     Batch(frame),
                     topic=self._topic,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from laminar.client.cursors import CursorState
 from laminar.client.errors import ConfigError
-from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnExpired
+from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
 from laminar.client.records import ReadBatch, Record
 from laminar.client.session import Session
 
@@ -77,6 +77,7 @@ class Reader(Generic[T]):
         decode: Callable[[bytes], T],
         timeout_s: float | None,
         on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
@@ -94,6 +95,7 @@ class Reader(Generic[T]):
             follow=follow,
             cursor=cursor,
             on_expired=on_expired,
+            on_damage=on_damage,
             from_leader=from_leader,
             timeout_s=timeout_s,
             fetch_bytes=fetch_bytes,
@@ -105,6 +107,8 @@ class Reader(Generic[T]):
         self._unfinished: ReadBatch[T] | None = None
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
+        # (partition, first offset, offset past the last) of what was passed over: given up, or unreadable.
+        self.skipped: list[tuple[int, int, int]] = []
 
     async def __aenter__(self) -> Reader[T]:
         await self._begin()
@@ -277,6 +281,7 @@ class Reader(Generic[T]):
         return await self._session.offset_at(self._topic, partition, at, timeout_s=self._timeout_s)
 
     def _skipped(self, partition: int, offset: int, earliest: int) -> None:
-        """Records from `offset` to `earliest` are gone: who has handed out all before them stands behind."""
+        """Records from `offset` to `earliest` are passed over: who has handed out all before stands there."""
+        self.skipped.append((partition, offset, earliest))
         if self.positions[partition] == offset:
             self.positions[partition] = earliest

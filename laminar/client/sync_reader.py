@@ -48,6 +48,11 @@ class Reader(Generic[T]):
         """By partition, where a reader that does not follow ends; filled when it begins."""
         return self._reader.ends
 
+    @property
+    def skipped(self) -> list[tuple[int, int, int]]:
+        """(partition, first offset, offset past the last) of what was passed over."""
+        return self._reader.skipped
+
     def __iter__(self) -> Iterator[Record[T]]:
         positions = self._reader.positions
         for batch in self._take_batches():

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from laminar.client import topic as aio_topic
-from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnExpired
+from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.portal import Portal
 from laminar.client.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.reader import Start
@@ -142,6 +142,7 @@ class Topic(Generic[T]):
         from_leader: bool = False,
         timeout: float | None = None,
         on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Reader[T]:
@@ -149,7 +150,9 @@ class Topic(Generic[T]):
 
         `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With
         `follow` it goes on for ever. Where retention gave up what was to be read, `OffsetExpired` names the
-        cursor, or with ``on_expired="earliest"`` it goes on with what is left.
+        cursor, or with ``on_expired="earliest"`` it goes on with what is left. Where records are damaged on
+        all replicas, or their producer wrote them so that nobody can read them, the reading fails; with
+        ``on_damage="skip"`` it goes on past them, and `Reader.skipped` names what was left out.
         """
         reader = self._topic.read(
             start,
@@ -159,6 +162,7 @@ class Topic(Generic[T]):
             from_leader=from_leader,
             timeout=timeout,
             on_expired=on_expired,
+            on_damage=on_damage,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
         )

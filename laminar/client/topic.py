@@ -13,7 +13,7 @@ from laminar.client.cursors import CursorState, cursor_path
 from laminar.client.datagrams import Datagrams
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import ConfigError, OutcomeUnknown
-from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnExpired
+from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.names import Named, begin_named
 from laminar.client.producer import (
     DEFAULT_BATCH_BYTES,
@@ -316,6 +316,7 @@ class Topic(Generic[T]):
         from_leader: bool = False,
         timeout: float | None = None,
         on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Reader[T]:
@@ -325,7 +326,9 @@ class Topic(Generic[T]):
         `follow` it goes on for ever. `from_leader` reads only what is newest; without it any replica
         answers that is not behind what this client has seen. `read_ahead_bytes` is per partition.
         Where retention gave up what was to be read, `OffsetExpired` names the cursor, or with
-        ``on_expired="earliest"`` it goes on with what is left.
+        ``on_expired="earliest"`` it goes on with what is left. Where records are damaged on all replicas,
+        or their producer wrote them so that nobody can read them, the reading fails; with
+        ``on_damage="skip"`` it goes on past them, and `Reader.skipped` names what was left out.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Reader(
@@ -339,6 +342,7 @@ class Topic(Generic[T]):
             decode=decode,
             timeout_s=timeout,
             on_expired=on_expired,
+            on_damage=on_damage,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
         )

@@ -147,6 +147,13 @@ _ROWS: Final = (
     _row("unsupported_media_type", 415, "The body's type or encoding is not known"),
     _row("offset_beyond_end", 416, "The offset lies beyond the partition's end"),
     _row("range_not_satisfiable", 416, "The range lies behind the value's end"),
+    _row(
+        "unreadable",
+        422,
+        "These records cannot be read: their producer wrote them so",
+        hint="`on_damage=skip` goes on past them.",
+        family="Unreadable",
+    ),
     _row("expectation_failed", 417, "The expectation is not known", hint="Only `Expect: 100-continue` is."),
     _row(
         "wrong_host",

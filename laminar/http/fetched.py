@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from laminar.arrow_ipc import END, FIELDS, batch_parts, fields, schema_message
-from laminar.batch import Batch, BatchError, Buffer, Column, Header, Record, tag_bit
+from laminar.batch import Batch, Buffer, Column, Header, Record, tag_bit
 from laminar.batch_check import takes_long
 from laminar.http.errors import Problem
 from laminar.http.messages import Request
@@ -114,28 +114,23 @@ def encode_fetch(
 
     `wanted` names columns, separated by commas; batches then come without others. Whole batches may
     begin before `offset`, and with a tag only those that may hold it are sent: their reader looks again.
+    Raises `BatchError` for a batch that cannot be read; its checksums are right, so its producer wrote it so.
     `next_offset` is behind all that was looked at, also where nothing matched, so that a filtered reader
     gets on: `behind` is where the looking ended, if batches without the tag were left out already.
     Where batches are taken apart, the answer ends after `most_bytes` of text, or before the batch that
     unfolds to more than that together with those before it; it has one record at least.
     """
     columns = _columns(wanted, format_)
-    try:
-        if format_ is FetchFormat.BATCH:
-            fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
-            return fetched if columns is None else _narrowed(fetched, columns)
-        batches = [Batch(frame, verified=True) for frame in frames]
-        picked, next_offset = _pick(
-            batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind, most_bytes=most_bytes
-        )
-        if format_ is FetchFormat.ARROW:
-            return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
-        lines, next_offset = _lines(picked, columns, next_offset, most_bytes)
-    except BatchError as error:
-        # The frame's checksums were right when the log read it: its producer wrote it so.
-        raise Problem(
-            "damaged", str(error), field=error.field, value=offset, outcome="not_applied"
-        ) from error
+    if format_ is FetchFormat.BATCH:
+        fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
+        return fetched if columns is None else _narrowed(fetched, columns)
+    batches = [Batch(frame, verified=True) for frame in frames]
+    picked, next_offset = _pick(
+        batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind, most_bytes=most_bytes
+    )
+    if format_ is FetchFormat.ARROW:
+        return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
+    lines, next_offset = _lines(picked, columns, next_offset, most_bytes)
     if format_ is FetchFormat.NDJSON:
         return Fetched(format_.value, [b"\n".join([*lines, b""])], next_offset)
     text = b'{"records":[%b],"next_offset":%d}\n' % (b",".join(lines), next_offset)

@@ -2,7 +2,8 @@
 
 Committed data is the same on all replicas, so what is damaged here is fetched there, without the client's
 doing. Where nobody has it, `on_damage=skip` leaves the range out and says so; else the answer is 503
-`damaged`, naming the offsets. Nobody outside is told where in a node's folder the bytes lie.
+`damaged`, naming the offsets. What a producer wrote so that nobody can read it is on all replicas: it is
+left out in the same way, or 422 `unreadable`. Nobody outside is told where in a node's folder the bytes lie.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlencode
 
-from laminar.batch import Batch, BatchError, Header
+from laminar.batch import BatchError, Header
 from laminar.http.errors import Problem
 from laminar.http.head import RequestHead
 from laminar.http.messages import Request, Response
@@ -73,23 +74,41 @@ async def elsewhere(
     return None
 
 
-def without_bad_batches(frames: Sequence[Buffer], offset: int) -> tuple[list[Buffer], int, list[str]]:
+def without_bad_batches(
+    frames: Sequence[Buffer], offset: int, *, read: Callable[[Sequence[Buffer], int], object], skip: bool
+) -> tuple[list[Buffer], int, list[str]]:
     """The first run of batches that can be read, where it begins, and the ranges of offsets before it.
 
-    A bad batch has whole checksums and a body that disagrees with itself: its producer wrote it so.
+    A bad batch has whole checksums and a body that disagrees with itself: its producer wrote it so. `read`
+    makes of batches what was asked for, from an offset on, or raises `BatchError`. With `skip` bad batches at
+    the beginning are left out; without, 422 `unreadable` is raised for one that is first.
     """
     good: list[Buffer] = []
     skipped: list[str] = []
     for frame in frames:
         try:
-            for _ in Batch(frame, verified=True).records():
-                pass
-        except BatchError:
+            read([frame], offset)
+        except BatchError as error:
             if good:
                 break
+            if not skip:
+                raise unreadable(error, Header.unpack(frame)) from error
             header = Header.unpack(frame)
             skipped.append(f"{max(offset, header.base_offset)}-{header.next_offset - 1}")
             offset = header.next_offset
         else:
             good.append(frame)
     return good, offset, skipped
+
+
+def unreadable(error: BatchError, header: Header) -> Problem:
+    """What a client is told of a batch that its producer wrote so that it cannot be read."""
+    return Problem(
+        "unreadable",
+        f"records {header.base_offset} to {header.next_offset - 1} cannot be read: {error}",
+        hint=f"`on_damage=skip`, or `offset={header.next_offset}`, goes on past them.",
+        field="offset",
+        value=header.base_offset,
+        limit=header.next_offset,
+        headers=[("Laminar-Next-Offset", str(header.next_offset))],
+    )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from laminar.batch import Kind
+from laminar.batch import BatchError, Header, Kind
 from laminar.http.errors import Problem
 from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
 from laminar.http.messages import USUAL_ANSWER_BYTES, Request, Response
@@ -155,6 +155,16 @@ class FetchRoutes:
         behind = 0
         skipped: list[str] = []
         to = min(to, end)
+        most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES)
+        answered = partial(
+            self._answer, request, served, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
+        )
+
+        def shown(some: Sequence[Buffer], offset: int) -> object:
+            return encode_fetch(
+                format_, some, offset=offset, wanted=query.get("fields"), to=to, limit=limit, tag=tag
+            )
+
         while offset < to:
             try:
                 if tag is None:
@@ -171,24 +181,21 @@ class FetchRoutes:
                 skipped.append(f"{max(offset, damage.first_offset)}-{damage.next_offset - 1}")
                 offset = damage.next_offset
                 continue
-            if not skip or format_ is FetchFormat.BATCH:
+            try:
+                response = await answered(frames, offset=offset, behind=behind)
+            except BatchError:
+                frames, offset, bad = await self._shard.http.off_loop(
+                    partial(without_bad_batches, frames, offset, read=shown, skip=skip)
+                )
+                skipped += bad
+                if frames:
+                    behind = Header.unpack(frames[-1]).next_offset
+                    response = await answered(frames, offset=offset, behind=behind)
+                    break
+            else:
                 break
-            frames, offset, bad = await self._shard.http.off_loop(without_bad_batches, frames, offset)
-            skipped += bad
-            if frames or not bad:
-                break
-        response = await self._answer(
-            request,
-            served,
-            format_,
-            frames,
-            offset=offset,
-            to=to,
-            limit=limit,
-            tag=tag,
-            behind=behind,
-            most_bytes=min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES),
-        )
+        else:
+            response = await answered([], offset=offset, behind=0)
         if skipped:
             response.headers = [*response.headers, (SKIPPED, ",".join(skipped))]
         return response
@@ -274,7 +281,7 @@ class FetchRoutes:
         request: Request,
         partition: Partition,
         format_: FetchFormat,
-        frames: list[Buffer],
+        frames: Sequence[Buffer],
         *,
         offset: int,
         to: int,

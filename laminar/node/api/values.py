@@ -23,7 +23,7 @@ from laminar.http.messages import Request, Response
 from laminar.http.times import format_time
 from laminar.large import CRC_HEADER, SIZE_HEADER
 from laminar.log.errors import DamagedRange, EntriesGone
-from laminar.node.api.damage import problem_of
+from laminar.node.api.damage import problem_of, unreadable
 from laminar.node.api.exchange import FORWARDED
 from laminar.node.api.fetch import DIGITS, OFFSET_LIMIT, FetchRoutes
 from laminar.node.api.locate import Locator
@@ -109,8 +109,7 @@ class ValueRoutes:
                 return self._whole(request, response, topic, int(partition))
             raise problem_of(damage, served, node=self._shard.boot.node, offset=wanted) from damage
         except BatchError as error:
-            # The frame's checksums were right when the log read it: its producer wrote it so.
-            raise Problem("damaged", str(error), field=error.field, value=wanted) from error
+            raise unreadable(error, Header.unpack(frames[0])) from error
 
     # -- large records ---------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from crc32c import crc32c
 
-from laminar.batch import Batch, build, split, verify
+from laminar.batch import Batch, split, verify
 from tests.node.api.asking import ARROW, BATCH, ENVELOPES, NDJSON, Partition, problem
 
 PLACE = {
@@ -300,22 +299,6 @@ def test_a_format_that_is_not_there_is_406(ten: Partition, accept: str) -> None:
     document = problem(ten.fetch(accept), 406, "not_acceptable", field="accept", value=accept)
 
     assert all(kind in document["limit"] for kind in ("application/json", NDJSON, ARROW, BATCH))
-
-
-def test_what_a_producer_wrote_wrong_is_named_and_hides_nothing_else(partition: Partition) -> None:
-    """A frame with right checksums and a tag that is no text: refused, or damaged where it lies."""
-    frame = bytearray(bytes(build([b"x"], tags=["tag"])).replace(b"tag", b"\xff\xfe\xfd"))
-    frame[120:124] = crc32c(frame[128:]).to_bytes(4, "little")
-    frame[124:128] = crc32c(frame[:124]).to_bytes(4, "little")
-    partition.append("before")
-    taken = partition.post(bytes(frame), BATCH).status_code
-    after = partition.append("after")
-
-    assert ["before"] == partition.values(to=1)
-    assert ["after"] == partition.values(offset=after)
-    if taken == 201:
-        problem(partition.fetch(offset=1), 503, "damaged", value=1)
-        problem(partition.http.get(f"{partition.path}/records/1"), 503, "damaged", value=1)
 
 
 # -- one record --------------------------------------------------------------------------------------------
