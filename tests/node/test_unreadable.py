@@ -45,7 +45,7 @@ class Readers:
         async def here(*args: object, **named: object) -> Partition:
             return partition
 
-        self.routes.serve_or_pass = here  # type: ignore[method-assign,assignment]
+        self.routes.serve_or_pass = here  # type: ignore[method-assign]
         self.values = ValueRoutes(shard, self.routes, nobody)
 
     async def fetch(self, query: str = "", accept: str = JSON_TYPE) -> Response:

@@ -21,7 +21,7 @@ NUMBERS = st.one_of(st.integers(0, 5), st.integers(0, NUMBER_LIMIT - 1), st.just
 def forged(draw: st.DrawFn) -> tuple[AnyMessage, tuple[Entry, ...]]:
     """To replica 2, in the name of another."""
     kind: Any = draw(st.sampled_from(KINDS))
-    fixed = {"cluster": CLUSTER, "group": GROUP, "receiver": 2, "incarnation": 0}
+    fixed: dict[str, Any] = {"cluster": CLUSTER, "group": GROUP, "receiver": 2, "incarnation": 0}
     fixed["sender"] = draw(st.sampled_from((1, 3, 4)))
     entries: tuple[Entry, ...] = ()
     for field in msgspec.structs.fields(kind):

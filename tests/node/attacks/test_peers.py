@@ -12,7 +12,7 @@ import pytest
 
 from laminar.node.transport import Channel, TcpAddress, Transport
 from laminar.node.wire import control_frame
-from raft.messages import Heartbeat, Vote
+from raft.messages import AnyMessage, Heartbeat, Vote
 from tests.node.attacks.victim import Victim, victim
 
 
@@ -52,7 +52,7 @@ async def test_a_term_without_end_from_a_stranger(attacked: Victim, stranger: Tr
         for group in (cluster, bytes.fromhex(etag.strip('"').split("/")[0])):
             for receiver in range(1, 9):
                 head = (cluster, group, 2**20, receiver, 0, term)
-                messages = [Heartbeat(*head, 0, 1), Vote(*head, 9, 9)]
+                messages: list[AnyMessage] = [Heartbeat(*head, 0, 1), Vote(*head, 9, 9)]
                 stranger.send(address, Channel.CONTROL, control_frame(messages))
     await asyncio.sleep(0.3)
 
