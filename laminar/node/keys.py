@@ -16,8 +16,10 @@ import msgspec
 from laminar.batch import Header
 from laminar.frame import Flag
 
-MAX_KEYS = 10_000
+MAX_KEYS = 32_768
 AGE_MS = 24 * 3_600_000
+# No key is forgotten before this, whoever comes after it: see `full_for_ms`.
+KEPT_MS = 5 * 60_000
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +50,17 @@ class Keys:
     def get(self, key_id: bytes) -> KeyEntry | None:
         """The batch that was appended with this key, if it is remembered."""
         return self._keys.get(key_id)
+
+    def full_for_ms(self, now_ms: int) -> int:
+        """How long a new key must wait, so that none is forgotten that is younger than `KEPT_MS`.
+
+        The leader refuses it for so long. So a crowd of new keys holds up itself, and what came before it is
+        still recognised. The table alone obeys the log: it takes whatever was appended.
+        """
+        if len(self._keys) < MAX_KEYS:
+            return 0
+        oldest = next(iter(self._keys.values()))
+        return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
     def appended(self, header: Header) -> None:
         """A batch of records, with a key or without, is now the log's last."""

@@ -28,6 +28,8 @@ NOBODY = bytes(16)
 REMEMBERED_BATCHES = 64
 MAX_PRODUCERS = 10_000
 IDLE_MS = 7 * 24 * 3_600_000
+# No producer that appended within this time is forgotten, whoever comes after it: see `full_for_ms`.
+KEPT_MS = 3_600_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,6 +121,15 @@ class Producers:
             if place.sequence == sequence:
                 return place
         return Refused("out_of_sequence", known.next_sequence)
+
+    def full_for_ms(self, producer_id: bytes, now_ms: int) -> int:
+        """How long a producer that is not here must wait, so that none is forgotten that appended within
+        `KEPT_MS`; 0 for one that is here. As `Keys.full_for_ms`.
+        """
+        if len(self._producers) < MAX_PRODUCERS or producer_id in self._producers:
+            return 0
+        oldest = next(iter(self._producers.values()))
+        return max(0, oldest.seen_ms + KEPT_MS - now_ms)
 
     def fenced_at(self, producer_id: bytes, epoch: int) -> int | Refused | None:
         """The entry behind which no older epoch than this one writes; None if it is still to be appended."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 
-from laminar.batch import HEADER_SIZE, Kind
+from laminar.batch import HEADER_SIZE, Header, Kind
 from laminar.frame import seal
 from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.producers import Progress, Refused
 from laminar.node.receipts import Receipt
+from laminar.node.retries import check_room
 
 # How long a question waits for a replica that lags by an instant.
 COPIES_WAIT_S = 1.0
@@ -33,6 +34,7 @@ async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progres
     if known is None:
         frame = bytearray(HEADER_SIZE)
         seal(frame, Kind.FENCE, producer_id=producer_id, producer_epoch=epoch)
+        check_room(partition, Header.unpack(frame))
         await partition.append_control(frame)
     else:
         await partition.when_committed(known, Receipt(partition.number, 0, 0))

@@ -80,6 +80,19 @@ def refused_batch(refused: Refused, header: Header) -> Problem:
     )
 
 
+def table_full(partition: Partition, *, field: str, limit: int, wait_ms: int) -> Problem:
+    """So many keys, or producers, are new here that another would push one out that may still be repeated."""
+    return Problem(
+        "quota",
+        f"{partition.topic}/{partition.number} remembers no more at a time, and forgets none this young",
+        field=field,
+        value=limit,
+        limit=limit,
+        retry_after_ms=min(wait_ms, 60_000),
+        outcome="not_applied",
+    )
+
+
 def key_reused(entry: KeyEntry) -> Problem:
     """The idempotency key was used with another body."""
     return Problem(

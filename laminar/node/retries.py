@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from laminar.batch import Header
 from laminar.frame import Flag
+from laminar.node import keys, producers
 from laminar.node.producers import NOBODY, Place, Refused
 from laminar.node.receipts import Receipt
-from laminar.node.refusals import key_in_progress, key_reused, refused_batch
+from laminar.node.refusals import key_in_progress, key_reused, refused_batch, table_full
 
 if TYPE_CHECKING:
     from laminar.node.partition import Partition
@@ -37,6 +38,7 @@ def first_try(partition: Partition, header: Header) -> tuple[int, Receipt] | Non
     if header.flags & Flag.KEYED:
         entry = partition.tables.keys.get(header.producer_id)
         if entry is None:
+            check_room(partition, header)
             return None
         if entry.content != header.sequence:
             raise key_reused(entry)
@@ -49,5 +51,23 @@ def first_try(partition: Partition, header: Header) -> tuple[int, Receipt] | Non
     if isinstance(known, Refused):
         raise refused_batch(known, header)
     if known is None:
+        check_room(partition, header)
         return None
     return known.index, Receipt(partition.number, known.offset, known.count, duplicate=True)
+
+
+def check_room(partition: Partition, header: Header) -> None:
+    """Raise 429 `quota` where a new key or producer would push one out that came a short while ago.
+
+    Who comes last in a crowd is refused, not who was there before: else a neighbour's crowd would make
+    every retry of the others an append (docs/consensus.md#derived-tables).
+    """
+    now_ms = max(partition.replica.wall_ms(), partition.log.last_append_time_ms)
+    if header.flags & Flag.KEYED:
+        wait_ms = partition.tables.keys.full_for_ms(now_ms)
+        if wait_ms:
+            raise table_full(partition, field="idempotency-key", limit=keys.MAX_KEYS, wait_ms=wait_ms)
+    else:
+        wait_ms = partition.producers.full_for_ms(header.producer_id, now_ms)
+        if wait_ms:
+            raise table_full(partition, field="producer_id", limit=producers.MAX_PRODUCERS, wait_ms=wait_ms)

@@ -64,6 +64,35 @@ def test_of_too_many_keys_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPat
     assert [4, 5, 6] == [entry.index for entry in table.stored()]
 
 
+async def test_a_crowd_of_new_keys_makes_no_retry_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes last is refused, and may come again; who was there before is recognised."""
+    monkeypatch.setattr(module, "MAX_KEYS", 3)
+    async with lone_partition(tmp_path) as partition:
+        first = await put(partition, keyed(b"v", 1, b"victim's"))
+        for number in range(2):
+            await put(partition, keyed(bytes([number]), 1, b"x"))
+        with pytest.raises(Problem) as crowded:
+            put(partition, keyed(b"n", 1, b"x"))
+        assert ("quota", "not_applied", "idempotency-key", 3) == (
+            crowded.value.code,
+            crowded.value.outcome,
+            crowded.value.field,
+            crowded.value.limit,
+        )
+        assert crowded.value.retry_after_ms is not None and crowded.value.retry_after_ms > 0
+        assert Receipt(0, first.offset, 1, duplicate=True) == await put(
+            partition, keyed(b"v", 1, b"victim's")
+        )
+        assert 3 == partition.end_offset
+
+        # When the oldest is past its time, the next one takes its place.
+        wall_ms = partition.replica.wall_ms()
+        partition.replica.wall_ms = lambda: wall_ms + module.KEPT_MS + 1000
+        assert 3 == (await put(partition, keyed(b"n", 1, b"x"))).offset
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Header, build
+from laminar.http.errors import Problem
 from laminar.node import producers as module
 from laminar.node.producers import Place, Producers, Refused
+from laminar.node.progress import fence
+from laminar.node.receipts import Receipt
+from tests.node.alone import lone_partition
 from tests.node.entries import stamped
 
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -123,3 +130,35 @@ def test_truncation_leaves_what_a_rebuild_from_the_log_would_give(steps: list[St
     for entry in log:
         rebuilt.appended(entry)
     assert rebuilt.snapshot() == table.snapshot()
+
+
+async def test_a_crowd_of_new_producers_makes_no_retry_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also none that only fences: who comes last is refused, and may come again."""
+    monkeypatch.setattr(module, "MAX_PRODUCERS", 3)
+    async with lone_partition(tmp_path) as partition:
+
+        def put(producer: bytes, sequence: int) -> asyncio.Future[Receipt]:
+            frame = build([b"x"], producer_id=producer * 16, sequence=sequence)
+            return partition.append_frame(frame, Header.unpack(frame))
+
+        for producer in (b"v", b"a", b"b"):
+            await put(producer, 0)
+        for _ in range(3):
+            with pytest.raises(Problem) as crowded:
+                put(b"n", 0)
+            assert ("quota", "not_applied", "producer_id", 3) == (
+                crowded.value.code,
+                crowded.value.outcome,
+                crowded.value.field,
+                crowded.value.limit,
+            )
+            with pytest.raises(Problem, match="quota"):
+                await fence(partition, b"m" * 16, 1)
+        assert Receipt(0, 0, 1, duplicate=True) == await put(b"v", 0)
+        assert 3 == (await put(b"v", 1)).offset
+
+        wall_ms = partition.replica.wall_ms()
+        partition.replica.wall_ms = lambda: wall_ms + module.KEPT_MS + 1000
+        assert 4 == (await put(b"n", 0)).offset

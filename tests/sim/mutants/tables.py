@@ -19,6 +19,14 @@ TABLES = [
         tests=NODE,
     ),
     case(
+        "a crowd of new keys or producers makes the others forgotten",
+        "laminar.node.retries:check_room",
+        '"""',
+        'return\n    """',
+        tests=(*KEYS, "tests/node/test_producers.py"),
+        tests_only=True,
+    ),
+    case(
         "producers not rolled back by a truncation",
         "laminar.node.tables:Tables.truncated",
         "self.producers.truncated(index)",
