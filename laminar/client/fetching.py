@@ -216,6 +216,8 @@ class Fetchers(Generic[T]):
                 )
                 if not len(batch):
                     continue
+                if batch.start_offset > offset and offset > before:
+                    break  # asked for again from there, this replica or another
                 if batch.start_offset != offset:
                     raise Error(
                         f"{self._topic}/{partition}: {node} answered {batch.start_offset} for {offset}",

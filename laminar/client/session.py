@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from laminar.batch import Header
 from laminar.client.configuration import Endpoints
 from laminar.client.decisions import Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
@@ -36,6 +37,11 @@ MAP_PATIENCE_S = 1.0
 # One that was given up for its silence is not tried again for so long, whoever names it as leader.
 SILENT_MS = 1_000
 BATCH_TYPE = "application/vnd.laminar.batch"
+
+
+def _first_offset(body: Buffer) -> int | None:
+    """The offset of the first record of some batches; None where there is none."""
+    return Header.unpack(body).base_offset if body else None
 
 
 def now_ms() -> int:
@@ -311,7 +317,7 @@ class Session:
     ) -> Answer:
         """Frames from `offset` on, from the replica that has least to do and is not behind.
 
-        A good answer may hold no frames. `at_least` is an end the caller knows of. With `only` no other
+        A good answer may hold no frames; its first one holds the record at `offset`. `at_least` is an end the caller knows of. With `only` no other
         replica than that one is asked, as `readers` numbers them. `narrowed` are parameters that leave out
         something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as `call` does.
         """
@@ -376,6 +382,13 @@ class Session:
             if verdict.step is Step.DONE:
                 assert answer is not None
                 node = answer.headers.get("laminar-node", url)
+                first = None if narrowed else _first_offset(answer.body)
+                if first is not None and first > offset:
+                    # Records are missing there, and it has not said so: another replica has them.
+                    last = f"{node} answered {first} for {offset}"
+                    self.balancer.failed(url, now_ms=now_ms(), started=False)
+                    url = await self._pause(Verdict(step=Step.RETRY), backoff, deadline)
+                    continue
                 self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
                 return answer
             if verdict.step is Step.FAIL:

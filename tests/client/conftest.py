@@ -111,6 +111,7 @@ class FakeCluster:
         self.leaderless = False
         self.named: dict[str, int] = {}
         self.probes = 0
+        self.holes: set[tuple[int, int]] = set()  # node, first offset of a batch that it passes over
         self.silent: set[int] = set()  # nodes that read requests and answer none
         self._count = nodes
         self._servers: list[asyncio.Server] = []
@@ -367,6 +368,8 @@ class FakeCluster:
         size = 0
         for frame in partition.frames:
             header = Header.unpack(frame)
+            if (node, header.base_offset) in self.holes:
+                continue
             if header.next_offset <= offset or header.next_offset > end:
                 continue
             if found and size + len(frame) > int(query["max_bytes"]):

@@ -223,6 +223,34 @@ async def test_reads_are_spread_and_never_go_back(cluster: Any) -> None:
     assert {"n0", "n2"} == set(served)
 
 
+@pytest.mark.parametrize("hole", [0, 7])
+async def test_a_replica_that_passes_over_records_is_not_believed(cluster: Any, hole: int) -> None:
+    """Its answer begins, or goes on, after the offset asked for: another replica is asked."""
+    async with aio.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        for number in range(10):
+            await topic.append(b"%d" % number, partition=0)
+        cluster.holes.add((1, hole))
+        for _ in range(10):
+            values = [r.raw async for r in topic.read(partitions=[0])]
+            assert [b"%d" % n for n in range(10)] == values
+    assert any(node == 1 and "/records?" in target for node, target in _requests(cluster))
+
+
+async def test_a_read_of_records_that_every_replica_passes_over_says_which(cluster: Any) -> None:
+    async with aio.connect(cluster.urls, timeout=0.5) as client:
+        topic = client.topic("t")
+        for number in range(10):
+            await topic.append(b"%d" % number, partition=0)
+        cluster.holes |= {(node, 4) for node in range(3)}
+        values = []
+        with pytest.raises(laminar.TimedOut, match="answered 5 for 4"):
+            async for record in topic.read(partitions=[0]):
+                values.append(record.raw)
+
+    assert [b"%d" % n for n in range(4)] == values
+
+
 async def test_a_read_ends_where_the_topic_ended(cluster: Any) -> None:
     """Without follow, what is appended during the read is not part of it, even within a batch's frame."""
     async with aio.connect(cluster.urls) as client:
