@@ -317,9 +317,10 @@ class Session:
     ) -> Answer:
         """Frames from `offset` on, from the replica that has least to do and is not behind.
 
-        A good answer may hold no frames; its first one holds the record at `offset`. `at_least` is an end the caller knows of. With `only` no other
-        replica than that one is asked, as `readers` numbers them. `narrowed` are parameters that leave out
-        something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as `call` does.
+        A good answer may hold no frames; its first one holds the record at `offset`. `at_least` is an end
+        the caller knows of. With `only` no other replica than that one is asked, as `readers` numbers them.
+        `narrowed` are parameters that leave out something: ``to``, ``tag``, ``fields``. Raises
+        `OffsetExpired`, or as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s + wait_ms / 1000

@@ -116,3 +116,46 @@ def test_rot_on_a_minority_is_healed_and_on_all_replicas_is_named_and_skipped(
         }
         assert 1.0 == metric(http, "laminar_storage_damage_quarantined")
         wait_for(lambda: metric(http, "laminar_repair_gone") == 1.0, what="nobody has it, and it says so")
+
+
+def test_a_sealed_segment_that_is_short_or_gone_is_filled_from_the_other_replicas(tmp_path: Path) -> None:
+    """On one node of three, while it is down: nobody is ever served past the missing records, and the
+    segments are whole again.
+    """
+    count, size = 40, 100_000
+    with (
+        LocalCluster(tmp_path, nodes=3, shards=1, settings={"segment-size-bytes": 1 << 20}) as cluster,
+        httpx.Client(timeout=20, trust_env=False) as http,
+    ):
+        urls = [f"{url}/v1/topics/t/partitions/0/records" for url in cluster.urls]
+        assert 201 == http.put(f"{cluster.urls[0]}/v1/topics/t", json={"partitions": 1}).status_code
+        for number in range(count):
+            answer = http.post(
+                urls[0],
+                content=b"%05d" % number * (size // 5),
+                headers={"Content-Type": "application/octet-stream"},
+            )
+            assert answer.status_code in (200, 201), answer.text
+        victim = cluster.members[2]
+        cluster.kill(2)
+        first, second, third, *_ = sorted(victim.data.glob("logs/t-0-*/*.log"))
+        whole = {path: path.read_bytes() for path in (first, second, third)}
+        second.write_bytes(whole[second][:-1])
+        third.unlink()
+        third.with_suffix(".index").unlink()
+        cluster.restart(2)
+
+        at = 0
+        while at < count:
+            answer = http.get(urls[2], params={"offset": at, "read": "replica", "max_bytes": 1})
+            assert 200 == answer.status_code, answer.text
+            [record] = answer.json()["records"]
+            assert (at, "%05d" % at) == (record["offset"], record["value"][:5])
+            at += 1
+
+        def healed() -> bool:
+            lines = http.get(f"{cluster.urls[2]}/metrics").text.splitlines()
+            return 'laminar_storage_damage_quarantined{process="shard 0"} 0' in lines
+
+        wait_for(healed, what="every missing entry is fetched from the others")
+        assert whole[second] + whole[third] == second.read_bytes()
