@@ -137,6 +137,9 @@ def test_a_sealed_segment_that_is_short_or_gone_is_filled_from_the_other_replica
             )
             assert answer.status_code in (200, 201), answer.text
         victim = cluster.members[2]
+        assert victim.process is not None
+        victim.process.terminate()  # in order, so that its last checkpoint names all segments
+        assert 0 == victim.process.wait(20)
         cluster.kill(2)
         first, second, third, *_ = sorted(victim.data.glob("logs/t-0-*/*.log"))
         whole = {path: path.read_bytes() for path in (first, second, third)}
@@ -150,7 +153,7 @@ def test_a_sealed_segment_that_is_short_or_gone_is_filled_from_the_other_replica
             answer = http.get(urls[2], params={"offset": at, "read": "replica", "max_bytes": 1})
             assert 200 == answer.status_code, answer.text
             [record] = answer.json()["records"]
-            assert (at, "%05d" % at) == (record["offset"], record["value"][:5])
+            assert (at, f"{at:05}") == (record["offset"], record["value"][:5])
             at += 1
 
         def healed() -> bool:
