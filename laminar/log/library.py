@@ -49,10 +49,10 @@ class LogFolder:
         self._max_batch_bytes = max_batch_bytes
         self._logs: dict[str, LocalLog] = {}
         self._changing = asyncio.Lock()
-        self._closed = False
+        self._closing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<LogFolder {self.path} {len(self.names)} logs{' closed' if self._closed else ''}>"
+        return f"<LogFolder {self.path} {len(self.names)} logs{' closed' if self._closing else ''}>"
 
     @classmethod
     async def open(
@@ -174,14 +174,19 @@ class LogFolder:
                 await self._storage.delete_log(entry.log_id)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing is not None:
             raise StorageClosed(f"{self.path} is closed")
 
     async def close(self) -> None:
-        """Let go of the folder. Everything appended is durable; followers get `StorageClosed`."""
-        if self._closed:
-            return
-        self._closed = True
+        """Let go of the folder. Everything appended is durable; followers get `StorageClosed`.
+
+        Cancelled, it goes on, and another call waits for its end.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for log in self._logs.values():
             log.end(f"{self.path} is closed")
         try:

@@ -444,8 +444,8 @@ class Storage:
         """Sync what is recorded, make a last checkpoint, and let go of files and lock."""
         if self._commits.closed:
             return
-        if self._commits.failure is None:
-            try:
+        try:
+            if self._commits.failure is None:
                 for log in list(self._intervals.holding):
                     with contextlib.suppress(LogGone):
                         await self.settled(log)
@@ -454,15 +454,17 @@ class Storage:
                 self._intervals.stop_clean(self.logs.values())
                 await self._errands.in_writer(self._writer.stop_clean)
                 await self.checkpoint()
-            except StorageError:
-                pass  # what is durable is in the journal; the next start reads it from there
-        self._commits.close()
-        self._intervals.close()
-        self._retries.close()
-        # The end of a checkpoint comes back from the background by way of the other two.
-        for worker in (self._background, self._journal_worker, self._writer_worker, self._sync_worker):
-            worker.close()
-        self._recovered.close()
+        except StorageError:
+            pass  # what is durable is in the journal; the next start reads it from there
+        finally:
+            # Also when it is cancelled: threads and locks of a storage that nobody has would stay for ever.
+            self._commits.close()
+            self._intervals.close()
+            self._retries.close()
+            # The end of a checkpoint comes back from the background by way of the other two.
+            for worker in (self._background, self._journal_worker, self._writer_worker, self._sync_worker):
+                worker.close()
+            self._recovered.close()
 
 
 def _pass_on(done: asyncio.Future[None], future: asyncio.Future[None]) -> None:

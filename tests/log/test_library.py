@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from laminar.log import (
     open_folder,
     open_log,
 )
-from laminar.log.disk import RealDisk
+from laminar.log.disk import File, RealDisk
 from laminar.log.verification import verify
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 18, journal_file_bytes=1 << 18)
@@ -409,3 +410,55 @@ async def test_an_interval_log_goes_on_after_a_loss_of_power(tmp_path: Path) -> 
     assert [b"%d" % each for each in range(len(left))] == left
     assert len(left) == (await log.append([b"new"])).offset
     await folder.close()
+
+
+class SlowDisk(RealDisk):
+    """The real disk; while `go` is not set, no checkpoint can be written."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        if "/checkpoint." in path:
+            assert self.go.wait(10)
+        return super().open(path, create=create, exclusive=exclusive)
+
+
+async def test_a_close_that_was_cancelled_goes_on_and_can_be_waited_for(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    folder = await LogFolder.open(tmp_path / "data", settings=SMALL, disk=disk)
+    log = await folder.log("log")
+    await log.append([b"kept"])
+    disk.go.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await folder.close()
+    with pytest.raises(StorageClosed):
+        await log.append([b"too late"])
+    closing = asyncio.ensure_future(folder.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    disk.go.set()
+    await closing
+
+    async with asyncio.timeout(10), open_folder(tmp_path / "data", settings=SMALL) as again:
+        assert 1 == (await again.log("log")).end_offset
+
+
+def test_a_loop_that_ends_while_a_folder_is_closed_lets_go_of_it(tmp_path: Path) -> None:
+    """Ctrl-C: `asyncio.run` cancels what is left, the close among it."""
+
+    async def interrupted() -> None:
+        folder = await LogFolder.open(tmp_path / "data", settings=SMALL)
+        await (await folder.log("log")).append([b"kept"])
+        closing = asyncio.ensure_future(folder.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+
+    async def again() -> int:
+        async with asyncio.timeout(10), open_folder(tmp_path / "data", settings=SMALL) as folder:
+            return (await folder.log("log")).end_offset
+
+    asyncio.run(interrupted())
+    assert 1 == asyncio.run(again())
