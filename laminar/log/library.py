@@ -15,6 +15,7 @@ import asyncio
 import errno
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,12 +27,16 @@ from laminar.log.manifest import ReplicaEntry
 from laminar.log.policy import FlushPolicy
 from laminar.log.settings import MIB, StorageSettings
 from laminar.log.storage import Storage
+from laminar.log.trash import Trash
 
 HOME = "home"
 LOGS = "logs"
 _LOCK = "lock"
+_TRASH = "trash"
+_KEEP_TRASH_MS = 24 * 3600 * 1000
+_EMPTY_TRASH_EVERY_S = 3600.0
 # What may lie in a folder of logs; anything else belongs to somebody else.
-_OURS = frozenset({HOME, LOGS, _LOCK, "trash", "lost+found"})
+_OURS = frozenset({HOME, LOGS, _LOCK, _TRASH, "lost+found"})
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _ONLY = "log"
 
@@ -50,6 +55,7 @@ class LogFolder:
         self._logs: dict[str, LocalLog] = {}
         self._changing = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
+        self._emptying: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<LogFolder {self.path} {len(self.names)} logs{' closed' if self._closing else ''}>"
@@ -90,6 +96,8 @@ class LogFolder:
         except BaseException:
             await folder.close()
             raise
+        trash = Trash(disk or RealDisk(), os.path.join(directory, _TRASH), keep_ms=_KEEP_TRASH_MS)
+        folder._emptying = loop.create_task(_empty(trash), name=f"trash of {directory}")
         return folder
 
     async def _finish_deletions(self) -> None:
@@ -187,12 +195,36 @@ class LogFolder:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._emptying is not None:
+            self._emptying.cancel()
         for log in self._logs.values():
             log.end(f"{self.path} is closed")
         try:
             await self._storage.close()
         finally:
             self._lock.close()
+
+
+async def _empty(trash: Trash) -> None:
+    """What was deleted is kept for a day."""
+    while True:
+        await trash.purge(now_ms=time.time_ns() // 1_000_000)
+        await asyncio.sleep(_EMPTY_TRASH_EVERY_S)
+
+
+def _refuse_without_manifest(disk: Disk, directory: str) -> None:
+    """A folder's first log comes with a manifest, which nothing removes: without one, `home` was lost.
+
+    What is opened all the same would be empty, and make room for new logs of the same names.
+    """
+    home, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
+    held = disk.list(logs)
+    if held and not any(name.startswith("manifest-") for name in disk.list(home)):
+        raise RecordsLost(
+            f"{home} has no manifest, so nothing tells which logs there are, but {logs} holds "
+            f"{', '.join(held[:3])}{' and more' if held[3:] else ''}; nothing was touched. Put {HOME} back "
+            f"from a copy, or move {LOGS} away; `laminar log inspect` shows what is in them"
+        )
 
 
 def _open(disk: Disk, directory: str, settings: StorageSettings) -> tuple[Lock, Storage]:
@@ -211,6 +243,7 @@ def _open(disk: Disk, directory: str, settings: StorageSettings) -> tuple[Lock, 
             raise
         raise FolderInUse(f"{directory} is open already, here or in another process") from error
     try:
+        _refuse_without_manifest(disk, directory)
         storage = Storage.open(
             disk, os.path.join(directory, HOME), os.path.join(directory, LOGS), settings=settings
         )

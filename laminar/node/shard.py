@@ -20,6 +20,7 @@ from laminar.log.errors import StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import Map, shard_home, trash_directory
 from laminar.log.storage import Storage
+from laminar.log.trash import Trash
 from laminar.node import derived
 from laminar.node.api.app import Api
 from laminar.node.boot import CONTROLLER, Boot
@@ -45,7 +46,6 @@ from laminar.node.retention import Retention, Rules
 from laminar.node.rounds import Work
 from laminar.node.space import Space
 from laminar.node.transport import Address, Peer, TransportError, UnixAddress
-from laminar.node.trash import Trash
 from laminar.node.view import ViewMessage
 from membership.lives import Life
 from membership.records import PartitionRecord

@@ -33,6 +33,7 @@ from laminar.log import (
     open_log,
 )
 from laminar.log.disk import File, RealDisk
+from laminar.log.trash import Trash
 from laminar.log.verification import verify
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 18, journal_file_bytes=1 << 18)
@@ -462,3 +463,54 @@ def test_a_loop_that_ends_while_a_folder_is_closed_lets_go_of_it(tmp_path: Path)
 
     asyncio.run(interrupted())
     assert 1 == asyncio.run(again())
+
+
+@pytest.mark.parametrize("gone", ["manifest", "home"])
+async def test_a_folder_without_a_manifest_is_refused_and_nothing_in_it_is_touched(
+    tmp_path: Path, gone: str
+) -> None:
+    """Its logs hold records: opened as new they would be without names, and so be deleted."""
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        await (await folder.log("orders")).append([b"kept"])
+    away = tmp_path / "away"
+    shutil.copytree(tmp_path / "data" / "home", away)
+    if gone == "home":
+        shutil.rmtree(tmp_path / "data" / "home")
+    else:
+        for path in (tmp_path / "data" / "home").glob("manifest-*"):
+            path.unlink()
+    before = sorted(path.name for path in (tmp_path / "data" / "logs").rglob("*"))
+
+    for _ in range(2):
+        with pytest.raises(RecordsLost, match=r"no manifest.*orders-.*laminar log inspect"):
+            await LogFolder.open(tmp_path / "data", settings=SMALL)
+
+    assert before == sorted(path.name for path in (tmp_path / "data" / "logs").rglob("*"))
+    shutil.rmtree(tmp_path / "data" / "home", ignore_errors=True)
+    shutil.copytree(away, tmp_path / "data" / "home")
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        assert [b"kept"] == [each.value async for each in (await folder.log("orders")).read()]
+
+
+async def test_what_was_deleted_leaves_the_folders_trash_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trash = tmp_path / "data" / "trash"
+    emptied = asyncio.Event()
+
+    async def purge(self: Trash, *, now_ms: int, everything: bool = False) -> None:
+        await original(self, now_ms=now_ms + later_ms.pop(), everything=everything)
+        emptied.set()
+
+    original = Trash.purge
+    later_ms = [24 * 3600 * 1000, 0]
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        await (await folder.log("old")).append([b"x"])
+        await folder.delete("old")
+    assert 1 == len(list(trash.iterdir()))
+    monkeypatch.setattr(Trash, "purge", purge)
+    for left in (1, 0):
+        emptied.clear()
+        async with open_folder(tmp_path / "data", settings=SMALL):
+            await emptied.wait()
+        assert left == len(list(trash.iterdir()))

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from laminar.log.disk import RealDisk
+from laminar.log.trash import Trash
 from laminar.node.space import Space
-from laminar.node.trash import Trash
 from laminar.testing.nodes import serve
 from tests.node.api.asking import Partition, problem
 

@@ -22,7 +22,7 @@ _STAMPED = re.compile(r".+@(\d{1,16})")
 
 
 class Trash:
-    """The trash of one node. One process of the node purges it."""
+    """The trash of one folder. One process purges it."""
 
     def __init__(self, disk: Disk, directory: str, *, keep_ms: int) -> None:
         self._disk = disk
