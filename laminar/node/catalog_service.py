@@ -122,7 +122,8 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     deleted: list[bytes] = []
     joining: list[int] = []
     removed: list[int] = []
-    # With `too_few_nodes`: replicas that are wanted, and nodes that are alive.
+    # With `too_few_nodes`: replicas that are wanted, and nodes that are alive. With `quota`: partitions that
+    # there would be, and that there may be.
     wanted: int = 0
     alive: int = 0
 
@@ -256,7 +257,12 @@ class CatalogService:
             raise NotCatalogLeader(self._group.replica.leader_node)
         min_replicas = int(request.settings.get("min_replicas", 1))
         wanted = min_replicas if request.allow_fewer_replicas else request.replicas
-        if self._group.catalog.state().topics.get(request.name) is None:
+        state = self._group.catalog.state()
+        if state.topics.get(request.name) is None:
+            most = controller.boot.settings.max_partitions
+            partitions = len(state.partitions) + request.partitions
+            if partitions > most:
+                return CatalogAnswer(error="quota", wanted=partitions, alive=most)
             await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
             weights = controller.placement_weights()
             if len(weights) < wanted:

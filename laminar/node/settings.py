@@ -68,6 +68,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     catch_up_bytes_per_s: int = 32 * _MI
     catch_up_bytes: int = 64 * _MI
     replace_after_ms: int = 10 * 60_000
+    max_partitions: int = 10_000
     max_append_bytes: int = 16 * _MI
     retention_check_ms: int = 30_000
     retention_hold_ms: int = 24 * _HOUR_MS
@@ -275,6 +276,12 @@ SETTINGS: tuple[Setting, ...] = (
         int,
         "how long a node is dead before its replicas are made anew on other nodes; 0: never by itself",
         _between(0, 30 * 24 * _HOUR_MS),
+    ),
+    Setting(
+        "max_partitions",
+        int,
+        "partitions that all topics of the cluster may have together; the leader of the catalog refuses more",
+        _between(1, 1_000_000),
     ),
     Setting("max_append_bytes", int, "largest body of one append", _between(1024, 32 * _MI)),
     Setting(

@@ -19,6 +19,7 @@ from laminar.log.document import Document
 from laminar.log.errors import StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.node_recovery import Map, shard_home, trash_directory
+from laminar.log.resources import raise_open_file_limit
 from laminar.log.storage import Storage
 from laminar.log.trash import Trash
 from laminar.node import derived
@@ -44,6 +45,7 @@ from laminar.node.process import Process, run_process
 from laminar.node.replica import Replica
 from laminar.node.retention import Retention, Rules
 from laminar.node.rounds import Work
+from laminar.node.sockets import BACKLOG
 from laminar.node.space import Space
 from laminar.node.transport import Address, Peer, TransportError, UnixAddress
 from laminar.node.view import ViewMessage
@@ -63,6 +65,15 @@ SPACE_CHECK_S = 1.0
 TRASH_CHECK_S = 3600.0
 # While the disk is low, what comes into the trash goes at once.
 LOW_TRASH_CHECK_S = 1.0
+
+
+def max_connections(open_files: int) -> int:
+    """How many HTTP connections a process may have that may open so many files.
+
+    The logs take half at most. An eighth is left for the journal, for other nodes, and for connections that
+    are accepted only to be closed.
+    """
+    return min(ServerLimits().max_connections, max(8, open_files * 3 // 8))
 
 
 _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
@@ -96,7 +107,12 @@ class Shard(Process):
         )
         self.api = Api(self)
         self.http = HttpServer(
-            self.api, ServerLimits(max_body_bytes=self.api.limits.max_body_bytes), shard=self.number
+            self.api,
+            ServerLimits(
+                max_body_bytes=self.api.limits.max_body_bytes,
+                max_connections=max_connections(raise_open_file_limit()),
+            ),
+            shard=self.number,
         )
         self.catch_up = CatchUp(self, by_group=self.by_group)
         self.moves = Moves(self)
@@ -135,8 +151,9 @@ class Shard(Process):
             if sock is not None:
                 duplicate = sock.dup()  # a loop closes its server's socket; the supervisor's order stays
                 duplicate.setblocking(False)
+                backlog = min(BACKLOG, self.http.limits.max_connections // 4)
                 servers.append(
-                    await loop.create_server(self.http.protocol_factory, sock=duplicate, backlog=1024)
+                    await loop.create_server(self.http.protocol_factory, sock=duplicate, backlog=backlog)
                 )
         await self.api.datagrams.serve()
         if not self.view.version:

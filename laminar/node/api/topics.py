@@ -279,6 +279,15 @@ class TopicRoutes:
         if answer.error == "too_few_nodes":
             assert isinstance(request, TopicRequest)
             raise _too_few_nodes(request, answer)
+        if answer.error == "quota":
+            raise Problem(
+                "quota",
+                f"all topics together would have {answer.wanted} partitions",
+                field="partitions",
+                value=answer.wanted,
+                limit=answer.alive,
+                hint="Delete a topic, or set `max_partitions` higher on every node.",
+            )
         if answer.error:
             raise Problem("no_leader", answer.detail or "the catalog has no leader now", outcome="unknown")
         result = answer.result
