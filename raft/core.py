@@ -34,10 +34,11 @@ Invariants, by number; tests cite them.
 11. A replica that hears a leader neither grants a pre-vote nor lets a vote raise its term (except in a
     hand-over); a leader that hears no majority for an election timeout steps down. So a replica that is cut
     off disturbs nobody, and nobody waits for a leader that is.
-12. A replica that may have forgotten what it acknowledged is *marked*: its grants elect nobody unless every
-    voter grants. The mark falls when it has again, in the term of one leader, all that it may have
-    acknowledged. These rules were searched with a model checker: change none of them without a model
-    (docs/consensus.md#marks).
+12. A replica that may have forgotten what it acknowledged is *marked*: its grants elect nobody. The mark
+    falls when it has again, in the term of one leader, all that it may have acknowledged. Before that its
+    grants count for logs that reach a *floor*, the latest end among all replicas of the group
+    (`release`). These rules were searched with a model checker: change none of them without the model
+    (docs/models/recovering.tla, docs/consensus.md#marks).
 13. A group falls quiet only when everybody who was asked holds all that the leader holds, knows it committed,
     and has agreed in one round. Rest touches heartbeats and timers alone: terms, votes, logs and reads obey
     the rules above whoever sleeps.
@@ -161,6 +162,16 @@ class Core(Elector):
         return self._log.committed_index
 
     @property
+    def incarnation(self) -> int:
+        """Which one of this replica we are: it rises with every loss."""
+        return self._identity.incarnation
+
+    @property
+    def last_term(self) -> int:
+        """The term of the last entry."""
+        return self._log.last_term
+
+    @property
     def last_index(self) -> int:
         """The last entry, also if the driver has not been told of it yet."""
         return self._log.last_index
@@ -169,6 +180,11 @@ class Core(Elector):
     def configuration(self) -> Configuration:
         """The newest configuration in the log, committed or not."""
         return self._log.configurations.current
+
+    @property
+    def possible_members(self) -> set[int]:
+        """Voters and learners of every configuration in the log that may be in force, and ourselves."""
+        return self._log.configurations.members() | {self.replica_id}
 
     @property
     def progress(self) -> Mapping[int, Progress]:
@@ -477,8 +493,27 @@ class Core(Elector):
         if self.marked:
             self._trust_again("a person accepted the loss")
 
+    def release(self, *, incarnation: int, last_term: int, last_index: int, now_ms: int) -> bool:
+        """All replicas of the group have said where their logs end, and this is the latest end: our floor.
+
+        From now on our grants to logs that end there or later count in spite of our mark, as no log that is
+        left holds more. If our own log does, we may stand, also as a learner. Each of the others must have
+        answered after `incarnation`, ours, was known, and none of them as a leader
+        (docs/consensus.md#when-all-replicas-have-answered). False if we are another incarnation, or lead.
+        """
+        if incarnation != self._identity.incarnation or self._leadership is not None or self.forgetful:
+            return False
+        floor = (last_term, last_index)
+        if self._floor != floor:
+            self._floor = floor
+            self._note("released", last_term=last_term, last_index=last_index)
+            if self._may_stand():
+                self._timer.retry(now_ms=now_ms)
+        return True
+
     def _trust_again(self, why: str) -> None:
         self.marked = False
+        self._floor = None
         self._mark_fell = True
         self._note("mark fell", why=why, term=self.term)
 

@@ -93,16 +93,28 @@ class Elector:
         self._hard_state_changed = False
         # Its log is being replaced: others stand.
         self._sits_out = False
+        # (last term, last index) that a log must reach for a grant of ours to count in spite of our mark.
+        self._floor: tuple[int, int] | None = None
 
     # Standing
 
     def _may_stand(self) -> bool:
         # A voter whose removal is not known to be committed stands too, without counting itself: its log may
-        # be the only one that the others' votes can go to (thesis 4.2.2).
+        # be the only one that the others' votes can go to (thesis 4.2.2). So may the latest log of all that
+        # answered before a release, which may be a learner's.
         configurations = self._log.configurations
         return not self._sits_out and (
-            self.replica_id in configurations.current.voters or configurations.may_count(self.replica_id)
+            self.replica_id in configurations.current.voters
+            or configurations.may_count(self.replica_id)
+            or self._reaches_floor(self._log.last_term, self._log.last_index)
         )
+
+    def _reaches_floor(self, last_term: int, last_index: int) -> bool:
+        return self._floor is not None and (last_term, last_index) >= self._floor
+
+    def _counts_marked(self, last_term: int, last_index: int) -> bool:
+        """Whether a grant of ours to a log that ends there carries our mark."""
+        return self.marked and not self._reaches_floor(last_term, last_index)
 
     def _lets_others(self, *, now_ms: int) -> bool:
         """Whether a damaged replica lets its turn to stand pass once more (docs/consensus.md#damage).
@@ -156,7 +168,8 @@ class Elector:
 
     def _open_ballot(self) -> Ballot:
         self._ballot = ballot = Ballot(self._log.configurations.current.voters)
-        ballot.record(self.replica_id, granted=True, marked=self.marked)
+        marked = self._counts_marked(self._log.last_term, self._log.last_index)
+        ballot.record(self.replica_id, granted=True, marked=marked)
         return ballot
 
     def _count(self, answer: PreVoteAnswer | VoteAnswer, *, now_ms: int) -> None:
@@ -202,9 +215,8 @@ class Elector:
             message.term > self.term and not self._hears_leader(now_ms=now_ms) and self._up_to_date(message)
         )
         term = message.term if granted else self.term
-        self._effects.messages.append(
-            PreVoteAnswer(*self._head_to(message.sender), term, granted, self.marked)
-        )
+        marked = self._counts_marked(message.last_term, message.last_index)
+        self._effects.messages.append(PreVoteAnswer(*self._head_to(message.sender), term, granted, marked))
 
     def _answer_vote(self, message: Vote, *, now_ms: int) -> None:
         # Whoever asks is asked for its log alone, not whether it is a voter in *our* configuration: ours may
@@ -216,8 +228,9 @@ class Elector:
             self._hard_state_changed = True
             self._become_follower(self.term, 0, now_ms=now_ms)
             self._timer.restart(now_ms=now_ms)
+        marked = self._counts_marked(message.last_term, message.last_index)
         self._effects.after_sync.append(
-            VoteAnswer(*self._head_to(message.sender), self.term, granted, self.marked)
+            VoteAnswer(*self._head_to(message.sender), self.term, granted, marked)
         )
 
     def _up_to_date(self, message: PreVote | Vote) -> bool:
@@ -268,6 +281,8 @@ class Elector:
                 self._drop("second_leader", message)
                 return False
             following.leader_id = sender
+            if not self.marked:
+                self._floor = None  # it let a learner stand, no more
             self._timer.restart(now_ms=now_ms)
         if self.leader_id != sender or self.role is not Role.FOLLOWER:
             self._become_follower(self.term, sender, now_ms=now_ms)

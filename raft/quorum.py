@@ -40,21 +40,18 @@ def agreed_value(values: list[int]) -> int:
 def ballot_outcome(voters: Collection[int], grants: Mapping[int, tuple[bool, bool]]) -> Outcome:
     """Whether the answers `replica id -> (granted, marked)` decide a ballot among `voters`.
 
-    Won with unmarked grants of a majority, or with grants, marked or not, of every voter: a marked voter may
-    have forgotten what it acknowledged, so it counts as absent unless nobody is (docs/consensus.md#marks).
-    Lost when no further answer can change that. Answers of others than `voters` don't count.
+    Won with unmarked grants of a majority: a marked voter may have forgotten what it acknowledged, so its
+    grant counts as absent (docs/consensus.md#marks). Lost when no further answer can change that. Answers of
+    others than `voters` don't count.
     """
     needed = majority(len(voters))
-    granted = unmarked = silent = 0
+    unmarked = silent = 0
     for voter in voters:
         answer = grants.get(voter)
         if answer is None:
             silent += 1
         elif answer[0]:
-            granted += 1
             unmarked += not answer[1]
-    if unmarked >= needed or (granted == len(voters) and granted > 0):
-        return Outcome.WON
-    if unmarked + silent < needed and granted + silent < len(voters):
-        return Outcome.LOST
-    return Outcome.PENDING
+    if unmarked >= needed:
+        return Outcome.WON if voters else Outcome.LOST
+    return Outcome.LOST if unmarked + silent < needed else Outcome.PENDING

@@ -28,6 +28,9 @@ from laminar.node.joining import Join, JoinAnswer
 from laminar.node.own_catalog import ANOTHER_NAME, OwnCatalog
 from laminar.node.own_folder import OwnFolder
 from laminar.node.process import Process, run_process
+from laminar.node.release import LOOK_S as RELEASE_CHECK_S
+from laminar.node.release import Releases
+from laminar.node.release_members import CatalogMembers
 from laminar.node.replica import Replica
 from laminar.node.transport import Address, Peer, TcpAddress, TransportError
 from laminar.node.view import ViewMessage
@@ -67,6 +70,7 @@ class Controller(Process):
         )
         self._lead = CatalogLead(self, again=self._reconcile_now.set)
         self._feed = ViewFeed(self)
+        self._releases = Releases(self, CatalogMembers(self), address_of=self.address_of)
         self.methods |= {
             "catalog": lambda peer, payload: self.service.handle(payload),
             "join": self._on_join,
@@ -86,7 +90,16 @@ class Controller(Process):
         state = self.group.catalog.state() if self.group is not None else CatalogState()
         return state if state.version > 0 else self._where.joined
 
-    def _known_nodes(self) -> dict[str, NodeRecord]:
+    @property
+    def forgot_others(self) -> bool:
+        """Whether this node's catalog has forgotten who joined it: then it waits for one of them to lead."""
+        return self._own.sits_out
+
+    def remembered_nodes(self) -> set[str]:
+        """Nodes whose address is kept beside the catalog."""
+        return set(self._where.remembered)
+
+    def known_nodes(self) -> dict[str, NodeRecord]:
         """A new node's own copy of the catalog begins with the first nodes: perhaps all are gone by now."""
         return self._where.joined.nodes | self.state().nodes
 
@@ -168,6 +181,7 @@ class Controller(Process):
             return
         self.spawn(self.storage.scrubber.run())
         self.every(FAILED_CHECK_S, self.look_for_failed)
+        self.every(RELEASE_CHECK_S, self._releases.look)
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
@@ -208,7 +222,7 @@ class Controller(Process):
     def _gossip_seeds(self) -> list[str]:
         return [
             address_text(record.host, record.gossip_port)
-            for name, record in self._known_nodes().items()
+            for name, record in self.known_nodes().items()
             if name != self.boot.node
         ]
 
@@ -304,8 +318,7 @@ class Controller(Process):
     async def _remember(self) -> None:
         """Keep the other controllers' addresses: when one is new, and now and then, as they may rot."""
         known: dict[str, Address] = {
-            name: TcpAddress(record.host, record.peer_ports[0])
-            for name, record in self._known_nodes().items()
+            name: TcpAddress(record.host, record.peer_ports[0]) for name, record in self.known_nodes().items()
         }
         # What a catalog that stands still says is old: that is when the others must be remembered.
         group = self.group

@@ -221,7 +221,7 @@ class OwnCatalog:
 def _forgot_others(replica: Replica) -> bool:
     """Whether a replica that lost its log's end is, by what is left of it, the only voter.
 
-    A mark (docs/consensus.md#marks) asks every voter for its grant, and a founder's log begins with one
-    voter: if others have joined since, it would lead a second group of the same name.
+    A founder's log begins with one voter. If others have joined since, nobody else would be asked whether
+    this log is the latest (`laminar.node.release`), and it would lead a second group of the same name.
     """
     return replica.core.marked and replica.configuration.voters == (replica.replica_id,)

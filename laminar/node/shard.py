@@ -42,6 +42,9 @@ from laminar.node.moves import Moves
 from laminar.node.opening import Opening
 from laminar.node.partition import Partition
 from laminar.node.process import Process, run_process
+from laminar.node.release import LOOK_S as RELEASE_CHECK_S
+from laminar.node.release import Releases
+from laminar.node.release_members import PartitionMembers
 from laminar.node.replica import Replica
 from laminar.node.retention import Retention, Rules
 from laminar.node.rounds import Work
@@ -118,6 +121,7 @@ class Shard(Process):
         self.moves = Moves(self)
         self._opening = Opening(self)
         self._in_line = InLine(self)
+        self.releases = Releases(self, PartitionMembers(self), address_of=self.address_of)
         self.retention = Retention(
             clock=self.clock,
             rules_of=self._rules_of,
@@ -162,6 +166,7 @@ class Shard(Process):
         self.every(LINE_CHECK_S, self._look_at_line)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.look)
+        self.every(RELEASE_CHECK_S, self.releases.look)
         self.every(DERIVED_CHECK_S, self._keep_derived)
         if self.number == 0:
             self.spawn(self._empty_trash())

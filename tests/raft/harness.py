@@ -362,6 +362,20 @@ class Network:
         assert replica.core.role is Role.LEADER, f"{replica.core!r} did not win"
         return replica
 
+    def release(self, *members: int) -> None:
+        """All members have told where their logs end, and each hears which end is the latest."""
+        ends = [(self[each].core.last_term, self[each].core.last_index) for each in members]
+        last_term, last_index = max(ends)
+        for each in members:
+            replica = self[each]
+            replica.core.release(
+                incarnation=replica.incarnation,
+                last_term=last_term,
+                last_index=last_index,
+                now_ms=self.now_ms,
+            )
+            replica.perform()
+
     def leaders(self) -> list[int]:
         return [r.replica_id for r in self.replicas.values() if r.alive and r.core.role is Role.LEADER]
 

@@ -123,6 +123,52 @@ def test_pitfall_34_when_two_of_three_forgot_the_third_is_waited_for(scene: Scen
     scene.until(scene.whole, "the same everywhere")
 
 
+def test_after_power_was_lost_everywhere_all_groups_come_back_by_themselves(scene: Scene) -> None:
+    """All three forgot; when all have answered, they go on from the latest of their logs. One that is away is
+    waited for.
+    """
+    leader, one, other = scene.sorted_out()
+    scene.client.stopping = True
+    scene.world.losing()
+    for machine in (leader, one, other):
+        machine.cut_power(keep=0.5)
+    for machine in (one, other):
+        machine.start()
+    scene.world.loop.run_for(30.0)
+    assert scene.leader is None
+
+    leader.start()
+    scene.until(scene.whole, "the same everywhere")
+    marked = [held.replica.core.marked for each in scene.world.up if (held := scene.partition(each))]
+    assert marked == [False] * 3
+
+
+def test_an_only_replica_that_forgot_goes_on_by_itself() -> None:
+    """Nobody else could object, and the catalog knows that."""
+    world = World(
+        Options(
+            seed=3,
+            nodes=1,
+            partitions=1,
+            clients=1,
+            topic_settings={"flush": "interval", "flush_interval_ms": 60_000},
+        )
+    )
+    watch = Watch(world)
+    [client] = _begin(world, watch)
+    client.start(pause_s=0.1)
+    assert world.loop.run_until(lambda: client.acknowledged >= 20, at_most_s=60.0)
+    client.stopping = True
+    [machine] = world.machines.values()
+    world.losing()
+    machine.cut_power(keep=0.0)
+    machine.start()
+    assert world.loop.run_until(
+        lambda: machine.up and any(each.leads for _, each in watch.partitions(TOPIC, 0)), at_most_s=60.0
+    ), "no leader"
+    world.close()
+
+
 def test_a_person_accepts_the_loss_and_only_where_somebody_waits(scene: Scene) -> None:
     """The answer names what goes on; without the word nothing is done."""
     leader, one, other = scene.sorted_out()
