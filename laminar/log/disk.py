@@ -286,7 +286,8 @@ class RealDisk:
 
     def lock(self, path: str, *, wait: bool = True) -> Lock:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            # Not where a link leads that somebody else put there.
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
         except OSError as error:
             raise DiskError.of("open", path, error) from error
         try:

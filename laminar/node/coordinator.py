@@ -25,7 +25,15 @@ from laminar.batch import Kind, build_control
 from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
-from laminar.node.sinks import FIRST_ONCE_EPOCH, Decision, Sink, SinkChange, Target, first_once_epoch
+from laminar.node.sinks import (
+    FIRST_ONCE_EPOCH,
+    MAX_KEPT,
+    Decision,
+    Sink,
+    SinkChange,
+    Target,
+    first_once_epoch,
+)
 
 _log = logging.getLogger("laminar.transactions")
 
@@ -112,6 +120,16 @@ class Coordinator:
             raise _not_the_epoch(sink, epoch)
         if once and sink.epoch == 0:
             sink = self._new_once()
+        elif sink.epoch == 0 and self.partition.tables.sinks.kept >= MAX_KEPT:
+            raise Problem(
+                "quota",
+                "so many sinks were begun that are kept for ever",
+                field="sink",
+                value=name,
+                limit=MAX_KEPT,
+                hint="once=true begins one that is forgotten after its batch.",
+                outcome="not_applied",
+            )
         begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
         return await self._raise(sink_id, begun, request)
 

@@ -15,6 +15,9 @@ import msgspec
 from laminar.batch import Header
 from laminar.node.wire import Buffer
 
+# Of one partition: each is in memory on every replica, and in what a start begins with.
+MAX_CURSORS = 10_000
+
 
 class CursorChange(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `cursor` entry. `position` None deletes the cursor."""
@@ -50,6 +53,9 @@ class Cursors:
     def __init__(self) -> None:
         self._cursors: dict[str, Cursor] = {}
         self._undo: deque[tuple[int, str, Cursor | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._cursors)
 
     def get(self, name: str) -> Cursor | None:
         """The cursor as the log's end has it."""

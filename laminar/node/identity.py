@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,26 @@ def open_data_folder(
         lock.close()
         raise
     return DataFolder(disk, directory, lock, identity)
+
+
+def check_owner(directory: str) -> None:
+    """Refuse a folder in which others than this process's user can put files; one that is missing is made.
+
+    Raises `IdentityError`.
+    """
+    try:
+        found = os.stat(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise IdentityError(f"{directory}: {error.strerror}") from error
+    if found.st_uid != os.geteuid():
+        raise IdentityError(
+            f"{directory} belongs to the user {found.st_uid}, this process runs as {os.geteuid()}: run it as "
+            f"that user, or give the folder to this one (chown -R {os.geteuid()} {directory})"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise IdentityError(f"every user can write in {directory}: take that away (chmod o-w {directory})")
 
 
 def _begin_life(

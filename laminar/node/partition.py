@@ -23,7 +23,7 @@ from laminar.http.records import Records
 from laminar.log.log import Log
 from laminar.node import reads
 from laminar.node.copies import Copies
-from laminar.node.cursors import Cursor, CursorChange, Cursors
+from laminar.node.cursors import MAX_CURSORS, Cursor, CursorChange, Cursors
 from laminar.node.door import Door
 from laminar.node.driver import Driver
 from laminar.node.log_start import LogStartRecord, encode_state
@@ -546,6 +546,16 @@ class Partition:
                 field=f"positions.{self.number}",
                 value=position,
                 limit=self.log.next_offset,
+                outcome="not_applied",
+            )
+        if current is None and position is not None and len(self.cursors) >= MAX_CURSORS:
+            raise Problem(
+                "quota",
+                f"{self.topic}/{self.number} has so many cursors already",
+                field="cursor",
+                value=len(self.cursors),
+                limit=MAX_CURSORS,
+                hint="DELETE cursors that nobody uses.",
                 outcome="not_applied",
             )
         change = CursorChange(name=name, position=position, changed_ms=now_ms, owner=owner)

@@ -14,6 +14,7 @@ from laminar.http.errors import Problem
 
 MOST_GROUPS = 1000
 MOST_MEMBERS = 1000
+MOST_IN_ALL_GROUPS = 10_000
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,10 @@ class Rosters:
                 )
         if member.member not in members and len(members) >= MOST_MEMBERS:
             raise Problem("quota", "the group has too many members", field="member", limit=MOST_MEMBERS)
+        if member.member not in members and self._count(now_s) >= MOST_IN_ALL_GROUPS:
+            raise Problem(
+                "quota", "the partition has too many members", field="member", limit=MOST_IN_ALL_GROUPS
+            )
         if group not in self._groups:
             if len(self._groups) >= MOST_GROUPS:
                 for each in list(self._groups):
@@ -83,6 +88,13 @@ class Rosters:
         """Whether members that another leader knew may still come: until their longest session is over."""
         longest_ms = max((each.session_ms for each in self._living(group, now_s).values()), default=0)
         return now_s < self._led_s + longest_ms / 1000
+
+    def _count(self, now_s: float) -> int:
+        """Members of all groups; who is gone is counted only where that would make too many."""
+        count = sum(map(len, self._groups.values()))
+        if count < MOST_IN_ALL_GROUPS:
+            return count
+        return sum(len(self._living(group, now_s)) for group in list(self._groups))
 
     def _living(self, group: str, now_s: float) -> dict[str, Member]:
         members = self._groups.get(group, {})

@@ -30,6 +30,8 @@ MAX_NAMES = 10_000
 # none that was changed within ONCE_MS by times in the log: stages go after an hour, and commits are tried
 # again for a while.
 MAX_ONCE = 10_000
+# Sinks of one coordinator that are kept for ever: no more are begun.
+MAX_KEPT = 10_000
 ONCE_MS = 2 * 3_600_000
 # A table that outgrew its bound, as it held nothing that old, shrinks by and by.
 _FORGOTTEN_AT_ONCE = 2
@@ -146,6 +148,11 @@ class Sinks:
 
     def __len__(self) -> int:
         return len(self._sinks)
+
+    @property
+    def kept(self) -> int:
+        """How many are never forgotten."""
+        return len(self._sinks) - len(self._names) - len(self._once)
 
     def get(self, sink_id: bytes) -> Sink | None:
         """The sink as the log's end has it: what a leader decides by."""

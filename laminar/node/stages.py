@@ -216,6 +216,15 @@ class Stages:
         """How many uploads have parts here and are not published."""
         return sum(1 for batch in self._maps[0].values() if not batch.stages[0].records)
 
+    def idle_upload(self, *, before_ms: int) -> BatchKey | None:
+        """Of the uploads that nothing was added to since a time of the log: the one that holds least."""
+        idle = [
+            (batch.size_bytes, batch.stages[-1].append_time_ms, key)
+            for key, batch in self._maps[0].items()
+            if not batch.stages[0].records and batch.stages[-1].append_time_ms < before_ms
+        ]
+        return min(idle)[2] if idle else None
+
     def batches(self) -> Iterator[tuple[BatchKey, StagedBatch]]:
         """All that is open, in order of first entry."""
         return iter(self._maps[0].items())

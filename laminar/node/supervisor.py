@@ -36,7 +36,7 @@ from laminar.node.comeback import EXIT_COMEBACK, FORGIVEN_MS
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.environment import Environment
 from laminar.node.forking import EXIT_HOPELESS, fork
-from laminar.node.identity import DataFolder, Identity, IdentityError, open_data_folder
+from laminar.node.identity import DataFolder, Identity, IdentityError, check_owner, open_data_folder
 from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
 from laminar.node.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
@@ -87,6 +87,7 @@ def serve(
     directory = os.path.abspath(settings.data)
     environment = environment or Environment()
     try:
+        check_owner(settings.data)
         folder = open_data_folder(
             environment.disk, directory, node=settings.node, joining=bool(settings.join)
         )

@@ -26,6 +26,8 @@ from laminar.node.staging import Batch, Staging
 MAX_PARTS = 50_000
 # Uploads under way in one partition: what they hold is kept from retention.
 MAX_OPEN = 256
+# Of so many, one that had no part added for so long makes way for a new one.
+IDLE_MS = 60_000
 # Checksums that are joined in one turn: 3 ms, or less; and of how many parts of a length it knows a table.
 _AT_ONCE = 64
 _OFTEN = 64
@@ -67,7 +69,7 @@ class Uploads:
                 raise _refused("other bytes were uploaded under this number", field="part", value=number)
             return partition.when_committed(known.index, Receipt(partition.number, 0, 1, duplicate=True))
         if self._stages.batch(key) is None:
-            self._refuse_another()
+            self._make_room()
         return partition.append_control(frame)
 
     async def publish(
@@ -134,17 +136,31 @@ class Uploads:
             raise _refused("more parts were uploaded", field="parts", value=parts, limit=len(held))
         return [held[number] for number in range(parts)]
 
-    def _refuse_another(self) -> None:
+    def _make_room(self) -> None:
+        """For one more upload: where too many are under way, one that nobody goes on with is dropped.
+
+        Raises 429 `quota` where somebody went on with each a moment ago.
+        """
         count = self._stages.open_uploads()
-        if count >= MAX_OPEN:
-            raise Problem(
-                "quota",
-                f"so many uploads are under way in {self._partition.topic}/{self._partition.number}",
-                field="uploads",
-                value=count,
-                limit=MAX_OPEN,
-                outcome="not_applied",
-            )
+        if count < MAX_OPEN:
+            return
+        partition = self._partition
+        now_ms = max(partition.replica.wall_ms(), partition.log.last_append_time_ms)
+        idle = self._stages.idle_upload(before_ms=now_ms - IDLE_MS)
+        if idle is not None:
+            sink, number, epoch = idle
+            dropped = Staging(partition).drop(Batch(sink=sink, number=number, epoch=epoch))
+            dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return
+        raise Problem(
+            "quota",
+            f"so many uploads are under way in {partition.topic}/{partition.number}",
+            field="uploads",
+            value=count,
+            limit=MAX_OPEN,
+            retry_after_ms=1000,
+            outcome="not_applied",
+        )
 
     def _published_already(self, done: PublishedUpload) -> Problem:
         return Problem(

@@ -178,6 +178,26 @@ async def test_only_so_many_uploads_are_under_way_at_once(tmp_path: Path, monkey
         await put(partition, 0, b"x", upload=b"c" * 16)
 
 
+async def test_of_too_many_uploads_one_that_nobody_goes_on_with_makes_way(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """That which holds least: a crowd of single bytes makes room for others, and not the other way round."""
+    monkeypatch.setattr(uploads_module, "MAX_OPEN", 3)
+    async with lone_partition(tmp_path) as partition:
+        wall_ms = partition.replica.wall_ms()
+        await put(partition, 0, b"x" * 1000, upload=b"a" * 16)
+        await put(partition, 0, b"x", upload=b"b" * 16)
+        await put(partition, 0, b"xx", upload=b"c" * 16)
+        partition.replica.wall_ms = lambda: wall_ms + uploads_module.IDLE_MS + 1000
+        await put(partition, 1, b"x", upload=b"b" * 16)
+
+        await put(partition, 0, b"new", upload=b"d" * 16)
+
+        open_now = {key[0][:1] for key, _ in partition.tables.stages.batches()}
+        assert {b"a", b"b", b"d"} == open_now
+        await publish(partition, b"x" * 1000, upload=b"a" * 16)
+
+
 async def test_an_upload_that_breaks_off_leaves_nothing_in_the_table(tmp_path: Path) -> None:
     """Dropped by whoever began it, or for its age by an entry of the leader; then nothing holds the log."""
     async with lone_partition(tmp_path) as partition:

@@ -84,20 +84,8 @@ _OTHER_LIMITS = {
     "max_uploads_of_partition": MAX_OPEN,
 }
 
-# What nobody does to a topic of the system's.
-_SYSTEMS_OWN = frozenset(
-    (
-        "create_topic",
-        "update_topic",
-        "delete_topic",
-        "append_to_topic",
-        "append_to_partition",
-        "delete_records",
-        "upload_part",
-        "publish_upload",
-        "drop_upload",
-    )
-)
+# What changes something of a system's topic, and is allowed: a person's decision, where its partitions wait.
+_ON_THE_SYSTEMS = frozenset(("recover",))
 
 # Whose bodies are records, and may be large.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
@@ -251,10 +239,11 @@ class Api:
     def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
         if head.memo is None:
             found = match(head.method, head.path)
-            if found.params.get("topic") == TOPIC and found.operation in _SYSTEMS_OWN:
+            reads = head.method in ("GET", "HEAD") or found.operation in _ON_THE_SYSTEMS
+            if found.params.get("topic") == TOPIC and not reads:
                 raise Problem(
                     "invalid",
-                    "this topic is the system's own: it is neither made, changed nor appended to",
+                    "this topic is the system's own: it can be read, and changed by nobody",
                     field="topic",
                     value=TOPIC,
                     outcome="not_applied",

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # What is written at once, and what one shard hands to another at once.
 PIECE_BYTES = 256 * 1024
 PASSED_BYTES = 1024 * 1024
+# What clients take of an answer's head: of Python's http.client that is 100 fields, and 64 KiB a line.
+HEAD_BYTES = 32 << 10
+HEAD_FIELDS = 80
 KNOWN_PARTS = 8
 # Of an answer that was passed on in part: the range of bytes behind it.
 _REST = "laminar-rest"
@@ -271,19 +274,38 @@ def _small(batch: Batch, offset: int, always: list[tuple[str, str]]) -> Response
 
 
 def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
-    """All but the value of a record, as headers."""
+    """All but the value of a record, as headers, as far as clients take them.
+
+    `Laminar-Left-Out` names what did not fit; a fetch has it.
+    """
     record = next(batch.records(offset, offset + 1))
     headers = [
         ("Content-Type", "application/octet-stream"),
         ("Laminar-Timestamp", format_time(record.timestamp)),
     ]
-    if record.key is not None:
-        headers.append(("Laminar-Key", _visible(record.key)))
+    left_out: dict[str, None] = {}
+    room = HEAD_BYTES
+
+    def put(what: str, name: bytes, raw: bytes) -> None:
+        """A header, if there is room for it; what is escaped is longer than it was."""
+        nonlocal room
+        if len(name) + len(raw) <= room and len(headers) < HEAD_FIELDS:
+            shown = (_visible(name), _visible(raw))
+            if len(shown[0]) + len(shown[1]) <= room:
+                room -= len(shown[0]) + len(shown[1])
+                headers.append(shown)
+                return
+        left_out[what] = None
+
     if record.tag is not None:
-        headers.append(("Laminar-Tag", _visible(record.tag.encode())))
+        put("tag", b"Laminar-Tag", record.tag.encode())
+    if record.key is not None:
+        put("key", b"Laminar-Key", record.key)
     for name, value in (record.headers or {}).items():
         if not batch.is_large or name not in (SIZE_HEADER, CRC_HEADER):
-            headers.append((f"Laminar-Header-{_visible(name.encode())}", _visible(value)))
+            put("headers", f"Laminar-Header-{name}".encode(), value)
+    if left_out:
+        headers.append(("Laminar-Left-Out", ", ".join(left_out)))
     return headers
 
 
