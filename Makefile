@@ -3,6 +3,7 @@
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
+#             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
@@ -25,7 +26,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
+  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -115,6 +116,9 @@ bench-log: .venv/.core
 
 bench-raft: .venv/.core
 	$(BIN)/python -m benches.bench_raft $(OPTIONS)
+
+bench-flush: .venv/.core
+	$(BIN)/python -m benches.bench_flush $(OPTIONS)
 
 bench-streams: .venv/.core
 	$(BIN)/python -m benches.bench_streams $(OPTIONS)

@@ -165,10 +165,7 @@ def interleave(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
 
 
 class BareWriter:
-    """Two files, as a journal and a segment: the first zero-filled and used again, the second appended.
-
-    Or the segment alone, as that of a log which goes past the journal.
-    """
+    """Two files, as a journal and a segment: the first zero-filled and used again, the second appended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -176,18 +173,17 @@ class BareWriter:
         for position in range(0, JOURNAL_BYTES, MIB):
             os.pwrite(self._journal, bytes(MIB), position)
 
-    def write(self, batches: int, make: Callable[[], bytes], *, journaled: bool) -> float:
-        """Seconds for so many batches, each summed by `make`, and once more where it goes to the journal."""
+    def write(self, batches: int, make: Callable[[], bytes]) -> float:
+        """Seconds for so many batches, each summed by `make`, and once more for the journal."""
         segment = os.open(self._path / "segment", os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
         position = journal_position = 0
         began = time.perf_counter()
         for _ in range(batches):
             frame = make()
-            if journaled:
-                if journal_position + len(frame) > JOURNAL_BYTES:
-                    journal_position = 0
-                crc32c(frame)
-                journal_position += os.pwrite(self._journal, frame, journal_position)
+            if journal_position + len(frame) > JOURNAL_BYTES:
+                journal_position = 0
+            crc32c(frame)
+            journal_position += os.pwrite(self._journal, frame, journal_position)
             position += os.pwrite(segment, frame, position)
         took = time.perf_counter() - began
         os.close(segment)

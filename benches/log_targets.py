@@ -49,7 +49,6 @@ def _less(title: str, unit: str, wanted: float | None = None, digits: int = 1) -
 LOG_TARGETS: Mapping[str, LogTarget] = {
     "append": LogTarget("append, 1 KiB records, unsynced", "MB/s", 0.80, of_ratio=True, digits=0),
     "append_frames": LogTarget("append of ready batches, unsynced", "MB/s", digits=0),
-    "append_journaled": LogTarget("append through the journal, unsynced", "MB/s", digits=0),
     "group_commit": LogTarget("group commit, 16 partitions", "turns/s", 0.70, of_ratio=True, digits=0),
     "group_commit_lockstep": LogTarget("the same, one turn at a time", "turns/s", digits=0),
     **{

@@ -29,12 +29,9 @@ from benches.log_rig import (
 from benches.log_targets import DIRTY, SIZES, Found
 from laminar.batch import build
 from laminar.log import Log, Storage, StorageError
-from laminar.log.policy import COMMIT, FlushPolicy
 
 PARTITIONS = 16
 COMMIT_BYTES = 4096
-# No interval ends within a run.
-UNSYNCED = FlushPolicy(interval_ms=3_600_000)
 # A generation's journal files grow to their full size, and its spares are made, in the first such bytes.
 WARM_UP_BYTES = 192 * MIB
 
@@ -42,10 +39,10 @@ WARM_UP_BYTES = 192 * MIB
 def append(rig: Rig, *, batches: int, rounds: int) -> dict[str, Found]:
     """MB/s of batches through the log and through bare files; nothing is synced on either side.
 
-    `append`: under the policy `interval`, which goes past the journal, with an interval that does not end;
-    each batch is built of 1 KiB values and stamped. The bare loop joins the same values, sums and writes the
-    same bytes. `append_frames`: the same with batches that are ready, as those that came over a wire.
-    `append_journaled`: under the policy `commit`, so that both sides write and sum every byte twice.
+    Both write and sum every byte twice: into a journal and a segment.
+
+    `append`: each batch is built of 1 KiB values and stamped; the bare loop joins the same values.
+    `append_frames`: the same with batches that are ready, as those that came over a wire.
     """
     values = batch_values(1024)
     ready = bytes(build(values))
@@ -53,12 +50,12 @@ def append(rig: Rig, *, batches: int, rounds: int) -> dict[str, Found]:
         names = itertools.count()
         bare = BareWriter(bare_path)
 
-        def ours(policy: FlushPolicy, make: Callable[[], bytearray]) -> float:
+        def ours(make: Callable[[], bytearray]) -> float:
             frames = (make() for _ in range(batches))
-            return rig.run(_appended(storage, f"append-{next(names)}", policy, frames))
+            return rig.run(_appended(storage, f"append-{next(names)}", frames))
 
-        def theirs(make: Callable[[], bytes], *, journaled: bool) -> float:
-            return batches * len(ready) / 1e6 / bare.write(batches, make, journaled=journaled)
+        def theirs(make: Callable[[], bytes]) -> float:
+            return batches * len(ready) / 1e6 / bare.write(batches, make)
 
         def bare_records() -> bytes:
             body = b"".join(values)
@@ -66,24 +63,22 @@ def append(rig: Rig, *, batches: int, rounds: int) -> dict[str, Found]:
             return body
 
         for _ in range(1 + min(3, batches // 64)):
-            ours(COMMIT, lambda: build(values))
+            ours(lambda: build(values))
         found = interleave(
             rounds,
-            lambda: ours(UNSYNCED, lambda: build(values)),
-            lambda: theirs(bare_records, journaled=False),
-            lambda: ours(UNSYNCED, lambda: bytearray(ready)),
-            lambda: theirs(lambda: ready, journaled=False),
-            lambda: ours(COMMIT, lambda: build(values)),
-            lambda: theirs(bare_records, journaled=True),
+            lambda: ours(lambda: build(values)),
+            lambda: theirs(bare_records),
+            lambda: ours(lambda: bytearray(ready)),
+            lambda: theirs(lambda: ready),
         )
         bare.close()
-    names_found = ("append", "append_frames", "append_journaled")
+    names_found = ("append", "append_frames")
     return {name: Found(found[2 * at], found[2 * at + 1]) for at, name in enumerate(names_found)}
 
 
-async def _appended(storage: Storage, name: str, policy: FlushPolicy, frames: Iterator[bytearray]) -> float:
+async def _appended(storage: Storage, name: str, frames: Iterator[bytearray]) -> float:
     """MB/s into a new log, which is deleted."""
-    log = storage.create_log(name, policy=policy)
+    log = storage.create_log(name)
     await storage.sync()
     began = time.perf_counter()
     written = await append_all(storage, log, frames)
@@ -241,7 +236,7 @@ def _size_appended(rig: Rig, values: list[bytes], *, rounds: int) -> Found:
 
 
 async def _batched(storage: Storage, name: str, values: list[bytes], each: int) -> float:
-    log = storage.create_log(name, policy=UNSYNCED)
+    log = storage.create_log(name)
     await storage.sync()
     began = time.perf_counter()
     await append_all(storage, log, (build(values[at : at + each]) for at in range(0, len(values), each)))

@@ -56,7 +56,7 @@ _OF_LOGS = frozenset(
         RecordKind.FULL,
         RecordKind.TRUNCATE,
         RecordKind.LOG_START,
-        RecordKind.SYNCED,
+        RecordKind.UNSYNCED,
         RecordKind.MARK,
         RecordKind.POLICY,
         RecordKind.CARRIED,
@@ -76,7 +76,6 @@ class Snapshot:
     place: Written
     since: Written
     journal_bytes: int
-    direct_bytes: int
     dirty: dict[SegmentFile, LogFiles]
     directories: dict[str, LogFiles | None]
     carried: frozenset[int]
@@ -85,10 +84,7 @@ class Snapshot:
 def carried_pieces(
     disk: Disk, home: str, journal: Journal, snapshot: Snapshot, max_bytes: int
 ) -> Iterator[list[Buffer]]:
-    """The parts of the frames to come: heads and payloads of the carried logs' records, in their order.
-
-    Behind the last an empty frame: a journal at rest never ends in one that matters.
-    """
+    """The parts of the frames to come: heads and payloads of the carried logs' records, in their order."""
     piece: list[Buffer] = []
     room = max_bytes
     for kind, key, payload in _records_of(disk, home, journal, snapshot):
@@ -101,7 +97,6 @@ def carried_pieces(
         piece += (head + CARRIED.pack(snapshot.place.lsn, kind), bytes(payload))
     if piece:
         yield piece
-        yield []
 
 
 def _records_of(
@@ -245,7 +240,9 @@ class Checkpoints:
     # In the journal's thread
 
     def _write_piece(self, piece: list[Buffer], run: _Run) -> None:
-        run.carried_to = self._writer.journal.write(piece, records=len(piece) // 2, hard_states=[])
+        journal = self._writer.journal
+        run.carried_to = journal.write(piece, records=len(piece) // 2, hard_states=[])
+        journal.mark_end()
         self._submit(self._background, self._carry, run)
 
     # In the writer's thread

@@ -21,8 +21,8 @@ MAGIC = b"LMNJ"
 VERSION = 1
 
 # magic, version, flags, reserved, generation, lsn, durable_lsn, hard_state_lsn, records, length of the body,
-# reserved, crc32c over the head up to here and the body
-_HEAD = struct.Struct("<4sBBHQQQQII8x")
+# file_size, crc32c over the head up to here and the body
+_HEAD = struct.Struct("<4sBBHQQQQIIQ")
 _CRC = struct.Struct("<I")
 HEAD_SIZE = 64
 assert _HEAD.size + _CRC.size <= HEAD_SIZE
@@ -40,12 +40,12 @@ class RecordKind(IntEnum):
     HARD_STATE = 3  # (term, vote) of a replica
     LOG_START = 4  # (index, term, offset, time) of the entry before the log's first
     RESET = 5  # this log replaces another: old log id
-    SYNCED = 6  # an `interval` log's segments are durable up to (index, term)
+    UNSYNCED = 6  # from here on entries of an `interval` log may be acknowledged before they are synced
     CREATED = 7  # a log's name
     DELETED = 8  # the log goes to the trash, and a replica's hard state is forgotten: replica id, or empty
-    MARK = 9  # a `Marked`, incarnation, boot id
+    MARK = 9  # a `Marked`, incarnation
     CARRIED = 10  # (LSN of the checkpoint behind which it counts, kind), then that kind's payload
-    POLICY = 11  # policy; all entries up to (index, term) are durable in the segments
+    POLICY = 11  # a flush policy
 
 
 class Marked(IntEnum):
@@ -59,16 +59,16 @@ class Marked(IntEnum):
 class FrameFlag(IntFlag):
     TWIN = 1  # the second copy of the hard states of the frame before it
     HARD_STATE = 2  # holds hard states, so a twin follows (or this is it)
-    MARKER = 4  # empty: the opening of a generation, or the end of activity
+    MARKER = 4  # empty: the opening of a generation
 
 
 PAIR = struct.Struct("<QQ")
 START = struct.Struct("<QQQq")
 ONE = struct.Struct("<Q")
-MARK = struct.Struct("<BxxxxxxxQ16s")
+MARK = struct.Struct("<BxxxxxxxQ")
 CARRIED = struct.Struct("<QB7x")
-# interval_ms (0: commit), interval_records, index, term
-POLICY = struct.Struct("<QQQQ")
+# interval_ms (0: commit), interval_records
+POLICY = struct.Struct("<QQ")
 
 
 def record_head(kind: RecordKind, key: int, length: int) -> bytes:
@@ -81,7 +81,8 @@ class FrameHead:
 
     `durable_lsn` is the highest LSN whose sync had returned when this was written; `hard_state_lsn` the
     highest LSN below this one of a frame with hard states (0: none in this generation), so that recovery
-    knows whether a gap may have held one.
+    knows whether a gap may have held one. `file_size` is the size to which the file was filled with zeros
+    and synced before its first frame (0: it was not): a file that is shorter is damaged.
     """
 
     flags: int
@@ -91,6 +92,7 @@ class FrameHead:
     hard_state_lsn: int
     records: int
     length: int
+    file_size: int = 0
 
     @property
     def stored_size(self) -> int:
@@ -123,6 +125,7 @@ def encode_frame(head: FrameHead, parts: Sequence[Buffer], seed: int) -> list[Bu
         head.hard_state_lsn,
         head.records,
         head.length,
+        head.file_size,
     )
     packed += bytes(_CRC_POSITION - len(packed))
     checksum = crc32c(packed, seed)
@@ -153,7 +156,7 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
     """The head of the whole frame at `position`, or None where no whole frame of this generation begins."""
     if data[position : position + 4] != MAGIC or len(data) - position < HEAD_SIZE:
         return None
-    _, version, flags, _, of_generation, lsn, durable_lsn, hard_state_lsn, records, length = (
+    _, version, flags, _, of_generation, lsn, durable_lsn, hard_state_lsn, records, length, file_size = (
         _HEAD.unpack_from(data, position)
     )
     end = position + HEAD_SIZE + length
@@ -171,6 +174,7 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
         hard_state_lsn=hard_state_lsn,
         records=records,
         length=length,
+        file_size=file_size,
     )
 
 

@@ -41,7 +41,9 @@ class File(Protocol):
         """Write all buffers one behind the other; returns the number of bytes. Not durable before `sync`."""
 
     def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
-        """As `pwritev` and then `sync`, for a file of which nothing else waits for a sync."""
+        """As `pwritev`, and these bytes are durable when it returns. Only for a file of which nothing else
+        waits for a sync: what was written before is not covered.
+        """
 
     def sync(self) -> None:
         """What was written (and the size) is durable when this returns. Never retry after a failure."""

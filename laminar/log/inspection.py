@@ -16,7 +16,7 @@ from laminar.log.disk import ReadOnlyDisk
 from laminar.log.errors import DiskError
 from laminar.log.folder import Folder, HomePlace, LogPlace, SegmentPlace, look, size_of
 from laminar.log.journal import journal_name, journal_numbers
-from laminar.log.replay import scan
+from laminar.log.replay import read_journal
 from laminar.log.rows import HEADER_SIZE, ROW_SIZE, Row, row_is_whole, unpack_row
 from laminar.log.segment import INDEX_HEAD_SIZE
 
@@ -64,7 +64,7 @@ def _home(disk: ReadOnlyDisk, folder: Folder, home: HomePlace) -> Description:
             "lost_votes": len(checkpoint.lost),
         }
         if not home.live:
-            frames = scan(disk, home.directory, checkpoint)[0]
+            frames = read_journal(disk, home.directory, checkpoint).frames
             found["records_behind_checkpoint"] = sum(frame.head.records for frame in frames)
     return found
 

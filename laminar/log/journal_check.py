@@ -23,6 +23,7 @@ from laminar.log.codec import (
     frame_marks,
 )
 from laminar.log.disk import Disk
+from laminar.log.end_mark import NAME, decode_end, read_end, read_slots
 from laminar.log.journal import journal_name, journal_numbers
 from laminar.log.state import Checkpoint
 from laminar.log.walk import read_damaged
@@ -69,6 +70,25 @@ def check_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Iterator[Jou
             yield JournalFinding(path, end, known - end, what)
             end = known
         yield from _room(path, data, end, checkpoint, lsn)
+    yield from _check_end_mark(disk, home, checkpoint, lsn)
+
+
+def _check_end_mark(
+    disk: Disk, home: str, checkpoint: Checkpoint, lsn: int | None
+) -> Iterator[JournalFinding]:
+    """The mark that says how far the journal reaches, and whether the journal does."""
+    path = os.path.join(home, NAME)
+    for number, slot in enumerate(read_slots(disk, home)):
+        end = decode_end(slot)
+        whole = bytes(len(slot)) if end is None else end.encode()
+        if len(slot) != BLOCK_SIZE or slot != whole:
+            what = "the end mark is damaged, or torn by a loss of power"
+            yield JournalFinding(path, number * BLOCK_SIZE, BLOCK_SIZE, what)
+    last = read_end(disk, home, generation=checkpoint.generation, seed=checkpoint.seed)
+    reached = max(checkpoint.lsn, lsn or 0)
+    if last is not None and reached < last.durable_lsn:
+        what = f"the journal ends with frame {reached}, and frame {last.durable_lsn} was durable"
+        yield JournalFinding(path, 0, 0, what)
 
 
 def _live_frames(data: memoryview, checkpoint: Checkpoint, lsn: int | None) -> list[tuple[int, FrameHead]]:

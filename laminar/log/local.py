@@ -293,7 +293,6 @@ class LocalLog:
                 row = log.row(index)
                 log.set_start(index=index, term=row.term, offset=row.next_offset)
                 await self._storage.settled(log)
-                await self._storage.sync()
         return log.start.offset
 
     def _entry_before(self, offset: int) -> int:

@@ -7,7 +7,7 @@ does not chain, and knows neither Raft nor the records in a batch. Invariants:
 1. `first_index == start.index + 1`, and entries are dense from there to `last_index`.
 2. A frame leaves memory only when it is in its segment.
 3. `durable_index` counts an entry of a `commit` log when its own journal record is synced, and one of an
-   `interval` log when it is written; `synced_index` counts both when they are on disk.
+   `interval` log when that is written; `synced_index` counts both when they are on disk.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 
 from crc32c import crc32c
 
+from laminar.frame import Kind
 from laminar.log.ahead import Sequences
-from laminar.log.codec import MARK, PAIR, RECORD, START, Marked, RecordKind, record_head
+from laminar.log.codec import MARK, PAIR, POLICY, RECORD, START, Marked, RecordKind, record_head
 from laminar.log.disk import Buffer
 from laminar.log.errors import BrokenChain, StorageError
 from laminar.log.log_reads import LogReads
-from laminar.log.passage import Passage
-from laminar.log.pending import Cut, Mark, Pending, Recorder, Start, Write
+from laminar.log.pending import Cut, Mark, Policy, Recorder, Start, Unsynced, Write
 from laminar.log.policy import FlushPolicy
 from laminar.log.quarantine import Quarantine
 from laminar.log.reading import Readers
@@ -35,6 +35,7 @@ from laminar.log.state import LogFiles, LogStart
 _OPENS_SEGMENT = 1
 # Plain numbers are packed faster than members of an enumeration.
 _FULL = int(RecordKind.FULL)
+_CONFIGURATION = int(Kind.CONFIGURATION)
 EMPTY = LogStart()
 
 
@@ -74,13 +75,21 @@ class Log(LogReads):
         self._segments = list(segments)
         self._firsts = [segment.first_index for segment in self._segments]
         self._recent: dict[int, Buffer] = {}
-        # (running number, last index) of each append that is not known to be durable, oldest first.
-        self._undurable: deque[tuple[int, int]] = deque()
+        # (running number, last index, offset behind it) of each append that does not count yet, oldest first;
+        # and of each of an `interval` log that is not synced.
+        self._undurable: deque[tuple[int, int, int]] = deque()
+        self._unsynced: deque[tuple[int, int, int]] = deque()
         self.size_bytes = sum(segment.size for segment in self._segments)
         self.last_append_time_ms = start.time_ms
         self._set_end()
         self.durable_index = self.last_index
-        self.passage = Passage(self, recorder)
+        # Where what is synced ends, while anything is in `_unsynced`.
+        self._synced_index, self._synced_offset = self.last_index, self.next_offset
+        self.policy = files.policy
+        # Whether entries count when they are written. Never in recovery: what it appends, it syncs.
+        self._interval = False
+        # Whether the journal says that entries may be acknowledged before they are synced.
+        self._told_unsynced = False
 
     def __repr__(self) -> str:
         return (
@@ -105,18 +114,14 @@ class Log(LogReads):
         return self.files.failure
 
     @property
-    def policy(self) -> FlushPolicy:
-        return self.passage.policy
-
-    @property
     def synced_index(self) -> int:
         """Up to here it survives a power loss of this machine. Of a `commit` log the same as durable."""
-        return self.passage.synced_index if self.passage.policy.is_interval else self.durable_index
+        return min(self._synced_index, self.durable_index) if self._unsynced else self.durable_index
 
     @property
     def unsynced_records(self) -> int:
         """Records of an `interval` log that a power loss of this machine may take."""
-        return max(self.next_offset - self.passage.synced_offset, 0)
+        return max(self.next_offset - self._synced_offset, 0) if self._unsynced else 0
 
     @property
     def segment_full(self) -> bool:
@@ -135,9 +140,10 @@ class Log(LogReads):
         self._check_works()
         last_index, last_term = self.last_index, self.last_term
         next_offset, last_time = self.next_offset, self.last_append_time_ms
-        recorder, passage = self._recorder, self.passage
-        passage.prepare()
-        straight = passage.straight
+        recorder, interval = self._recorder, self._interval
+        must_sync = not interval
+        if interval and not self._told_unsynced:
+            self._tell_unsynced()
         segment = self._segments[-1] if self._segments else None
         try:
             for frame in frames:
@@ -179,22 +185,40 @@ class Log(LogReads):
                 segment.add(row, position + size)
                 self._recent[index] = frame
                 write = Write(self.files, segment.file, index, position, frame, row)
-                if straight:
-                    head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
-                    number = recorder.record_batch(self, index, head, frame, write)
-                else:
-                    passage.put(write)
+                head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
+                number = recorder.record_batch(self, index, head, frame, write)
+                if kind == _CONFIGURATION:
+                    # Who lost the last interval asks all voters it knows of: it must not forget who they are.
+                    must_sync = True
                 self.size_bytes += size
                 last_index, last_term, next_offset, last_time = index, term, base_offset + count, time_ms
         finally:
             if last_index != self.last_index:
                 self.last_index, self.last_term = last_index, last_term
                 self.next_offset, self.last_append_time_ms = next_offset, last_time
-                if straight:
-                    self._undurable.append((number, last_index))
-                    recorder.touched[self] = None
-                    if recorder.on_record is not None:
-                        recorder.on_record()
+                self._undurable.append((number, last_index, next_offset))
+                if interval:
+                    self._note_unsynced(number)
+                recorder.touched[self] = None
+                recorder.must_sync |= must_sync
+                if recorder.on_record is not None:
+                    recorder.on_record()
+
+    def _tell_unsynced(self) -> None:
+        """Durable before the first entry is acknowledged: a start after a loss of power then knows."""
+        self._told_unsynced = True
+        self._recorder.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
+
+    def _note_unsynced(self, number: int) -> None:
+        if not self._unsynced:
+            self._synced_index = self.durable_index
+            self._synced_offset = self._offset_after(self.durable_index)
+        self._unsynced.append((number, self.last_index, self.next_offset))
+        self._recorder.unsynced[self] = None
+
+    def _offset_after(self, index: int) -> int:
+        """The offset behind an entry that was appended lately, or behind the log's start."""
+        return self.start.offset if index <= self.start.index else self.row(index).next_offset
 
     def _check_works(self) -> None:
         """A failed log takes no change any more: its records are carried from checkpoint to checkpoint as
@@ -237,8 +261,11 @@ class Log(LogReads):
         self.changes += 1
         self.quarantine.cut(index)
         self._set_end()
-        self._undurable_before(index)
-        self.passage.truncated(index)
+        self.durable_index = min(self.durable_index, index - 1)
+        self._forget_from(index, self._undurable, self.durable_index)
+        self._synced_index = min(self._synced_index, index - 1)
+        self._synced_offset = min(self._synced_offset, self.next_offset)
+        self._forget_from(index, self._unsynced, self._synced_index)
         cut = Cut(
             self.files,
             index,
@@ -250,16 +277,14 @@ class Log(LogReads):
             tuple(removed),
         )
         head = record_head(RecordKind.TRUNCATE, self.log_id, PAIR.size)
-        self.passage.record((head, PAIR.pack(index, cut_term or 0), cut))
+        self._recorder.record(head, PAIR.pack(index, cut_term or 0), cut)
 
-    def _undurable_before(self, index: int) -> None:
-        """Forget what waits for durability from `index` on: a later completion must not count it."""
-        self.durable_index = min(self.durable_index, index - 1)
-        waiting = self._undurable
+    def _forget_from(self, index: int, waiting: deque[tuple[int, int, int]], done_index: int) -> None:
+        """Forget what waits from `index` on: a later completion must not count it."""
         while waiting and waiting[-1][1] >= index:
-            number, _ = waiting.pop()
-            if index - 1 > (waiting[-1][1] if waiting else self.durable_index):
-                waiting.append((number, index - 1))
+            number, _, _ = waiting.pop()
+            if index - 1 > (waiting[-1][1] if waiting else done_index):
+                waiting.append((number, index - 1, self.next_offset))
 
     def set_start(self, *, index: int, term: int, offset: int, time_ms: int = 0) -> None:
         """Let the log begin behind `index`, which it holds with that term, or with which an empty log begins.
@@ -294,9 +319,9 @@ class Log(LogReads):
         self._set_end()
         head = record_head(RecordKind.LOG_START, self.log_id, START.size)
         payload = START.pack(start.index, start.term, start.offset, start.time_ms)
-        number = self.passage.record((head, payload, Start(self.files, start, tuple(removed))))
-        if fresh and self.passage.straight:
-            self._undurable.append((number, index))
+        number = self._recorder.record(head, payload, Start(self.files, start, tuple(removed)))
+        if fresh:
+            self._undurable.append((number, index, offset))
             self._recorder.touched[self] = None
 
     def mark(self, *, recovering: bool, incarnation: int, power_lost: bool = False) -> None:
@@ -307,39 +332,49 @@ class Log(LogReads):
         )
         self.recovering, self.power_lost = recovering, recovering and power_lost
         self.incarnation = incarnation
-        self.passage.record(self.mark_record())
-
-    def mark_record(self) -> Pending:
-        """The record of its mark as it is."""
-        boot_id = self.passage.boot_id
         why = Marked.NO
         if self.recovering:
             why = Marked.POWER_LOST if self.power_lost else Marked.DAMAGED
-        head = record_head(RecordKind.MARK, self.log_id, MARK.size)
-        payload = MARK.pack(why, self.incarnation, boot_id or bytes(16))
-        return head, payload, Mark(self.files, self.recovering, self.power_lost, self.incarnation, boot_id)
+        self._recorder.record(
+            record_head(RecordKind.MARK, self.log_id, MARK.size),
+            MARK.pack(why, self.incarnation),
+            Mark(self.files, self.recovering, self.power_lost, self.incarnation),
+        )
 
-    # Completions, called by the storage
+    def set_policy(self, policy: FlushPolicy) -> None:
+        """Go on under another flush policy: it holds for what is appended from now on."""
+        self._check_works()
+        self.policy = policy
+        self._interval = policy.is_interval
+        self._told_unsynced &= policy.is_interval
+        self._recorder.record(
+            record_head(RecordKind.POLICY, self.log_id, POLICY.size),
+            POLICY.pack(policy.interval_ms, policy.interval_records),
+            Policy(self.files, policy),
+        )
 
-    def durable_up_to(self, number: int) -> None:
-        """All changes up to the running `number` of the journal are durable."""
-        if not self.passage.interval:
-            self._arrived_up_to(number)
+    # Called by the storage
 
-    def written_up_to(self, number: int) -> None:
-        """All batches up to the running `number` of those that go past the journal are in their segments."""
-        if self.passage.interval:
-            self._arrived_up_to(number)
+    def begin(self) -> None:
+        """Recovery is over: the flush policy counts from now on."""
+        self._interval = self.policy.is_interval
 
-    def on_its_way(self, number: int, write: Write) -> None:
-        """A batch that was not recorded at once has got its running number."""
-        if self._recent.get(write.index) is write.frame:  # else it was cut while it waited
-            self._undurable.append((number, write.index))
+    def stop_clean(self) -> None:
+        """Everything is synced, and a last checkpoint says so. What is appended nevertheless tells before."""
+        self._told_unsynced = False
 
-    def _arrived_up_to(self, number: int) -> None:
+    def counts_up_to(self, number: int) -> None:
+        """All changes up to the running `number` are as durable as they must be to count."""
         waiting = self._undurable
         while waiting and waiting[0][0] <= number:
             self.durable_index = waiting.popleft()[1]
+
+    def synced_up_to(self, number: int) -> bool:
+        """All changes up to the running `number` are durable. Returns whether all of this log is synced."""
+        waiting = self._unsynced
+        while waiting and waiting[0][0] <= number:
+            _, self._synced_index, self._synced_offset = waiting.popleft()
+        return not waiting
 
     def forget(self, index: int, frame: Buffer) -> None:
         """Let a frame go that is in its segment, if it is still the one at that index."""

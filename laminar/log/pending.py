@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from laminar.log.codec import RECORD
 from laminar.log.disk import Buffer
@@ -88,19 +88,18 @@ class Mark:
     recovering: bool
     power_lost: bool
     incarnation: int
-    boot_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
-    """An `interval` log's segments are durable up to a point: said in the journal only."""
+class Unsynced:
+    """From here on entries of an `interval` log may be acknowledged before they are synced."""
 
     files: LogFiles
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """From here on another flush policy; everything before is synced in the segments."""
+    """From here on another flush policy."""
 
     files: LogFiles
     policy: FlushPolicy
@@ -115,15 +114,8 @@ class Vote:
     vote: int
 
 
-Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vote | Synced | Policy
+Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vote | Unsynced | Policy
 Pending: TypeAlias = tuple[bytes, Buffer, Action]
-
-
-class Written(Protocol):
-    """A queue with running numbers: of the last change recorded, and of the last that is in its segment."""
-
-    recorded: int
-    written: int
 
 
 class Recorder:
@@ -133,11 +125,13 @@ class Recorder:
         "_recent",
         "_recent_bytes",
         "_recent_limit",
+        "must_sync",
         "on_record",
         "pending",
         "pending_bytes",
         "recorded",
         "touched",
+        "unsynced",
         "written",
     )
 
@@ -150,13 +144,18 @@ class Recorder:
         self.written = 0
         # In the order in which they came: a set of logs would be in another order in each run.
         self.touched: dict[Log, None] = {}
+        # Whether something in the queue must be durable before it counts: all but batches of `interval` logs.
+        self.must_sync = False
+        # `interval` logs with entries that no sync has covered yet.
+        self.unsynced: dict[Log, None] = {}
         self.on_record: Callable[[], None] | None = None
-        self._recent: deque[tuple[Written, int, Log, int, Buffer]] = deque()
+        self._recent: deque[tuple[int, Log, int, Buffer]] = deque()
         self._recent_bytes = 0
         self._recent_limit = recent_limit
 
     def record(self, head: bytes, payload: Buffer, action: Action) -> int:
-        """Put one change in the queue; returns its running number."""
+        """Put one change in the queue, which must be durable before it counts; returns its running number."""
+        self.must_sync = True
         self.pending.append((head, payload, action))
         self.pending_bytes += RECORD.size + len(payload)
         self.recorded += 1
@@ -165,12 +164,15 @@ class Recorder:
         return self.recorded
 
     def record_batch(self, log: Log, index: int, head: bytes, frame: Buffer, action: Write) -> int:
-        """`record` and `remember` in one, for the many; the caller calls `on_record` behind the last."""
+        """Put one batch in the queue, and keep its frame in memory; returns its running number.
+
+        After the last of several the caller sets `must_sync` where it has to, and calls `on_record`.
+        """
         size = len(frame)
         self.pending.append((head, frame, action))
         self.pending_bytes += RECORD.size + size
         self.recorded = number = self.recorded + 1
-        self._recent.append((self, number, log, index, frame))
+        self._recent.append((number, log, index, frame))
         self._recent_bytes += size
         if self._recent_bytes > self._recent_limit:
             self._forget_some()
@@ -195,26 +197,19 @@ class Recorder:
             taken.append(pending.popleft())
         return taken
 
-    def remember(self, log: Log, index: int, frame: Buffer, queue: Written) -> None:
-        """Keep a frame just recorded in `queue` in memory."""
-        self._recent.append((queue, queue.recorded, log, index, frame))
-        self._recent_bytes += len(frame)
-        if self._recent_bytes > self._recent_limit:
-            self._forget_some()
-
     def _forget_some(self) -> None:
         """Let the oldest frames go that are in their segments, down to the limit."""
         recent = self._recent
-        while self._recent_bytes > self._recent_limit and recent[0][1] <= recent[0][0].written:
-            _, _, owner, old_index, old_frame = recent.popleft()
+        while self._recent_bytes > self._recent_limit and recent[0][0] <= self.written:
+            _, owner, old_index, old_frame = recent.popleft()
             self._recent_bytes -= len(old_frame)
             owner.forget(old_index, old_frame)
 
     def forget_written(self) -> None:
         """Let everything go that is in its segment."""
         recent = self._recent
-        while recent and recent[0][1] <= recent[0][0].written:
-            _, _, owner, index, frame = recent.popleft()
+        while recent and recent[0][0] <= self.written:
+            _, owner, index, frame = recent.popleft()
             self._recent_bytes -= len(frame)
             owner.forget(index, frame)
 

@@ -18,18 +18,9 @@ from laminar.log.reading import Readers
 from laminar.log.replayed import Replay, Replayed
 from laminar.log.settings import StorageSettings
 from laminar.log.state import LogEnd, LogFiles, LogStart
-from laminar.log.tail import End, Tail, find_tail
 from laminar.log.writer import Writer
 
 _log = logging.getLogger("laminar.recovery")
-
-
-def _ends_with(loaded: Loaded, replayed: Replayed) -> bool:
-    """Whether the entry before the log's start is the one that the start names."""
-    if not loaded.segments:
-        return not loaded.short
-    last = loaded.segments[-1]
-    return last.last_index == replayed.base_last and last.last_term == replayed.base_term
 
 
 class Rebuild:
@@ -73,7 +64,7 @@ class Rebuild:
         recorder.forget_written()
         recorder.touched.clear()
         for log in logs.values():
-            log.durable_up_to(recorder.recorded)
+            log.counts_up_to(recorder.recorded)
         return logs
 
     def _files(self, replayed: Replayed) -> LogFiles:
@@ -82,8 +73,7 @@ class Rebuild:
 
     def _log(self, replayed: Replayed) -> Log:
         files = self._files(replayed)
-        if replayed.policy.is_interval:
-            return self._interval_log(files, replayed)
+        files.policy = replayed.policy
         start, tail = replayed.start, replayed.tail
         opener = max(
             (at for at, each in enumerate(tail) if each.opens_segment and each.index <= start.index + 1),
@@ -99,7 +89,9 @@ class Rebuild:
             goes_on = bool(tail) and not tail[0].opens_segment
             loaded = self._load(files, start, replayed.base_last, goes_on)
         set_aside(self._disk, files, loaded, replayed.base_last, everything=replayed.found_loss)
-        found_loss = replayed.found_loss or loaded.short or loaded.unknown
+        damaged = replayed.found_loss or loaded.short or loaded.unknown
+        # A mark that was there for another reason stays what it was.
+        only_power = (replayed.power_lost or not replayed.recovering) and not damaged
         log = Log(
             files,
             self._recorder,
@@ -107,8 +99,10 @@ class Rebuild:
             segment_size_bytes=self._settings.segment_size_bytes,
             start=start,
             segments=loaded.segments,
-            recovering=replayed.recovering or found_loss,
-            incarnation=replayed.incarnation + found_loss,
+            recovering=replayed.recovering or damaged or replayed.lost_power,
+            power_lost=(replayed.recovering or replayed.lost_power) and only_power,
+            # Also of one that is marked: what it has acknowledged since may be gone too.
+            incarnation=replayed.incarnation + (damaged or replayed.lost_power),
         )
         self._writer.adopt(files, loaded, LogEnd(log.last_index, log.last_term, log.next_offset))
         if loaded.segments:
@@ -116,70 +110,11 @@ class Rebuild:
         try:
             log.append([each.frame for each in tail])
         except BrokenChain:
-            log.recovering = True
+            log.recovering, log.power_lost = True, False
             log.incarnation = replayed.incarnation + 1
         if start != replayed.start and log.last_index >= replayed.start.index:
             log.set_start(index=replayed.start.index, term=replayed.start.term, offset=replayed.start.offset)
         return log
-
-    def _interval_log(self, files: LogFiles, replayed: Replayed) -> Log:
-        """What is known to be synced, and behind it what of the segments continues it."""
-        start = replayed.start
-        loaded = self._load(files, start, replayed.base_last, True)
-        files.policy = replayed.policy
-        if replayed.start_unsynced and not _ends_with(loaded, replayed):
-            # The entries before the start were never synced: what lies in their place may be anything.
-            loaded.stale += [segment.file for segment in loaded.segments]
-            loaded.segments, loaded.made_anew, loaded.unknown = [], [], False
-            loaded.short = True
-        tail = Tail() if loaded.short else self._find_tail(files, start, loaded, replayed.cut_entries)
-        loaded.stale = [file for file in loaded.stale if file.first_index not in tail.opened]
-        if loaded.segments and loaded.segments[-1].last_index <= start.index:
-            last = loaded.segments[-1]
-            if tail.kept.get(last.file, last.size) == last.size:
-                # Nothing behind the start goes on in it.
-                loaded.stale.append(loaded.segments.pop().file)
-                tail.kept.pop(last.file, None)
-        power_lost = bool(replayed.boot_id) and replayed.boot_id != self._disk.boot_id()
-        damaged = loaded.short or loaded.unknown or tail.broken
-        if power_lost:
-            # It explains everything behind what was synced; before the start nothing matters any more.
-            damaged = (loaded.short or loaded.unknown) and replayed.base_last > start.index
-        damaged = damaged or replayed.found_loss or bool(replayed.tail)
-        marked = replayed.recovering and not replayed.power_lost
-        log = Log(
-            files,
-            self._recorder,
-            self._readers,
-            segment_size_bytes=self._settings.segment_size_bytes,
-            start=start,
-            segments=loaded.segments,
-            recovering=replayed.recovering or damaged or power_lost,
-            power_lost=(replayed.recovering or power_lost) and not damaged and not marked,
-            # Also of one that is marked: what it has acknowledged since may be gone too.
-            incarnation=replayed.incarnation + (damaged or power_lost),
-        )
-        self._writer.adopt(files, loaded, LogEnd(log.last_index, log.last_term, log.next_offset), tail)
-        if loaded.segments:
-            self._load_notes(log, loaded)
-        files.found = dict(tail.opened)
-        log.append(tail.frames)
-        return log
-
-    def _find_tail(self, files: LogFiles, start: LogStart, loaded: Loaded, cut: set[tuple[int, int]]) -> Tail:
-        end = End(start.index, start.term, start.offset, start.time_ms)
-        last = loaded.segments[-1] if loaded.segments else None
-        if last is not None:
-            row = last.last_row
-            end = End(row.index, row.term, row.next_offset, row.append_time_ms)
-        return find_tail(
-            files,
-            end=end,
-            last=last.file if last is not None else None,
-            position=last.size if last is not None else 0,
-            firsts={file.first_index for file in loaded.stale},
-            cut=cut,
-        )
 
     def _load_notes(self, log: Log, loaded: Loaded) -> None:
         """What was known of its damage, as far as it is still of the same entries, and the holes in it."""

@@ -26,7 +26,7 @@ from laminar.log.manifest import Manifest
 from laminar.log.pending import Recorder
 from laminar.log.reading import Readers
 from laminar.log.rebuild import Rebuild
-from laminar.log.replay import FoundFrame, Verdict, judge, scan
+from laminar.log.replay import FoundFrame, Verdict, judge, read_journal
 from laminar.log.replayed import Replay
 from laminar.log.settings import StorageSettings
 from laminar.log.state import Checkpoint, HardState, decode_checkpoint
@@ -79,8 +79,8 @@ def recover_home(
         manifest = Manifest(disk, home)
         manifest.load()
         checkpoint, all_lost = _read_checkpoint(disk, home, manifest)
-        frames, file_missing = scan(disk, home, checkpoint)
-        verdict = judge(frames, checkpoint, file_missing=file_missing and checkpoint.generation > 0)
+        found = read_journal(disk, home, checkpoint)
+        verdict = judge(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
         _write_again(disk, home, verdict.unsure)
         replay = Replay(checkpoint)
         replay.run(verdict)

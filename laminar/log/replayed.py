@@ -41,15 +41,14 @@ class Replayed:
     recovering: bool = False
     incarnation: int = 0
     tail: list[TailFrame] = field(default_factory=list)
-    # Of an `interval` log: `base_last` is synced; what comes behind is found in the segments, but never an
-    # entry that a truncation named since.
     policy: FlushPolicy = COMMIT
-    boot_id: bytes = b""
+    # Entries may have been acknowledged before they were synced.
+    unsynced: bool = False
     power_lost: bool = False
     # This very recovery found that something may be gone: a new incarnation, also of one that is marked.
     found_loss: bool = False
-    cut_entries: set[tuple[int, int]] = field(default_factory=set)
-    start_unsynced: bool = False
+    # Or that memory was lost since entries were acknowledged that were perhaps not synced.
+    lost_power: bool = False
 
     @property
     def last_index(self) -> int:
@@ -78,36 +77,18 @@ class Replayed:
             # Known again when the segments are read.
             self.base_term = self.start.term if self.base_last == self.start.index else None
 
-    def truncate(self, index: int, term: int) -> None:
-        if self.policy.is_interval:
-            self.cut_entries.add((index, term))
-        self.cut(index)
-
-    def synced(self, index: int, term: int) -> None:
-        """The segments are durable up to there, and what was cut before cannot come back."""
-        self.cut_entries.clear()
-        if index > self.base_last:
-            self.base_last, self.base_term = index, term
-            self.start_unsynced = False
-
-    def change_policy(self, interval_ms: int, interval_records: int, index: int, term: int) -> None:
+    def change_policy(self, interval_ms: int, interval_records: int) -> None:
         self.policy = FlushPolicy(interval_ms=interval_ms, interval_records=interval_records)
-        self.boot_id = b""
-        self.tail.clear()
-        self.cut_entries.clear()
-        self.base_last, self.base_term = index, term
-        self.start_unsynced = False
+        self.unsynced &= self.policy.is_interval
 
-    def marked(self, why: int, incarnation: int, boot_id: bytes) -> None:
+    def marked(self, why: int, incarnation: int) -> None:
         self.recovering, self.power_lost = why != Marked.NO, why == Marked.POWER_LOST
         self.incarnation = incarnation
-        self.boot_id = boot_id if any(boot_id) else b""
 
     def move_start(self, start: LogStart) -> None:
         if start.index > self.last_index:
             self.tail.clear()
             self.base_last, self.base_term = start.index, start.term
-            self.start_unsynced = self.policy.is_interval
         self.start = start
 
 
@@ -138,11 +119,11 @@ class Replay:
         self.lost -= known_again
         for frame in verdict.votes_only:
             for kind, key, payload in frame.records():
-                assert kind is RecordKind.HARD_STATE, f"a twin holds {kind!r}"
-                self._apply(kind, key, payload)
-        if verdict.damaged:
-            for log in self.logs.values():
-                log.found_loss = True
+                if kind is RecordKind.HARD_STATE:
+                    self._apply(kind, key, payload)
+        for log in self.logs.values():
+            log.found_loss |= verdict.damaged
+            log.lost_power = log.unsynced and not verdict.memory_kept
 
     def _apply(self, kind: RecordKind, key: int, payload: memoryview) -> None:
         if kind is RecordKind.HARD_STATE:
@@ -165,13 +146,14 @@ class Replay:
             if not log.full(payload):
                 log.found_loss = True
         elif kind is RecordKind.TRUNCATE:
-            log.truncate(*PAIR.unpack(payload))
+            index, _ = PAIR.unpack(payload)
+            log.cut(index)
         elif kind is RecordKind.LOG_START:
             log.move_start(LogStart(*START.unpack(payload)))
         elif kind is RecordKind.MARK:
             log.marked(*MARK.unpack(payload))
-        elif kind is RecordKind.SYNCED:
-            log.synced(*PAIR.unpack(payload))
+        elif kind is RecordKind.UNSYNCED:
+            log.unsynced = True
         elif kind is RecordKind.POLICY:
             log.change_policy(*POLICY.unpack(payload))
         elif kind is RecordKind.DELETED:
@@ -198,6 +180,6 @@ def _from_state(state: LogState) -> Replayed:
         state.recovering,
         state.incarnation,
         policy=FlushPolicy(interval_ms=state.interval_ms, interval_records=state.interval_records),
-        boot_id=state.boot_id,
+        unsynced=state.unsynced,
         power_lost=state.power_lost,
     )

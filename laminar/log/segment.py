@@ -170,10 +170,6 @@ class SegmentFile:
         else:
             self.cuts += 1
 
-    def cut_data(self, position: int) -> None:
-        """Keep the bytes below `position`; its rows follow."""
-        self._data.truncate(position)
-
     def holds_rows(self, rows: int) -> None:
         """The index file holds so many rows that count; the next goes behind them."""
         self.rows_written = rows
@@ -252,11 +248,6 @@ class SegmentFile:
                 else:
                     handle.synced(handle.writes)  # nobody relies on it: what was written may be tried again
                 raise
-
-    def flush_rows(self) -> None:
-        """Hand all rows to the file. In the writer's thread."""
-        if self._exists:
-            self._write_rows()
 
     @property
     def unsynced(self) -> bool:

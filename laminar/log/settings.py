@@ -38,8 +38,9 @@ class StorageSettings:
     idle_marker_ms: int = 4
     # The pause before a checkpoint or a journal file that failed, for want of room as a rule, is tried again.
     retry_ms: int = 1000
-    # What the journal is told of an `interval` log's syncs, at the latest: rot below is then known as damage.
-    synced_record_ms: int = 5000
+    # Of `interval` logs: so many bytes of journal may be acknowledged and not synced; above it a sync follows
+    # at once. At most a quarter of `max_unwritten_bytes`, as they stay in memory until then.
+    unsynced_bytes: int = 4 * MIB
     # A read larger than this is verified in a reader thread, not on the loop.
     inline_read_bytes: int = 1 * MIB
     reader_threads: int = 4

@@ -49,9 +49,9 @@ class LogState(msgspec.Struct, kw_only=True):
     """One log in a checkpoint.
 
     `segment` is the first index of the last segment (0: no entries), `end_position` where its last frame
-    ends. `policy` 0 is `commit`, 1 `interval` with its limits. `boot_id` names the boot under which entries
-    may have been acknowledged that were not synced (empty: none). `power_lost`: `recovering` says no more
-    than that the last interval may be gone.
+    ends. `policy` 0 is `commit`, 1 `interval` with its limits. `unsynced`: entries may have been acknowledged
+    in this generation before they were synced. `power_lost`: `recovering` says no more than that the last
+    interval may be gone.
     """
 
     log_id: int
@@ -67,7 +67,7 @@ class LogState(msgspec.Struct, kw_only=True):
     policy: int = 0
     interval_ms: int = 0
     interval_records: int = 0
-    boot_id: bytes = b""
+    unsynced: bool = False
     power_lost: bool = False
 
 
@@ -88,7 +88,9 @@ def empty_state(log_id: int, name: str) -> LogState:
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """See docs/storage.md#checkpoints. Recovery begins to read at `journal_position` of file `journal_file`.
+    """See docs/storage.md#checkpoints. Recovery begins to read at `journal_position` of file `journal_file`,
+    which was filled with zeros up to `journal_size` (0: it was not). `boot_id` is that of the machine's boot
+    in which the generation began; it lasts no longer than that.
 
     `lost` are replicas whose newest hard state may be gone; `replaced` maps the ids of replaced logs to
     those that stand for them, until the manifest names them.
@@ -103,6 +105,8 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     hard_states: dict[int, HardState]
     lost: list[int] = []
     replaced: dict[int, int] = {}
+    journal_size: int = 0
+    boot_id: bytes = b""
 
 
 _DECODER = msgspec.msgpack.Decoder(Checkpoint)
@@ -124,7 +128,6 @@ class LogFiles:
     """One log as its files have it. The loop only asks it for new segments; the rest is the writer's."""
 
     __slots__ = (
-        "boot_id",
         "directory",
         "disk",
         "end_index",
@@ -132,7 +135,6 @@ class LogFiles:
         "end_position",
         "end_term",
         "failure",
-        "found",
         "incarnation",
         "log_id",
         "made",
@@ -144,7 +146,6 @@ class LogFiles:
         "segment",
         "start",
         "unsynced",
-        "unsynced_names",
     )
 
     def __init__(self, resources: Resources, logs_directory: str, *, name: str, log_id: int) -> None:
@@ -164,20 +165,14 @@ class LogFiles:
         self.recovering = False
         self.incarnation = 0
         self.policy: FlushPolicy = COMMIT
-        self.boot_id = b""
         self.power_lost = False
-        # Of an `interval` log: segments written or cut since the last sync, and whether names changed.
-        self.unsynced: set[SegmentFile] = set()
-        self.unsynced_names = False
-        # Segments that recovery found behind those the index names: they must not be made again.
-        self.found: dict[int, SegmentFile] = {}
+        # Whether entries may be acknowledged before they are synced, as recorded.
+        self.unsynced = False
         # A failed write or sync of a segment; from then on its records stay in the journal.
         self.failure: StorageError | None = None
 
     def new_segment(self, first_index: int, *, exists: bool = False) -> SegmentFile:
         """A segment that has no files yet, or has them (as one that recovery found)."""
-        if first_index in self.found:
-            return self.found.pop(first_index)
         return SegmentFile(
             self.resources, self.directory, first_index=first_index, log_id=self.log_id, exists=exists
         )
@@ -197,6 +192,6 @@ class LogFiles:
             policy=int(self.policy.is_interval),
             interval_ms=self.policy.interval_ms,
             interval_records=self.policy.interval_records,
-            boot_id=self.boot_id,
+            unsynced=self.unsynced,
             power_lost=self.power_lost,
         )

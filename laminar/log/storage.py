@@ -9,7 +9,6 @@ be durable before which message leaves is the driver's to say, by waiting for `s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -17,16 +16,14 @@ from functools import partial
 
 from laminar.log.checkpoints import Checkpoints
 from laminar.log.codec import ONE, PAIR, RecordKind, record_head
-from laminar.log.commits import GroupCommit, Synced
+from laminar.log.commits import Frame, GroupCommit
 from laminar.log.disk import Disk
 from laminar.log.document import Document
 from laminar.log.errands import Errands
-from laminar.log.errors import DamagedRange, LogGone, StorageClosed, StorageError
-from laminar.log.intervals import Intervals
+from laminar.log.errors import DamagedRange, LogGone, StorageError
 from laminar.log.keeper import Keeper
 from laminar.log.log import Log
 from laminar.log.manifest import Manifest, ReplicaEntry
-from laminar.log.passage import Place
 from laminar.log.pending import Create, Delete, Replace, Vote
 from laminar.log.policy import COMMIT, FlushPolicy
 from laminar.log.reading import Readers
@@ -112,22 +109,8 @@ class Storage:
         )
         # Of what could not be made: "checkpoint", "spare" (the next journal file).
         self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
-        self._sync_worker = workers("syncs")
-        self._intervals = Intervals(
-            recorder=self._recorder,
-            writer=self._writer,
-            writer_worker=self._writer_worker,
-            sync_worker=self._sync_worker,
-            settings=settings,
-            boot_id=disk.boot_id(),
-            tell=self._commits.tell,
-            sync=self.sync,
-            behind_frames=self._errands.behind_frames,
-            on_bug=self._commits.bug,
-        )
-        self._commits.follow(self._intervals)
         for log in self.logs.values():
-            log.passage.attach(self._intervals)
+            log.begin()
 
     @classmethod
     def open(
@@ -154,10 +137,7 @@ class Storage:
     # Logs
 
     def create_log(self, name: str, log_id: int | None = None, *, policy: FlushPolicy = COMMIT) -> Log:
-        """A new, empty log. It has no files before its first entry, and is durable with the next `sync`.
-
-        Under an `interval` policy, call it on the loop.
-        """
+        """A new, empty log. It has no files before its first entry, and is durable with the next `sync`."""
         assert name and "/" not in name and len(name.encode()) <= _MAX_NAME_BYTES, f"a log named {name!r}"
         if log_id is None:
             log_id = self._rng.getrandbits(63)
@@ -169,68 +149,29 @@ class Storage:
         self.logs[log_id] = log
         encoded = name.encode()
         self._recorder.record(record_head(RecordKind.CREATED, log_id, len(encoded)), encoded, Create(files))
-        log.passage.attach(self._intervals)
-        if policy.is_interval:
-            self._commits.loop()
-            log.passage.begin(policy, Place(log.last_index, log.last_term, log.next_offset, 0))
+        log.begin()
+        if policy != COMMIT:
+            log.set_policy(policy)
         return log
 
     async def set_policy(self, log: Log, policy: FlushPolicy) -> None:
-        """Change a log's flush policy in place; durable when it returns. Appends go on, and wait a little.
+        """Change a log's flush policy in place; durable when it returns. Appends go on meanwhile.
 
         Raises `StorageError`: the log has failed, or is gone (`LogGone`), or the storage is closed.
         """
-        while log.passage.holding:
-            await self.settled(log)
-        if log.policy == policy:
-            return
-        if log.files.failure is not None:
-            raise log.files.failure
-        log.passage.hold_until_synced()
-        self._intervals.settle_segments(log, policy)
-        await self.settled(log)
+        if self.logs.get(log.log_id) is not log:
+            raise LogGone(f"{log!r} is deleted or replaced")
+        if log.policy != policy:
+            log.set_policy(policy)
         await self.sync()
 
-    def written(self) -> asyncio.Future[None]:
-        """Done when every batch that `interval` logs were given before this call, and that is not held
-        (`Log.passage`), is in its segment. It does not wait for the journal.
-        """
-        future = self._commits.loop().create_future()
-        if self._refuse_wait(future):
-            self._intervals.wait_written(future)
-        return future
-
     def settled(self, log: Log) -> asyncio.Future[None]:
-        """Done when all that was changed in a log before this call is as durable as its policy promises.
-
-        `LogGone` when the log goes first, with changes that had to wait.
-        """
-        if not log.passage.holding and log.files.failure is None:
-            return self.written() if log.passage.interval else self.sync()
+        """As `sync`; fails with what made the log fail, where it has."""
+        if log.files.failure is None:
+            return self.sync()
         future = self._commits.loop().create_future()
-        if log.files.failure is not None:
-            future.set_exception(log.files.failure)
-            return future
-        if self.logs.get(log.log_id) is not log:
-            future.set_exception(LogGone(f"{log!r} is deleted or replaced"))
-        elif self._refuse_wait(future):
-            let_go = self._commits.loop().create_future()
-            self._intervals.wait_let_go(log, let_go)
-            let_go.add_done_callback(lambda done: self._settled(log, done, future))
+        future.set_exception(log.files.failure)
         return future
-
-    def _settled(self, log: Log, done: asyncio.Future[None], future: asyncio.Future[None]) -> None:
-        error = done.exception()
-        if error is None:
-            self.settled(log).add_done_callback(lambda after: _pass_on(after, future))
-        else:
-            _pass_on(done, future)
-
-    def _refuse_wait(self, future: asyncio.Future[None]) -> bool:
-        if self._commits.failure is not None or self._commits.closed:
-            future.set_exception(StorageClosed(f"the journal is closed: {self._commits.failure}"))
-            return False
-        return True
 
     def delete_log(self, log_id: int, *, replica_id: int = 0) -> asyncio.Future[None]:
         """Forget a log; its files go to the trash. Done when that is durable.
@@ -240,8 +181,7 @@ class Storage:
         """
         log = self.logs.pop(log_id)
         log.changes += 1
-        self._intervals.flush()
-        self._intervals.forget(log)
+        self._recorder.unsynced.pop(log, None)
         self.hard_states.pop(replica_id, None)
         self.lost_hard_states.discard(replica_id)
         self._recorder.record(
@@ -262,14 +202,12 @@ class Storage:
         if old.recovering or old.incarnation > new.incarnation:
             new.mark(recovering=old.recovering, incarnation=old.incarnation, power_lost=old.power_lost)
         old.changes += 1
-        self._intervals.flush()
-        self._intervals.forget(old)
-        number = self._recorder.record(
+        self._recorder.unsynced.pop(old, None)
+        self._recorder.record(
             record_head(RecordKind.RESET, new.log_id, ONE.size),
             ONE.pack(old_log_id),
             Replace(new.files, old.files),
         )
-        new.passage.hold(number)
         return self.sync()
 
     def resolve(self, log_id: int) -> int:
@@ -290,34 +228,32 @@ class Storage:
 
     # Hard states
 
-    def record_hard_state(self, replica_id: int, *, term: int, vote: int, log: Log | None = None) -> None:
-        """Let the next frame carry a replica's term and vote; durable when a later `sync` is done.
-
-        Give its `log`: an `interval` one must not be of a later term than its replica, so it waits.
-        """
+    def record_hard_state(self, replica_id: int, *, term: int, vote: int) -> None:
+        """Let the next frame carry a replica's term and vote; durable when a later `sync` is done."""
         state = HardState(term, vote)
         self.hard_states[replica_id] = state
-        number = self._recorder.record(
+        self._recorder.record(
             record_head(RecordKind.HARD_STATE, replica_id, PAIR.size),
             PAIR.pack(term, vote),
             Vote(replica_id, term, vote),
         )
-        if log is not None:
-            log.passage.hold(number)
 
     # Group commit
 
-    def sync(self) -> asyncio.Future[None]:
-        """Done when everything recorded in the journal before this call is durable: all but the batches of
-        `interval` logs (`written`) and what is held of them (`settled`). Each call has a future of its own.
-        """
-        return self._commits.sync()
+    def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
+        """Done when everything recorded before this call counts: when it is durable, and batches of
+        `interval` logs, where nothing else goes with them, when they are written. With `durable` these are
+        synced too.
 
-    def _hand_over(self, gathered: list[Synced]) -> None:
+        Each call has a future of its own.
+        """
+        return self._commits.sync(durable=durable)
+
+    def _hand_over(self, gathered: list[Frame]) -> None:
         """In the journal's thread."""
         self._errands.write(partial(self._write_segments, gathered))
 
-    def _write_segments(self, gathered: list[Synced]) -> None:
+    def _write_segments(self, gathered: list[Frame]) -> None:
         """In the writer's thread."""
         actions = [action for frame in gathered for _, _, action in frame.taken]
         size = sum(frame.place.size for frame in gathered)
@@ -352,7 +288,6 @@ class Storage:
     def _failed(self, error: BaseException) -> None:
         """On the loop, once."""
         self._errands.failed(error)
-        self._intervals.close(error)
         self._retries.close()
         if self.on_failure is not None:
             self.on_failure(error)
@@ -371,9 +306,8 @@ class Storage:
         if log is None or log.files is not files:
             return
         if self.on_log_failure is not None:
-            self.on_log_failure(log)  # first: what its passage holds now will never be written
-        self._intervals.failed(log)
-        self.sync().add_done_callback(partial(self._let_rest, files.log_id))
+            self.on_log_failure(log)
+        self.sync(durable=True).add_done_callback(partial(self._let_rest, files.log_id))
 
     def _let_rest(self, log_id: int, synced: asyncio.Future[None]) -> None:
         if not synced.cancelled() and synced.exception() is None:
@@ -446,12 +380,9 @@ class Storage:
             return
         try:
             if self._commits.failure is None:
-                for log in list(self._intervals.holding):
-                    with contextlib.suppress(LogGone):
-                        await self.settled(log)
-                await self.written()
-                await self.sync()
-                self._intervals.stop_clean(self.logs.values())
+                await self.sync(durable=True)
+                for log in self.logs.values():
+                    log.stop_clean()
                 await self._errands.in_writer(self._writer.stop_clean)
                 await self.checkpoint()
         except StorageError:
@@ -459,22 +390,8 @@ class Storage:
         finally:
             # Also when it is cancelled: threads and locks of a storage that nobody has would stay for ever.
             self._commits.close()
-            self._intervals.close()
             self._retries.close()
             # The end of a checkpoint comes back from the background by way of the other two.
-            for worker in (self._background, self._journal_worker, self._writer_worker, self._sync_worker):
+            for worker in (self._background, self._journal_worker, self._writer_worker):
                 worker.close()
             self._recovered.close()
-
-
-def _pass_on(done: asyncio.Future[None], future: asyncio.Future[None]) -> None:
-    """Answer `future` as `done` was."""
-    if done.cancelled():
-        return
-    error = done.exception()
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

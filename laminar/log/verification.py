@@ -23,6 +23,7 @@ import msgspec
 from laminar.log.checked_frames import Hole, Whole, walk
 from laminar.log.disk import File, ReadOnlyDisk
 from laminar.log.document import Document
+from laminar.log.end_mark import NAME
 from laminar.log.errors import DiskError, NotALogFolder
 from laminar.log.folder import Folder, LogPlace, SegmentPlace, look, size_of
 from laminar.log.journal import journal_name, journal_numbers
@@ -92,6 +93,7 @@ def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
         if not home.live
         for number in journal_numbers(disk, home.directory)
     ]
+    journals += [os.path.join(home.directory, NAME) for home in folder.homes if not home.live]
     return sum((segment.size or 0) + (segment.index_size or 0) for segment in segments) + sum(
         size_of(disk, path) or 0 for path in journals
     )
@@ -125,6 +127,8 @@ class _Verification:
             if home.checkpoint is not None and not home.live:
                 for number in journal_numbers(self.disk, home.directory):
                     self._journal(os.path.join(home.directory, journal_name(number)))
+                if self.disk.exists(os.path.join(home.directory, NAME)):
+                    self._journal(os.path.join(home.directory, NAME))
                 self.findings += [
                     Finding(
                         file=each.file,

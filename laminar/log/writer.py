@@ -18,7 +18,19 @@ from laminar.log.document import Document
 from laminar.log.errors import DiskError
 from laminar.log.index import Loaded
 from laminar.log.journal import Journal, Written
-from laminar.log.pending import Action, Create, Cut, Delete, Mark, Policy, Replace, Start, Vote, Write
+from laminar.log.pending import (
+    Action,
+    Create,
+    Cut,
+    Delete,
+    Mark,
+    Policy,
+    Replace,
+    Start,
+    Unsynced,
+    Vote,
+    Write,
+)
 from laminar.log.rows import unpack_row
 from laminar.log.segment import SegmentFile
 from laminar.log.settings import StorageSettings
@@ -31,7 +43,6 @@ from laminar.log.state import (
     empty_state,
     encode_checkpoint,
 )
-from laminar.log.tail import Tail
 
 _log = logging.getLogger("laminar.storage")
 
@@ -45,18 +56,6 @@ class _Group:
     frames: list[Buffer]
     rows: list[bytes]
     last_index: int
-
-
-@dataclass(slots=True)
-class SegmentSync:
-    """What is to be synced of one `interval` log, and its end in the files when that was noted."""
-
-    files: LogFiles
-    segments: set[SegmentFile]
-    names: bool
-    index: int
-    term: int
-    offset: int
 
 
 class Writer:
@@ -99,9 +98,9 @@ class Writer:
         # The last durable checkpoint: where it stands, and each log as it has it.
         self._checkpointed = place
         self._held: dict[int, LogState] = {}
-        # Bytes of journal, and past it, since the last checkpoint, and at how many the next one is due.
+        self._boot_id = disk.boot_id()
+        # Bytes of journal since the last checkpoint, and at how many the next one is due.
         self.journal_bytes = 0
-        self.direct_bytes = 0
         self._due_bytes = settings.checkpoint_due_bytes
         self.checkpoints = 0
         self.failed_checkpoints = 0
@@ -134,53 +133,10 @@ class Writer:
         self._place = place
         self.journal_bytes += journal_bytes
 
-    def apply_direct(self, writes: Iterable[Write]) -> None:
-        """Batches of `interval` logs, which are in no frame."""
-        groups: dict[SegmentFile, _Group] = {}
-        for write in writes:
-            group = groups.get(write.segment)
-            if group is None:
-                groups[write.segment] = _Group(
-                    write.files, write.position, [write.frame], [write.row], write.index
-                )
-            else:
-                group.frames.append(write.frame)
-                group.rows.append(write.row)
-                group.last_index = write.index
-            self.direct_bytes += len(write.frame)
-        self._flush(groups)
-
-    def begin_sync(self, files: LogFiles, *, everything: bool = False) -> SegmentSync:
-        """What has to be synced so that all that was written of a log is durable. In the writer's thread."""
-        segments = files.unsynced
-        if everything:
-            segments |= {segment for segment, owner in self._dirty.items() if owner is files}
-        try:
-            for segment in sorted(segments, key=lambda segment: segment.first_index):
-                segment.flush_rows()
-        except DiskError as error:
-            self._fail(files, error)
-        names = files.made and (everything or files.unsynced_names)
-        files.unsynced = set()
-        files.unsynced_names = False
-        return SegmentSync(files, segments, names, files.end_index, files.end_term, files.end_offset)
-
     def stop_clean(self) -> None:
-        """The next checkpoint is the last: behind it nothing of `interval` logs is unsynced."""
+        """The next checkpoint is the last, and everything in the journal is synced."""
         for files in self.logs.values():
-            files.boot_id = b""
-
-    def run_sync(self, job: SegmentSync) -> None:
-        """All of it is durable when this returns, or the log has failed. In any thread; blocks."""
-        try:
-            for segment in sorted(job.segments, key=lambda segment: segment.first_index):
-                if segment.exists:
-                    segment.sync()
-            if job.names:
-                self._disk.sync_directory(job.files.directory)
-        except DiskError as error:
-            if not error.is_missing:  # else its log was deleted meanwhile
-                self._fail(job.files, error)
+            files.unsynced = False
 
     def _flush(self, groups: dict[SegmentFile, _Group]) -> None:
         for segment, group in groups.items():
@@ -200,10 +156,7 @@ class Writer:
             self.make_directory(files)
             if segment.write(group.position, group.frames, group.rows, self._settings.writeback_bytes):
                 self._dirty_directories[files.directory] = files
-                files.unsynced_names = True
             self._add_dirty(segment, files)
-            if files.policy.is_interval:
-                files.unsynced.add(segment)
         except DiskError as error:
             self._fail(files, error)
 
@@ -255,10 +208,11 @@ class Writer:
             action.files.recovering = action.recovering
             action.files.power_lost = action.power_lost
             action.files.incarnation = action.incarnation
-            action.files.boot_id = action.boot_id
+        elif isinstance(action, Unsynced):
+            action.files.unsynced = True
         elif isinstance(action, Policy):
             action.files.policy = action.policy
-            action.files.boot_id = b""
+            action.files.unsynced &= action.policy.is_interval
         elif isinstance(action, Delete):
             self.hard_states.pop(action.replica_id, None)
             self.lost.discard(action.replica_id)
@@ -285,8 +239,6 @@ class Writer:
             if action.segment is not None:
                 action.segment.cut(action.position, action.rows)
                 self._add_dirty(action.segment, files)
-                if files.policy.is_interval:
-                    files.unsynced.add(action.segment)
         except DiskError as error:
             self._fail(files, error)
 
@@ -310,8 +262,6 @@ class Writer:
             self._dirty.pop(segment, None)
             self._waiting.pop(segment, None)
             self._dirty_directories[files.directory] = files
-            files.unsynced.discard(segment)
-            files.unsynced_names = True
 
     def move_to_trash(self, files: LogFiles) -> None:
         """The log is no more; its files may be looked at for a day."""
@@ -347,12 +297,8 @@ class Writer:
 
     # Recovery
 
-    def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd, tail: Tail | None = None) -> None:
-        """Take over a log as its segments were found: what is stale goes, the files end where it does.
-
-        Behind `end` the frames of an `interval` log's `tail` stay where they are; they are written again.
-        """
-        kept = tail.kept if tail is not None else {}
+    def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd) -> None:
+        """Take over a log as its segments were found: what is stale goes, the files end where it does."""
         self.logs[files.log_id] = files
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
         self._dirty_directories[self._logs_directory] = None
@@ -366,16 +312,9 @@ class Writer:
         if loaded.segments:
             last = loaded.segments[-1]
             files.segment, files.end_position = last.first_index, last.size
-            size = kept.get(last.file, last.size)
-            # Also where nothing is to be cut, behind what was not synced: that the file ends here may be true
-            # in the page cache only.
-            if last.file in kept or last.file.data().size() != size:
-                last.file.cut(size, last.count)
+            if last.file.data().size() != last.size:
+                last.file.cut(last.size, last.count)
                 self._add_dirty(last.file, files)
-        for segment_file in tail.opened.values() if tail is not None else ():
-            segment_file.cut_data(kept[segment_file])
-            segment_file.rewrite_index(b"")
-            self._add_dirty(segment_file, files)
 
     def apply_recovered(self, actions: Iterable[Action]) -> None:
         """Carry out actions that come from the journal of a former generation."""
@@ -389,7 +328,7 @@ class Writer:
 
     def due(self) -> bool:
         """So much was written since the last checkpoint that a start would have much to read."""
-        return self.journal_bytes + self.direct_bytes >= self._due_bytes
+        return self.journal_bytes >= self._due_bytes
 
     def checkpoint(self) -> None:
         """All three steps at once, for a start. Raises `DiskError`, also that of a failing segment."""
@@ -408,7 +347,7 @@ class Writer:
         Logs may fail in it, so the picture comes after it, and when no log is in `moving`.
         """
         # Also the pause before the next try, if this one fails.
-        self._due_bytes = self.journal_bytes + self.direct_bytes + self._settings.checkpoint_due_bytes // 4
+        self._due_bytes = self.journal_bytes + self._settings.checkpoint_due_bytes // 4
         for segment, files in self._dirty.items():
             try:
                 if files.failure is None:
@@ -433,7 +372,6 @@ class Writer:
             place=self._place,
             since=self._checkpointed,
             journal_bytes=self.journal_bytes,
-            direct_bytes=self.direct_bytes,
             dirty=dirty,
             directories=directories,
             carried=frozenset(self.failed),
@@ -453,6 +391,8 @@ class Writer:
             hard_states=dict(self.hard_states),
             lost=sorted(self.lost),
             replaced=dict(self.replaced),
+            journal_size=self._place.file_size,
+            boot_id=self._boot_id,
         )
 
     def _held_state(self, files: LogFiles) -> LogState:
@@ -501,7 +441,6 @@ class Writer:
             self._held = {state.log_id: state for state in snapshot.checkpoint.logs}
             self._checkpointed = snapshot.place
             self.journal_bytes -= snapshot.journal_bytes
-            self.direct_bytes -= snapshot.direct_bytes
             self._due_bytes = self._settings.checkpoint_due_bytes
             self.checkpoints += 1
             return

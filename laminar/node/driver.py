@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 
 from laminar.batch import verify
-from laminar.log.errors import BrokenChain, LogGone, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
@@ -424,7 +424,6 @@ class Driver:
                 replica.replica_id,
                 term=ready.hard_state.term,
                 vote=ready.hard_state.vote,
-                log=replica.log,
             )
             must_sync = True
         try:
@@ -486,16 +485,8 @@ class Driver:
         self.remove(replica.group, error)
 
     def _log_failed(self, log: Log) -> None:
-        """What an `interval` log has acknowledged may be gone, and what waits for a change of policy is in no
-        journal: such a replica says no more from now on.
-        """
-        if not (log.policy.is_interval or log.passage.holding):
-            # All of it is in the journal: it goes on answering, until it should take the next entry.
-            _log.critical("%s takes no more entries until a restart: %s", log.name, log.failure)
-            return
-        for replica in list(self.replicas.values()):
-            if replica.log is log and log.failure is not None:
-                self._fail(replica, log.failure)
+        """All of it is in the journal: it goes on answering, until it should take the next entry."""
+        _log.critical("%s takes no more entries until a restart: %s", log.name, log.failure)
 
     def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
         future = self._confirmations.pop((replica.group, context), None)
@@ -537,51 +528,32 @@ class Driver:
     def _wait(self) -> None:
         """Ask for what must be durable before the core hears of it, and answers leave.
 
-        An `interval` log's batches wait for no sync of the journal, unless a record goes before them.
+        Batches of `interval` logs must only be written, unless something else goes with them.
         """
         waiting, self._waiting = self._waiting, {}
-        journal: list[_Waiting] = []
-        written: list[_Waiting] = []
-        stored: list[asyncio.Future[None]] = []
-        for replica, messages in waiting.items():
-            log = replica.log
-            each = (replica, messages, log.last_index, log.last_term, replica.core.cuts)
-            passage = log.passage
-            if passage.straight:
-                journal.append(each)
-            elif not passage.holding:
-                written.append(each)
-            else:
-                held = self._storage.settled(log)
-                held.add_done_callback(lambda done, each=each: self._synced(done, [each]))  # type: ignore[misc]
-                stored.append(held)
-        if journal:
-            self.syncs += 1
-            stored.append(self._storage.sync())
-            stored[-1].add_done_callback(lambda done: self._synced(done, journal))
-        if written:
-            stored.append(self._storage.written())
-            stored[-1].add_done_callback(lambda done: self._synced(done, written))
-        self.receive_budget.rests_on(stored)
+        each = [
+            (replica, messages, replica.log.last_index, replica.log.last_term, replica.core.cuts)
+            for replica, messages in waiting.items()
+        ]
+        self.syncs += 1
+        stored = self._storage.sync()
+        stored.add_done_callback(lambda done: self._synced(done, each))
+        self.receive_budget.rests_on([stored])
 
     def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
         if done.cancelled():
             return
         # Taken note of even when all is over: what nobody looks at is logged as forgotten.
         failure = done.exception()
-        if self._stopped or isinstance(failure, LogGone):
-            return  # a replica that is driven no more, or under another log, waits for nothing here
-        if failure is not None and not any(failure is replica.log.failure for replica, *_ in waiting):
-            # The journal's. That a log among them has failed before makes none of this durable.
+        if self._stopped:
+            return
+        if failure is not None:
+            # The journal's. That a log has failed makes none of this less durable.
             self._die(failure)
             return
         try:
             for replica, messages, index, term, cuts in waiting:
                 if not self.drives(replica):
-                    continue
-                failed = replica.log.failure
-                if failed is not None and (failure is not None or replica.log.policy.is_interval):
-                    self._fail(replica, failed)
                     continue
                 for message in messages:
                     self._queue_control(replica, message)

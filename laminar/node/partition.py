@@ -444,17 +444,14 @@ class Partition:
     def carry_out_start(self) -> None:
         """Let the log begin where the last committed entry says, if this replica may by now.
 
-        Not in a log that failed: the entry is read again when the log is opened again. And not before the
-        entry, which carries the derived state, is synced here; in a `commit` log the journal's order sees to
-        that, in an `interval` log its next sync.
+        Not in a log that failed: the entry is read again when the log is opened again. The entry, which
+        carries the derived state, is durable before the start is: the journal's order sees to that.
         """
         log = self.log
         due = self.tables.due_start
         if due is None or log.failure is not None:
             return
-        index, record = due
-        if log.policy.is_interval and log.synced_index < index:
-            return
+        _, record = due
         self.tables.due_start = None
         # One that was carried out before a restart is no news.
         if record.index > log.start.index:

@@ -128,7 +128,7 @@ class Retention:
     def look(self, partition: Partition) -> None:
         """Propose a later start of one partition, if it is led here and its rules ask for one."""
         if partition.tables.start_is_moving:
-            partition.carry_out_start()  # that of an `interval` log has waited for a sync
+            partition.carry_out_start()
         if not partition.leads:
             self._held.pop(partition.replica.group, None)
             return

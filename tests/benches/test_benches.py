@@ -176,6 +176,21 @@ def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_d
     assert [] == list(real_disk.iterdir())
 
 
+def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
+    """`python -m benches.bench_flush`: every figure of either policy, and what `interval` gains."""
+    command = [sys.executable, "-m", "benches.bench_flush", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-flush: ")
+    gains = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert ["produce", "in_flight", "p50", "p99", "post1", "post64"] == list(gains)
+    assert all(gain > 0 for gain in gains.values()), gains
+    assert [] == list(real_disk.iterdir())
+
+
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
     command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]

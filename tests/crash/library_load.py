@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 from pathlib import Path
 
@@ -36,10 +37,16 @@ INTERVAL = FlushPolicy(interval_ms=20)
 
 
 class Rebooted(RealDisk):
-    """The disk after the machine lost power: whatever was written and not synced may be gone."""
+    """The disk after the machine lost power: whatever was written and not synced may be gone.
+
+    Each one is of another boot, as power may be lost again.
+    """
+
+    def __init__(self) -> None:
+        self._boot_id = os.urandom(16)
 
     def boot_id(self) -> bytes:
-        return b"after power loss"
+        return self._boot_id
 
 
 def disk_after(crash: str) -> Disk:

@@ -143,7 +143,7 @@ def _crashes(recorded: Load, states: int, seed: int) -> Iterator[tuple[Disk, int
     disk = Disk(recorded.inode)
     waiting = iter(sorted(recorded.calls, key=lambda call: call.began))
     following = next(waiting, None)
-    for at in sorted(set(_instants(recorded, states, rng))):
+    for at in _instants(recorded, states, rng):
         while following is not None and following.began <= at:
             disk.feed(following)
             following = next(waiting, None)
@@ -155,16 +155,16 @@ def _crashes(recorded: Load, states: int, seed: int) -> Iterator[tuple[Disk, int
 
 def _instants(recorded: Load, states: int, rng: random.Random) -> list[int]:
     """Half at any time; the rest where a call or an act that changes names or throws away is under way."""
-    found = [rng.randint(recorded.begin, recorded.end) for _ in range(states // 2)]
+    found = {rng.randint(recorded.begin, recorded.end) for _ in range(states // 2)}
     rare = [act for act in recorded.acts if act.doing in ("trim", "delete", "create", "policy") and act.ended]
     while len(found) < states:
         if rare and rng.random() < 0.5:
             act = rng.choice(rare)
-            found.append(rng.randint(act.began, act.ended or act.began))
+            found.add(rng.randint(act.began, act.ended or act.began))
         else:
             call = rng.choice(recorded.calls)
-            found.append(rng.randint(call.began, call.ended))
-    return found
+            found.add(rng.randint(call.began, call.ended))
+    return sorted(found)
 
 
 def _crash_recovery(

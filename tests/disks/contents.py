@@ -99,6 +99,11 @@ class Content:
             return self.platter.size()
         return len(self._data)
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything waits for a sync."""
+        return bool(self._changes)
+
     def read(self, size: int, position: int) -> bytes:
         if self._data is None:
             assert self.platter is not None

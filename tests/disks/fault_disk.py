@@ -107,6 +107,9 @@ class FaultFile:
         return len(data)
 
     def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
+        # A real one covers its own bytes only.
+        with self.content.lock:
+            assert not self.content.is_changed, f"{self.path}: a synced write covers nothing written before"
         written = self.pwritev(buffers, position)
         self.sync()
         return written
@@ -164,7 +167,7 @@ class FaultDisk:
         """Of `rng` come the chances of rules and early writeback, not those of `crash`."""
         self.rng = rng or random.Random(0)
         self.life = 0
-        # Power losses and 1: what `boot_id` says.
+        # Counts losses of power: what `boot_id` says.
         self.boots = 1
         self.locked: set[str] = set()
         # Operations that change something, and the number at which the power goes.
@@ -202,6 +205,8 @@ class FaultDisk:
         of its parent's unsynced bytes.
         """
         disk = cls(rng=rng or random.Random())
+        # Each process is a boot of its own: what it has not synced dies with it.
+        disk.boots = random.SystemRandom().getrandbits(100)
         disk._names = RealNames(os.path.abspath(hidden))
         disk._real = RealDisk()
         if rules_path is not None:
@@ -305,6 +310,7 @@ class FaultDisk:
 
     def _forget(self) -> None:
         self._lock = ThreadLock()
+        self.boots = random.SystemRandom().getrandbits(100)
         self._names.forget()
         for node in self._dirty:
             node.content.forget()

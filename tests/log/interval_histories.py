@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from laminar.log import Log, Storage
@@ -55,13 +54,9 @@ class IntervalHistory:
         assert self.log.durable_index == self.log.last_index
         self.acknowledged = number
 
-    async def sync_segments(self) -> None:
+    async def sync(self) -> None:
         """What the interval does when it is over."""
-        intervals = self.storage._intervals
-        if self.log in intervals._waiting:
-            intervals._start_sync(self.log)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await self.storage.sync(durable=True)
 
     def check(self, recovered: Storage, *, power_lost: bool) -> None:
         """What was synced is there; what was acknowledged too, or the log says that it may have forgotten."""

@@ -25,6 +25,9 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 JOURNAL = "tests/log/test_journal.py"
+JOURNAL_END = "tests/log/test_journal_end.py"
+INTERVALS = "tests/log/test_intervals.py"
+INTERVAL_CRASHES = "tests/log/test_interval_crashes.py"
 RESTARTS = "tests/log/test_restarts.py"
 NODE_RECOVERY = "tests/log/test_node_recovery.py"
 HOLES = "tests/log/test_holes.py"
@@ -133,7 +136,7 @@ MUTANTS = (
         "a truncation is not in the journal",
         "replayed",
         "Replay._apply_to_log",
-        "log.truncate(*PAIR.unpack(payload))",
+        "log.cut(index)",
         "pass",
         f"{CRASHES}::test_pitfall_30_conflict_truncation_with_a_crash_at_every_step",
     ),
@@ -158,7 +161,7 @@ MUTANTS = (
         "commits",
         "GroupCommit._write_frame",
         "place = self._journal.write(",
-        "self.tell(partial(self._durable, cuts, not taken, False))\n            place = self._journal.write(",
+        "self.tell(partial(self._done, cuts, True, False))\n                place = self._journal.write(",
         CRASHES,
     ),
     _one(
@@ -173,7 +176,7 @@ MUTANTS = (
         "no idle marker",
         "commits",
         "GroupCommit._mark_quiet",
-        "self._hand(_Cut([], [], 0, self._cut_number))",
+        "self._hand(_Cut([], [], 0, self._cut_number, marks_end=True))",
         "pass",
         f"{JOURNAL}::test_pitfall_29_rot_in_the_last_acknowledged_batch_is_damage",
     ),
@@ -189,7 +192,7 @@ MUTANTS = (
         "a whole twin behind a torn frame is ignored",
         "replay",
         "judge",
-        "late.head.lsn == expected + 1",
+        "each.head.flags & FrameFlag.HARD_STATE",
         "False",
         f"{JOURNAL}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
     ),
@@ -223,7 +226,7 @@ MUTANTS = (
             Change(
                 "laminar.log.writer",
                 "Writer.adopt",
-                "if last.file in kept or last.file.data().size() != size:",
+                "if last.file.data().size() != last.size:",
                 "if False:",
             ),
         ),
@@ -278,7 +281,7 @@ MUTANTS = (
         "going on in place after a torn tail",
         "replay",
         "judge",
-        "if expected > durable_lsn:",
+        "if expected > written_lsn:",
         "if False:",
         f"{JOURNAL}::test_pitfall_28_a_torn_frame_hides_a_later_whole_one",
     ),
@@ -340,6 +343,78 @@ MUTANTS = (
         "self._document.write(",
         "self.journal.delete_before(snapshot.place.file_number)\n        self._document.write(",
         MACHINE,
+    ),
+    _one(
+        "a synced write is taken to cover the frames before it",
+        "journal",
+        "Journal.write",
+        "if sync and not self.unsynced_bytes:",
+        "if sync:",
+        f"{JOURNAL_END}::test_what_must_be_durable_is_so_with_all_frames_before_it",
+    ),
+    _one(
+        "frames that are not synced stay so when the next journal file begins",
+        "journal",
+        "Journal._roll",
+        "if self.unsynced_bytes:",
+        "if False:",
+        f"{JOURNAL_END}::test_what_is_not_synced_is_so_before_the_next_journal_file_begins",
+    ),
+    _one(
+        "batches reach their segment before their frame is synced",
+        "commits",
+        "GroupCommit._gather",
+        "while unsynced and unsynced[0].place.lsn <= durable_lsn:",
+        "while unsynced:",
+        f"{INTERVALS}::test_a_batch_reaches_its_segment_when_its_frame_is_synced",
+    ),
+    _one(
+        "entries are acknowledged before it is recorded that they may not be synced",
+        "log",
+        "Log.append",
+        "if interval and not self._told_unsynced:",
+        "if False:",
+        f"{INTERVAL_CRASHES}::test_a_power_loss_at_any_step_keeps_what_was_synced_and_says_so",
+    ),
+    _one(
+        "frames that a kill cannot have torn pass for torn",
+        "replay",
+        "judge",
+        "if verdict.memory_kept:",
+        "if False:",
+        f"{JOURNAL_END}::test_rot_in_what_an_interval_log_acknowledged_is_damage",
+    ),
+    _one(
+        "a loss of power is taken for a kill",
+        "recovery",
+        "recover_home",
+        "checkpoint.boot_id == disk.boot_id()",
+        "True",
+        f"{JOURNAL_END}::test_a_torn_frame_of_an_interval_log_is_no_damage",
+    ),
+    _one(
+        "the end mark is not asked",
+        "replay",
+        "judge",
+        "if end is not None and not torn and expected <= written_lsn:",
+        "if False:",
+        f"{JOURNAL_END}::test_rot_of_a_flash_page_at_the_journals_end_is_never_silent",
+    ),
+    _one(
+        "a journal file may be shorter than it was",
+        "replay",
+        "read_journal",
+        "if size < least:",
+        "if False:",
+        f"{JOURNAL_END}::test_a_journal_that_is_shorter_than_it_was_is_damage",
+    ),
+    _one(
+        "a sync that failed under acknowledged entries is not told to the next start",
+        "journal",
+        "Journal._sync",
+        "self._note_failure()",
+        "pass",
+        f"{INTERVALS}::test_a_sync_that_fails_under_acknowledged_entries_is_told_to_the_next_start",
     ),
     _one(
         "the map of shards is written before the homes it names",

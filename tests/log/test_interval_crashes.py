@@ -30,24 +30,24 @@ async def _growing(h: IntervalHistory) -> None:
     await h.settle()
     h.write(b"d" * 300)
     await h.settle()
-    await h.sync_segments()
+    await h.sync()
     h.write(b"e" * 30, opens=True)
     h.write(b"f" * 1200)
     await h.settle()
     await h.storage.checkpoint()
     h.write(b"g" * 700)
     await h.settle()
-    await h.sync_segments()
+    await h.sync()
     h.set_start(2)
     h.write(b"h" * 100, opens=True)
     await h.settle()
     h.set_start(7)
     await h.settle()
     h.write(b"i" * 600, opens=True)
-    h.storage.record_hard_state(5, term=1, vote=0, log=h.log)
+    h.storage.record_hard_state(5, term=1, vote=0)
     h.write(b"j" * 600)
     await h.settle()
-    await h.sync_segments()
+    await h.sync()
     h.write(b"k" * 60)
     await h.settle()
 
@@ -61,7 +61,7 @@ async def _conflicts(h: IntervalHistory) -> None:
     h.write(b"e" * 100, term=1)
     await h.settle()
     old = contents(h.log)
-    await h.sync_segments()
+    await h.sync()
     h.truncate(5)
     h.write(b"E" * 100, term=2)
     await h.settle()
@@ -79,7 +79,7 @@ async def _conflicts(h: IntervalHistory) -> None:
     h.truncate(4)
     h.again(old[3])
     await h.settle()
-    await h.sync_segments()
+    await h.sync()
     h.truncate(1)
     h.write(b"A" * 600, term=6, opens=True)
     await h.settle()
@@ -233,7 +233,7 @@ def _drawn(seed: int) -> Script:
             elif dice < 0.75:
                 await h.settle()
             elif dice < 0.83:
-                await h.sync_segments()
+                await h.sync()
             elif dice < 0.88:
                 await h.storage.checkpoint()
             elif dice < 0.92 and log.durable_index > log.start.index:
@@ -247,7 +247,7 @@ def _drawn(seed: int) -> Script:
                     h.write(b"p" * rng.choice([5, 700]))
                 await change
             else:
-                h.storage._intervals.say_synced()
+                h.storage.record_hard_state(5, term=number, vote=0)
                 await h.storage.sync()
         await h.settle()
 

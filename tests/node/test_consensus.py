@@ -14,7 +14,6 @@ import pytest
 from laminar.batch import Header
 from laminar.http.errors import Problem
 from laminar.http.records import Records
-from laminar.log import Log
 from laminar.log.errors import StorageClosed
 from laminar.node.receipts import Receipt
 from laminar.node.transport import Channel
@@ -325,9 +324,9 @@ async def test_a_journal_never_holds_an_entry_without_its_term() -> None:
         storage, log = late.storage, late.partition.log
         record, append = storage.record_hard_state, log.append
 
-        def recorded(replica_id: int, *, term: int, vote: int, log: Log | None = None) -> None:
+        def recorded(replica_id: int, *, term: int, vote: int) -> None:
             order.append(("term", term))
-            record(replica_id, term=term, vote=vote, log=log)
+            record(replica_id, term=term, vote=vote)
 
         def appended(frames: Any) -> None:
             order.extend(("entry", Header.unpack(frame).term) for frame in frames)

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from laminar.http.errors import Problem
-from laminar.log.errors import StorageClosed, StorageError
-from laminar.log.policy import FlushPolicy
+from laminar.log.errors import StorageClosed
 from laminar.node.transport import Channel
 from laminar.node.wire import Beat
-from raft.messages import AnyMessage, AppendAnswer, Vote, VoteAnswer
+from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.node.trio import SETTINGS, Member, batch, send, trio
 
 
@@ -82,43 +81,6 @@ async def test_what_failed_with_the_journal_is_looked_at_though_its_process_ends
     gc.collect()
 
     assert [] == forgotten
-
-
-async def test_batches_that_wait_for_another_flush_policy_are_not_acknowledged_when_their_log_fails() -> None:
-    """They are in no journal yet, and will never be written."""
-    async with trio() as cluster:
-        leader = await cluster.leader()
-        await send(leader, batch(0, b"x"))
-        await cluster.settled()
-        dying, away = cluster.followers(leader)
-        await away.kill()
-        log = dying.partition.log
-        dying.disk.error = refuse(("sync",), where=".log")
-        dying.hold_disk()
-        changing = asyncio.ensure_future(dying.storage.set_policy(log, FlushPolicy(interval_ms=10_000)))
-        last = log.last_index
-        acknowledged: list[int] = []
-
-        def watched(sender: Member, receiver: Member, channel: Channel, messages: list[AnyMessage]) -> float:
-            acknowledged.extend(
-                each.match_index
-                for each in messages
-                if isinstance(each, AppendAnswer) and sender is dying and not each.rejected
-            )
-            return 0
-
-        cluster.wire = watched
-        asked = send(leader, batch(1, b"y"))
-        await cluster.until(lambda: log.last_index > last, what="the batch came")
-        assert log.passage.holding
-        dying.release_disk()
-        await asyncio.wait([changing])
-        await cluster.until(lambda: dying.replica.failure is not None, what="its replica stops")
-
-        assert isinstance(changing.exception(), StorageError)
-        assert all(index <= last for index in acknowledged)
-        assert not asked.done()
-        asked.cancel()
 
 
 async def test_a_quiet_leader_whose_log_fails_is_replaced_at_once() -> None:

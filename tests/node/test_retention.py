@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -262,24 +261,15 @@ async def test_without_a_setting_nothing_is_given_up(tmp_path: Path) -> None:
         assert not moving(partition)
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"failure": StorageError("a test says so")},
-        {"policy": SimpleNamespace(is_interval=True), "synced_index": 0},
-    ],
-    ids=["in a log that failed", "before the entry of an interval log is synced"],
-)
-async def test_a_committed_start_is_not_carried_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, object]
+async def test_a_committed_start_is_not_carried_out_in_a_log_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process goes on, and the start moves when it may: what the entry carries is not lost with it."""
     async with lone_partition(tmp_path) as partition:
         await fill(partition, 9)
         with monkeypatch.context() as patched:
             moved = partition.move_start(await partition.index_before(10))
-            for name, value in told.items():
-                patched.setattr(Log, name, value)
+            patched.setattr(Log, "failure", StorageError("a test says so"))
             await moved
             partition.carry_out_start()
             assert 0 == partition.start_offset

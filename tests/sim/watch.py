@@ -337,8 +337,7 @@ class Watch:
                 began = {entry.replica_id: dict(entry.voters) for entry in shard.storage.manifest.entries}
                 for partition in shard.partitions.values():
                     replica_id = partition.replica.replica_id
-                    passage, key = partition.log.passage, partition.replica.group
-                    index = passage.synced_index if passage.interval else partition.log.durable_index
+                    key, index = partition.replica.group, partition.log.synced_index
                     # An entry of its own that was never committed keeps nothing of what was.
                     entries = self.groups[key].entries if key in self.groups else []
                     index = min(index, len(entries))

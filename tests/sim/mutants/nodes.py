@@ -48,8 +48,8 @@ NODES = [
     ),
     case(
         "a configuration of an interval log counts before it is synced",
-        "laminar.log.passage:Passage._go",
-        "if action.frame[KIND_AT] == Kind.CONFIGURATION:",
+        "laminar.log.log:Log.append",
+        "if kind == _CONFIGURATION:",
         "if False:",
         tests=MOVED,
     ),
