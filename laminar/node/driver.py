@@ -36,12 +36,12 @@ from laminar.node.wire import ConfigurationRecord, read_beat, read_frame
 from raft.configuration import ConfigurationRefused
 from raft.core import Core
 from raft.messages import AnyMessage
-from raft.values import NotLeader, Role, TooMuchUncommitted
+from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted
 
 _log = logging.getLogger("laminar.driver")
 
 # With these a core refuses a proposal; it has changed nothing.
-REFUSALS = (NotLeader, TooMuchUncommitted, ConfigurationRefused)
+REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 
 # A group's members, those that were, and strangers that a replica without entries answers: so many at most.
 MOST_SENDERS = 1000
