@@ -140,6 +140,13 @@ _ROWS: Final = (
         "The partition does not remember this producer",
         hint="Take a new producer id with POST /v1/producers.",
     ),
+    _row(
+        "key_expired",
+        409,
+        "The idempotency key is older than what the partition remembers",
+        hint="Look whether the first request took effect; under a new key it is another one.",
+        outcome="unknown",
+    ),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
     _row("precondition_failed", 412, "The condition of the request does not hold"),
     _row("too_large", 413, "The body or a record is too large", hint="GET /v1/limits tells all limits."),

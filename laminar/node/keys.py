@@ -62,6 +62,12 @@ class Keys:
         oldest = next(iter(self._keys.values()))
         return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
+    def complete_from_ms(self, now_ms: int) -> int:
+        """Every key that was appended since is here; one from before may have been forgotten."""
+        if len(self._keys) < MAX_KEYS:
+            return now_ms - AGE_MS
+        return next(iter(self._keys.values())).time_ms
+
     def appended(self, header: Header) -> None:
         """A batch of records, with a key or without, is now the log's last."""
         keyed = bool(header.flags & Flag.KEYED)

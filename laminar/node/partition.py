@@ -291,11 +291,16 @@ class Partition:
         """Whether the next record appended now would get this offset."""
         return not self._door and self.log.next_offset == offset
 
-    def append_frame(self, frame: bytearray | memoryview, header: Header) -> asyncio.Future[Receipt]:
-        """A verified, unstamped columnar batch; recognised when it was appended before."""
+    def append_frame(
+        self, frame: bytearray | memoryview, header: Header, *, key_made_ms: int | None = None
+    ) -> asyncio.Future[Receipt]:
+        """A verified, unstamped columnar batch; recognised when it was appended before.
+
+        `key_made_ms`: when its idempotency key was made, as its client says.
+        """
         self.check_leads()
         # A retry first: it takes no room, and to refuse it as "not applied" would be a lie.
-        known = first_try(self, header)
+        known = first_try(self, header, key_made_ms=key_made_ms)
         if known is not None:
             return self.when_committed(*known)
         return self._append(frame, header.count)

@@ -104,6 +104,17 @@ def key_reused(entry: KeyEntry) -> Problem:
     )
 
 
+def key_expired(partition: Partition, made_ms: int, known_from_ms: int) -> Problem:
+    """The key was made before all that are remembered: its first request may have been appended."""
+    return Problem(
+        "key_expired",
+        f"{partition.topic}/{partition.number} remembers the keys since {known_from_ms}; this is older",
+        field="laminar-key-time",
+        value=made_ms,
+        limit=known_from_ms,
+    )
+
+
 def key_in_progress(partition: Partition) -> Problem:
     """The first request with this key is appended, and not committed."""
     return Problem(

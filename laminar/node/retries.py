@@ -13,7 +13,7 @@ from laminar.frame import Flag
 from laminar.node import keys, producers
 from laminar.node.producers import NOBODY, Place, Refused
 from laminar.node.receipts import Receipt
-from laminar.node.refusals import key_in_progress, key_reused, refused_batch, table_full
+from laminar.node.refusals import key_expired, key_in_progress, key_reused, refused_batch, table_full
 
 if TYPE_CHECKING:
     from laminar.node.partition import Partition
@@ -29,7 +29,9 @@ def has_seen(partition: Partition, header: Header) -> bool:
     return isinstance(known, Place)
 
 
-def first_try(partition: Partition, header: Header) -> tuple[int, Receipt] | None:
+def first_try(
+    partition: Partition, header: Header, *, key_made_ms: int | None = None
+) -> tuple[int, Receipt] | None:
     """Raft index and receipt of the batch as it was appended before; None: it is new.
 
     Raises `Problem` where it is neither: another request has its key, or its first try is under way; a newer
@@ -38,6 +40,8 @@ def first_try(partition: Partition, header: Header) -> tuple[int, Receipt] | Non
     if header.flags & Flag.KEYED:
         entry = partition.tables.keys.get(header.producer_id)
         if entry is None:
+            if key_made_ms is not None:
+                _check_age(partition, key_made_ms)
             check_room(partition, header)
             return None
         if entry.content != header.sequence:
@@ -54,6 +58,14 @@ def first_try(partition: Partition, header: Header) -> tuple[int, Receipt] | Non
         check_room(partition, header)
         return None
     return known.index, Receipt(partition.number, known.offset, known.count, duplicate=True)
+
+
+def _check_age(partition: Partition, key_made_ms: int) -> None:
+    """Raise 409 `key_expired` for a key that is not here and may have been: it is not appended anew."""
+    now_ms = max(partition.replica.wall_ms(), partition.log.last_append_time_ms)
+    known_from_ms = partition.tables.keys.complete_from_ms(now_ms)
+    if key_made_ms < known_from_ms:
+        raise key_expired(partition, key_made_ms, known_from_ms)
 
 
 def check_room(partition: Partition, header: Header) -> None:

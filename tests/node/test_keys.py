@@ -93,6 +93,34 @@ async def test_a_crowd_of_new_keys_makes_no_retry_an_append(
         assert 3 == (await put(partition, keyed(b"n", 1, b"x"))).offset
 
 
+async def test_a_key_that_may_have_been_forgotten_is_not_appended_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its client says when it was made. One that is remembered is recognised, however old it is."""
+    monkeypatch.setattr(module, "MAX_KEYS", 3)
+    async with lone_partition(tmp_path) as partition:
+        first_ms = partition.replica.wall_ms()
+
+        def put_made(key: bytes, made_ms: int) -> asyncio.Future[Receipt]:
+            frame = keyed(key, 1, b"x")
+            return partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+
+        with pytest.raises(Problem) as too_old:
+            put_made(b"v", first_ms - module.AGE_MS - 10_000)
+        assert ("key_expired", "unknown") == (too_old.value.code, too_old.value.outcome)
+        await put_made(b"v", first_ms - 10_000)
+        later_ms = first_ms + module.KEPT_MS + 10_000
+        partition.replica.wall_ms = lambda: later_ms
+        for number in range(3):
+            await put_made(bytes([number]), later_ms)
+
+        with pytest.raises(Problem) as forgotten:
+            put_made(b"v", first_ms - 10_000)
+        assert ("key_expired", "laminar-key-time") == (forgotten.value.code, forgotten.value.field)
+        assert 4 == partition.end_offset
+        assert (await put_made(bytes([0]), first_ms - 10_000)).duplicate
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

@@ -35,7 +35,7 @@ from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, Fe
 from laminar.node.api.groups import GroupRoutes
 from laminar.node.api.leftovers import Leftovers
 from laminar.node.api.locate import Locator
-from laminar.node.api.marks import EPOCH, KEY, PRODUCER, SEQUENCE
+from laminar.node.api.marks import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
 from laminar.node.api.metrics import MetricsRoute
 from laminar.node.api.producers import ProducerRoutes
 from laminar.node.api.progress import ProgressRoutes
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 _APPENDS = frozenset({"append_to_topic", "append_to_partition"})
 _PROMISES = {
     KEY: _APPENDS | {"begin_producer", "begin_sink"},
+    KEY_TIME: _APPENDS,
     PRODUCER: frozenset({"append_to_partition"}),
     EPOCH: frozenset({"append_to_partition"}),
     SEQUENCE: frozenset({"append_to_partition"}),

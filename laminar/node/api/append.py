@@ -27,7 +27,9 @@ from laminar.node.api.accepted import FLUSH, accepted, window
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import (
     FORWARDED,
-    KEYED_PART,
+    KEYED,
+    PART,
+    PLAIN,
     Exchange,
     Forwarder,
     PassedRequest,
@@ -36,7 +38,7 @@ from laminar.node.api.exchange import (
     encode_passed,
 )
 from laminar.node.api.locate import Locator, Where
-from laminar.node.api.marks import Mark, is_marked, mark_of, marked, marked_records, named
+from laminar.node.api.marks import KEY_TIME, Mark, is_marked, mark_of, marked, marked_records, named
 from laminar.node.api.parsing import Parsing
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.api.tries import final, may_retry, of_all_tries, whole
@@ -53,6 +55,7 @@ BATCH_TYPE = "application/vnd.laminar.batch"
 FORWARD_TIMEOUT_S = 15.0
 GIVE_UP_S = 5.0
 RETRY_S = 0.02
+_PART_GROWS = 3
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 
 
@@ -77,6 +80,13 @@ class AppendRoutes:
         self._locator = locator
         self._topics = topics
         self.limits = limits
+        # A part of a topic's append was within the limits when it came: as records, whose keys may be fields
+        # of their values, while batches are measured with all that is in them.
+        self._part_limits = msgspec.structs.replace(
+            limits,
+            max_body_bytes=_PART_GROWS * limits.max_body_bytes,
+            max_record_bytes=_PART_GROWS * limits.max_record_bytes,
+        )
         self._spread = 0
         self._routes: dict[int, Route] = {}
         self._parsing = Parsing(self.parse, lambda *job: shard.http.off_loop(*job))
@@ -117,9 +127,16 @@ class AppendRoutes:
     ) -> Response | Awaitable[Response]:
         condition = request.headers.get("if-match")
         at = None if condition is None else _offset_of(condition)
-        mark = mark_of(request, scope="partition")
+        mark = None
+        made_ms: int | None = None
+        if _is_part(request):
+            # The key is in the batch.
+            made_ms = int(request.headers[KEY_TIME]) if KEY_TIME in request.headers else None
+        else:
+            mark = mark_of(request, scope="partition")
         if mark is not None:
             append = Append(None, marked(append, mark))
+            made_ms = mark.made_ms
         if request.query.get("ack", "committed") != "committed":
             if at is not None and not (
                 append.frames and has_seen(partition, Header.unpack(append.frames[0]))
@@ -127,7 +144,7 @@ class AppendRoutes:
                 _check_end(partition, at)
             return accepted(request, append, partition, self._block)
         if append.records is None:
-            receipts = self._append_frames(partition, append.frames, at, mark)
+            receipts = self._append_frames(partition, append.frames, at, mark, made_ms)
         else:
             if at is not None:
                 _check_end(partition, at)
@@ -143,8 +160,9 @@ class AppendRoutes:
         if request.parsed is not None:
             append: Append = request.parsed
             return append
-        is_part = KEYED_PART in request.headers and isinstance(request.connection, Forwarder)
-        return parse_append(request, limits=self.limits, keyed=is_part)
+        if not _is_part(request):
+            return parse_append(request, limits=self.limits)
+        return parse_append(request, limits=self._part_limits, keyed=request.headers[PART] == KEYED)
 
     def _append_frames(
         self,
@@ -152,6 +170,7 @@ class AppendRoutes:
         frames: Sequence[memoryview],
         at: int | None = None,
         mark: Mark | None = None,
+        made_ms: int | None = None,
     ) -> list[asyncio.Future[Receipt]]:
         """In order, each checked as the one before it left the partition.
 
@@ -169,7 +188,7 @@ class AppendRoutes:
                     if not has_seen(partition, header):
                         _check_end(partition, at)
                     at += header.count
-                receipts.append(partition.append_frame(frame, header))
+                receipts.append(partition.append_frame(frame, header, key_made_ms=made_ms))
             except Problem as problem:
                 named(problem, mark)
                 if not receipts:
@@ -294,7 +313,9 @@ class AppendRoutes:
             spread = route.partition_of(logical_of_key(mark.producer_id))
         parts = _split(records, route, logical if "logical" in request.query else None, spread)
         work = [
-            self._append_part(topic, number, part if mark is None else marked_records(part, mark))
+            self._append_part(topic, number, part)
+            if mark is None
+            else self._append_part(topic, number, marked_records(part, mark), made_ms=mark.made_ms)
             for number, part in parts
         ]
         answers = await asyncio.gather(*work, return_exceptions=True)
@@ -323,18 +344,25 @@ class AppendRoutes:
         record = self._shard.view.partition(topic, number)
         return len(record.replicas) if record is not None else 0
 
-    async def _append_part(self, topic: str, number: int, part: Records | bytearray) -> Receipt:
+    async def _append_part(
+        self, topic: str, number: int, part: Records | bytearray, *, made_ms: int | None = None
+    ) -> Receipt:
         """One partition's part of a topic's append, on its leader, wherever that is: records, or a batch that
         is recognised when it comes again.
         """
         unknown: list[Problem] = []
         try:
-            return await self._part_wherever_it_is_led(topic, number, part, unknown)
+            return await self._part_wherever_it_is_led(topic, number, part, made_ms, unknown)
         except Problem as last:
             raise of_all_tries(unknown, last) from last
 
     async def _part_wherever_it_is_led(
-        self, topic: str, number: int, part: Records | bytearray, unknown: list[Problem]
+        self,
+        topic: str,
+        number: int,
+        part: Records | bytearray,
+        made_ms: int | None,
+        unknown: list[Problem],
     ) -> Receipt:
         """`unknown` is given what each try ended in of which nobody knows what became."""
         deadline = self._loop.time() + GIVE_UP_S
@@ -344,12 +372,12 @@ class AppendRoutes:
             try:
                 partition = self.leads(topic, str(number))
                 if partition is None:
-                    return await self._append_remote(where, topic, number, part)
+                    return await self._append_remote(where, topic, number, part, made_ms)
                 if isinstance(part, Records):
                     return await partition.append_records(part)
                 # A copy: the leader stamps it in place, and there may be another try.
                 frame = bytearray(part)
-                return await partition.append_frame(frame, Header.unpack(frame))
+                return await partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
             except Problem as problem:
                 if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
                     raise final(problem) from problem
@@ -359,9 +387,9 @@ class AppendRoutes:
             await asyncio.sleep(RETRY_S)
 
     async def _append_remote(
-        self, where: Where, topic: str, number: int, part: Records | bytearray
+        self, where: Where, topic: str, number: int, part: Records | bytearray, made_ms: int | None
     ) -> Receipt:
-        headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded"}
+        headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
         if isinstance(part, Records):
             frame = build(
                 part.values,
@@ -372,7 +400,9 @@ class AppendRoutes:
             )
         else:
             frame = part
-            headers[KEYED_PART] = "1"
+            headers[PART] = KEYED
+            if made_ms is not None:
+                headers[KEY_TIME] = str(made_ms)
         target = f"/v1/topics/{topic}/partitions/{number}/records"
         response = await self._pass_on(
             where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
@@ -381,6 +411,11 @@ class AppendRoutes:
         placed = msgspec.json.decode(response.body, type=_Answer).placed[0]
         replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
         return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
+
+
+def _is_part(request: Request) -> bool:
+    """Whether another shard made it of a topic's append; a client's header of that name is not passed on."""
+    return PART in request.headers and isinstance(request.connection, Forwarder)
 
 
 def _split(records: Records, route: Route, logical: int | None, spread: int) -> list[tuple[int, Records]]:

@@ -26,8 +26,9 @@ from laminar.node.transport import (
 )
 
 FORWARDED = "laminar-forwarded"
-# A part of an append to a topic, from the shard that took it apart: its batch carries an idempotency key.
-KEYED_PART = "laminar-keyed-part"
+# A part of an append to a topic, from the shard that took it apart; its batch carries a key or does not.
+PART = "laminar-part"
+KEYED, PLAIN = "keyed", "plain"
 # About the first connection, about a coding that is taken off by now, or nothing that a client may say.
 _LEFT_BEHIND = frozenset(
     {
@@ -35,7 +36,7 @@ _LEFT_BEHIND = frozenset(
         "content-encoding",
         "content-length",
         "expect",
-        KEYED_PART,
+        PART,
         "laminar-redirect",
         "transfer-encoding",
     }

@@ -18,11 +18,13 @@ from laminar.http.errors import Problem
 from laminar.http.messages import Request
 from laminar.http.payload import Append
 from laminar.http.records import Records
+from laminar.http.times import parse_time
 
 KEY = "idempotency-key"
 PRODUCER = "laminar-producer"
 EPOCH = "laminar-epoch"
 SEQUENCE = "laminar-sequence"
+KEY_TIME = "laminar-key-time"
 
 LONGEST_KEY = 255
 MAX_EPOCH = 2**32 - 1
@@ -41,6 +43,8 @@ class Mark:
     epoch: int
     sequence: int
     key: str | None = None
+    # When the key was made, if the request says so.
+    made_ms: int | None = None
 
 
 def is_marked(request: Request) -> bool:
@@ -71,7 +75,11 @@ def mark_of(request: Request, *, scope: str) -> Mark | None:
     if key is not None:
         if PRODUCER in headers:
             raise Problem("invalid", "a key or a producer's number, not both", field=KEY, value=key)
-        return Mark(_key_id(key, 0), 0, _content(request, scope), key)
+        made = headers.get(KEY_TIME)
+        made_ms = None if made is None else parse_time(made, field=KEY_TIME)
+        return Mark(_key_id(key, 0), 0, _content(request, scope), key, made_ms)
+    if KEY_TIME in headers:
+        raise Problem("invalid", "the time of a key needs its key", field=KEY_TIME, value=headers[KEY_TIME])
     producer = headers.get(PRODUCER)
     if producer is None:
         for name in (EPOCH, SEQUENCE):

@@ -14,7 +14,16 @@ import pytest
 
 from laminar.batch import Codec, build
 from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
-from tests.node.api.asking import ARROW, BATCH, ENVELOPE_LINES, ENVELOPES, NDJSON, Partition, problem
+from tests.node.api.asking import (
+    ARROW,
+    BATCH,
+    ENVELOPE_LINES,
+    ENVELOPES,
+    MAX_APPEND_BYTES,
+    NDJSON,
+    Partition,
+    problem,
+)
 
 
 def stored(partition: Partition) -> list[dict[str, Any]]:
@@ -365,3 +374,18 @@ def test_appends_to_nowhere_are_404(http: httpx.Client, new_topic: Callable[...,
     problem(nowhere, 404, "no_such_topic", field="topic", value="nowhere", outcome="not_applied")
     problem(beyond, 404, "no_such_partition", field="partition", value="1", limit=0)
     assert 404 == http.get("/v1/topics/nowhere").status_code
+
+
+def test_a_part_for_another_shard_is_within_the_limits_that_the_whole_was_in(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """Keys that are fields of the values are counted once in a body, and twice in a batch."""
+    topic = new_topic(6)
+    lines = "".join(f'{{"k":"{number:03}{"x" * 60_000}"}}\n' for number in range(30))
+    assert MAX_APPEND_BYTES > len(lines) > MAX_APPEND_BYTES * 0.8
+
+    for place in range(6):
+        headers = {"Content-Type": NDJSON} | ({"Idempotency-Key": f"once-{place}"} if place % 2 else {})
+        query: dict[str, str | int] = {"key_from": "/k", "logical": place * LOGICAL_PARTITIONS // 6}
+        answer = http.post(f"/v1/topics/{topic}/records", content=lines, headers=headers, params=query)
+        assert (200, 30) == (answer.status_code, answer.json().get("appended")), answer.text

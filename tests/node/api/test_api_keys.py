@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -277,3 +278,31 @@ def test_without_a_name_an_id_is_new(http: httpx.Client) -> None:
     assert 2 == len({answer.json()["producer"] for answer in answers})
     problem(http.post("/v1/producers", json={"name": "a b"}), 422, "invalid", field="name", value="a b")
     problem(http.post("/v1/producers", json={"nam": "a"}), 422, "invalid", field="nam")
+
+
+@pytest.mark.parametrize("partitions", [1, 6])
+def test_a_key_that_says_its_age_is_never_appended_anew(
+    http: httpx.Client, new_topic: Callable[..., str], partitions: int
+) -> None:
+    """To a partition and to a topic, whose parts go to other shards with it."""
+    topic = new_topic(partitions)
+    lines = "".join(f'{{"k":"{number}"}}\n' for number in range(20))
+
+    def post(path: str, key: str, made: object) -> httpx.Response:
+        headers = {"Idempotency-Key": key, "Laminar-Key-Time": str(made), "Content-Type": NDJSON}
+        return http.post(
+            f"/v1/topics/{topic}/{path}", content=lines, headers=headers, params={"key_from": "/k"}
+        )
+
+    for path in ("records", "partitions/0/records"):
+        now_ms = int(time.time() * 1000)
+        document = problem(
+            post(path, f"old {path}".replace(" ", "-"), now_ms - 25 * 3_600_000), 409, "key_expired"
+        )
+        assert "unknown" == document["outcome"]
+        assert 200 == post(path, f"new-{path}", now_ms).status_code
+        again = post(path, f"new-{path}", now_ms - 25 * 3_600_000)
+        assert (200, "1") == (again.status_code, again.headers["laminar-replayed"])
+        problem(post(path, f"junk-{path}", "soon"), 422, "invalid", field="laminar-key-time")
+    answer = http.post(f"/v1/topics/{topic}/records", content="x", headers={"Laminar-Key-Time": "0"})
+    problem(answer, 422, "invalid", field="laminar-key-time")
