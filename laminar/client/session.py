@@ -8,6 +8,7 @@ apart from the faces, which only shape arguments and results.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
     from laminar.client.datagrams import Datagrams
     from laminar.client.sender import Sender
 
+_log = logging.getLogger("laminar.client")
+
 ATTEMPT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
+# Who wants to know where a partition begins or ends asks its replicas when no leader was found for so long,
+# which is longer than an election; and waits so long for each.
+LEADER_PATIENCE_S = 5.0
+REPLICA_TIMEOUT_S = 2.0
 # For so long the node that is asked for a map waits for replicas that do not answer it; and how much longer
 # we wait for the node itself before another is asked.
 MAP_WAIT_MS = 500
@@ -409,15 +416,53 @@ class Session:
                 url = None  # wherever it led
 
     async def offset_at(self, topic: str, partition: int, at: str, *, timeout_s: float | None = None) -> int:
-        """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it."""
+        """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it.
+
+        Where no leader is found within `LEADER_PATIENCE_S`, as the replica has it that knows most: what is
+        committed is read on with a majority gone. That may be less than all there is, and is logged.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
         places = await self.topic_map(topic, timeout_s=timeout_s)
-        answer = await self.call(
-            "GET",
-            f"{topic_path(topic)}/partitions/{partition}/offsets?at={at}",
-            timeout_s=timeout_s,
-            first=places.leader(partition),
-        )
+        target = f"{topic_path(topic)}/partitions/{partition}/offsets?at={at}"
+        patience_s = min(LEADER_PATIENCE_S, (deadline - time.monotonic()) / 2)
+        try:
+            answer = await self.call("GET", target, timeout_s=patience_s, first=places.leader(partition))
+        except (TimedOut, OutcomeUnknown, Unavailable):
+            found = await self._offset_of_replicas(topic, partition, target, deadline=deadline)
+            if found is not None:
+                return found
+            left_s = max(0.0, deadline - time.monotonic())
+            answer = await self.call("GET", target, timeout_s=left_s, first=places.leader(partition))
         return int(answer.json()["offset"])
+
+    async def _offset_of_replicas(
+        self, topic: str, partition: int, target: str, *, deadline: float
+    ) -> int | None:
+        """The offset by the word of the replica that is furthest; None if no replica answers, or a leader
+        does meanwhile.
+        """
+        left_s = max(0.0, deadline - time.monotonic())
+        places = await self.map_by_others(topic, avoid=(), wait_ms=MAP_WAIT_MS, timeout_s=left_s)
+        if places.leader(partition) is not None:
+            return None
+
+        async def ask(url: str) -> tuple[int, int] | None:
+            head = self.head(url, "GET", f"{target}&read=replica", {"Laminar-Local": "1"})
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                answer = await self.pool.ask(url, head, timeout_s=min(left_s, REPLICA_TIMEOUT_S))
+            except ConnectionFailed:
+                return None
+            told = answer.json() if answer.status == 200 else None
+            return (int(told["end_offset"]), int(told["offset"])) if told is not None else None
+
+        urls = [replica.url for replica in places.places[partition].replicas]
+        answers = [told for told in await asyncio.gather(*map(ask, urls)) if told is not None]
+        if not answers:
+            return None
+        _log.warning("%s/%d has no leader: reading what its replicas know to be committed", topic, partition)
+        return max(answers)[1]
 
     # -- those who do not answer -----------------------------------------------------------------
 

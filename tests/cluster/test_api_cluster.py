@@ -87,6 +87,27 @@ def test_any_node_appends_and_reads_for_any_partition(
             assert (200, url.encode()) == (one.status_code, one.content), "what was acknowledged is there"
 
 
+def test_past_the_end_any_shard_of_any_node_says_so(
+    client: httpx.Client, shared_cluster: LocalCluster
+) -> None:
+    """404 and 416, wherever it is asked: never an error that may be retried, as a replica that lags has."""
+    topic = made(client, shared_cluster, "past-the-end", 4)
+    nodes = client.get(f"{shared_cluster.urls[0]}/v1/cluster").json()["nodes"]
+    urls = [shard["url"] for node in nodes for shard in node["shards"]]
+    assert 6 == len(urls)
+
+    for number in range(4):
+        path = f"{topic}/partitions/{number}/records"
+        for url in urls:
+            one, many = client.get(f"{url}{path}/99"), client.get(f"{url}{path}?offset=99")
+            assert (404, "no_such_record", 0) == (one.status_code, one.json()["code"], one.json()["limit"])
+            assert (416, "offset_beyond_end", 0) == (
+                many.status_code,
+                many.json()["code"],
+                many.json()["limit"],
+            )
+
+
 def test_a_replica_behind_min_offset_waits_and_then_says_so(
     client: httpx.Client, shared_cluster: LocalCluster
 ) -> None:

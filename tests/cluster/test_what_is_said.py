@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+import laminar
 from laminar.cli import EXIT_DONE, EXIT_FAILED, run
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.test_api_cluster import until
@@ -39,7 +40,7 @@ def in_sync(http: httpx.Client, url: str, topic: str) -> set[str]:
 
 
 def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
-    cluster: LocalCluster, status: Shown
+    cluster: LocalCluster, status: Shown, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Status, health, metrics and replicas agree; creations and appends that want more nodes are refused."""
     first, *others = cluster.members
@@ -94,6 +95,11 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         code, text = status()
         assert EXIT_FAILED == code
         assert "the catalog has no leader" in text and "idle/3 has no leader" in text
+
+        with laminar.connect(first.url, timeout=20) as client:
+            assert 5 == sum(1 for _ in client.topic("idle").read())
+        assert EXIT_DONE == run(["consume", "idle", "--url", first.url])
+        assert b"x\n" * 5 == capfd.readouterr().out.encode()
 
 
 def append(http: httpx.Client, url: str, topic: str, number: int) -> httpx.Response:

@@ -77,9 +77,11 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_passed(request: Request) -> bytes:
-    """A request as the payload of an `http` call, marked so that nobody passes it on again."""
+    """A request as the payload of an `http` call, marked so that nobody passes it on again, except a replica
+    that asks its leader for what lies past its own end: that is marked as passed on twice.
+    """
     headers = {name: value for name, value in request.headers.items() if name not in _LEFT_BEHIND}
-    headers[FORWARDED] = "1"
+    headers[FORWARDED] = "2" if FORWARDED in request.headers else "1"
     return _encoder.encode((request.method, request.target, headers, request.body))
 
 

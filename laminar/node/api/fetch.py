@@ -40,6 +40,8 @@ LONGEST_WAIT_MS = 30_000
 FORWARD_TIMEOUT_S = 5.0
 GIVE_UP_S = 5.0
 RETRY_S = 0.02
+# For so long a replica that was asked by another shard looks for its leader.
+LEADER_WAIT_S = 1.0
 _ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
 OFFSET_LIMIT = 2**53
 DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
@@ -89,6 +91,21 @@ class FetchRoutes:
             except Problem as error:
                 problem = error
         raise problem
+
+    async def past_the_end(self, request: Request, served: Partition) -> Partition | Response:
+        """What the leader says to a read past the end of this replica, which may only lag.
+
+        A request that came from another shard goes one step further, to the leader, and no more.
+        """
+        if served.leads:
+            return served
+        topic, number = served.topic, served.number
+        if FORWARDED not in request.headers:
+            return await self._from_leader(request, topic, number)
+        if request.headers[FORWARDED] != "1":
+            raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
+        where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
+        return served if served.leads else await self.pass_on(request, where)
 
     async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
         """The partition if it is led here, else the leader's answer. For what may be repeated."""
@@ -146,7 +163,9 @@ class FetchRoutes:
         deadline = asyncio.get_running_loop().time() + wait_s
         await self._catch_up(request, served, read, deadline)
         offset = await self._offset(request, served, read)
-        await self._check_bounds(served, offset, read, deadline)
+        by_leader = await self._check_bounds(request, served, offset)
+        if by_leader is not None:
+            return by_leader
         if offset >= served.end_offset and wait_s:
             await served.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
         end = served.end_offset
@@ -259,22 +278,25 @@ class FetchRoutes:
             )
         return int(text)
 
-    async def _check_bounds(self, partition: Partition, offset: int, read: str, deadline: float) -> None:
+    async def _check_bounds(self, request: Request, partition: Partition, offset: int) -> Response | None:
+        """Raises 410 before the start and 416 past the end. Only the leader knows the end: its answer, if it
+        is another replica.
+        """
         if offset < partition.start_offset:
             raise expired(partition, offset)
         if offset <= partition.end_offset:
-            return
-        if not partition.leads:
-            # A follower may just not have heard yet: what is behind its end may exist.
-            remaining = max(0.0, deadline - asyncio.get_running_loop().time())
-            if await partition.wait_past(offset - 1, remaining):
-                return
+            return None
+        if not partition.leads and LOCAL in request.headers:
             raise self._behind(partition, "offset", offset)
-        end = await partition.confirmed_end()
+        led = await self.past_the_end(request, partition)
+        if isinstance(led, Response):
+            return led
+        end = await led.confirmed_end()
         if offset > end:
             raise Problem(
                 "offset_beyond_end", f"the partition ends at {end}", field="offset", value=offset, limit=end
             )
+        return None
 
     async def _answer(
         self,

@@ -77,7 +77,7 @@ class ValueRoutes:
             return self._whole(request, served, topic, int(partition))
         wanted = int(offset)
         if wanted >= served.end_offset and not served.leads:
-            served_by_leader = await self._fetch.led(request, topic, partition)
+            served_by_leader = await self._fetch.past_the_end(request, served)
             if isinstance(served_by_leader, Response):
                 return self._whole(request, served_by_leader, topic, int(partition))
             served = served_by_leader
