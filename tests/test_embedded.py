@@ -154,3 +154,13 @@ async def test_a_node_that_cannot_start_says_why_and_lets_go_of_its_folder(tmp_p
         with pytest.raises(NodeFailed, match="catalog is gone"):
             async with laminar.embed(tmp_path / "data", **SIZES):
                 pass
+
+
+async def test_a_folder_of_another_cluster_does_not_join_in_silence(tmp_path: Path) -> None:
+    """`--join`, once forgotten and given later, leads to no second cluster that acknowledges data."""
+    async with laminar.embed(tmp_path / "b", **SIZES):
+        pass
+    async with laminar.embed(tmp_path / "a", **SIZES) as a:
+        with pytest.raises(NodeFailed, match="not of the cluster at"):
+            async with laminar.embed(tmp_path / "b", join=(a.url,), **SIZES):
+                pass

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from laminar.cli.faults import UsageError
-from laminar.client.configuration import context_file
+from laminar.client.configuration import context_file, is_left_behind
 
 
 @dataclass(slots=True)
@@ -41,8 +41,10 @@ class Contexts:
         named = {
             name: dict(each) for name, each in content.get("contexts", {}).items() if isinstance(each, dict)
         }
+        # Those of a `laminar dev` that was killed lead nowhere.
+        named = {name: each for name, each in named.items() if not is_left_behind(each)}
         current = content.get("current")
-        return cls(path, current if isinstance(current, str) else None, named)
+        return cls(path, current if isinstance(current, str) and current in named else None, named)
 
     def save(self) -> None:
         """Write it whole, or leave it as it was. For our eyes only, as it may hold tokens."""

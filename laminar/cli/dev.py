@@ -1,12 +1,13 @@
 """`laminar dev`: a cluster of real nodes on this machine, in the foreground, until Ctrl-C.
 
-While it runs, the context `dev` is the current one, and in it a topic is made when it is first used. What the
-table shows is computed by pure functions from what any client can ask.
+While it runs there is a context `dev`, in which a topic is made when it is first used; it is the current one
+if there was none. What the table shows is computed by pure functions from what any client can ask.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from laminar.cli import EXIT_DONE
 from laminar.cli.cluster import Partitions, node_rows
 from laminar.cli.contexts import Contexts
 from laminar.cli.faults import Failed, UsageError, complain
+from laminar.client.configuration import process_mark
 
 if TYPE_CHECKING:
     from laminar.client.sync import Client
@@ -62,16 +64,18 @@ def dev(
             stack.enter_context(cluster)
         except ServerFailed as failure:
             raise Failed(str(failure)) from None
-        stack.enter_context(current_context(cluster.urls))
-        print(welcome(cluster.urls[0]), flush=True)
+        name, is_current = stack.enter_context(own_context(cluster.urls))
+        print(welcome(cluster.urls[0], context=None if is_current else name), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             watch(cluster)
     return EXIT_DONE
 
 
-def welcome(url: str) -> str:
-    """What to do next: three lines to copy."""
+def welcome(url: str, *, context: str | None = None) -> str:
+    """What to do next: lines to copy. `context`: to be chosen first, as another is the current one."""
+    choose = [] if context is None else [f"laminar context use {context}"]
     lines = [
+        *choose,
         "echo hi | laminar produce hello",
         "laminar consume hello -f",
         f"curl {url}/v1/cluster",
@@ -82,21 +86,29 @@ def welcome(url: str) -> str:
 
 
 @contextlib.contextmanager
-def current_context(urls: Sequence[str]) -> Iterator[None]:
-    """Make the context `dev`, and the current one; at the end, what was current before is again."""
+def own_context(urls: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """A context for this cluster while the block runs: its name, and whether it is the current one.
+
+    Nobody's context is touched: where `dev` is taken, ours has a number. It becomes the current one only if
+    there is none, as what other terminals type would else go elsewhere. If we are killed it counts as gone.
+    """
+    mine = {"urls": list(urls), "create_topics": True, "process": process_mark(os.getpid())}
     contexts = Contexts.load()
-    before = contexts.current if contexts.current != CONTEXT else None
-    contexts.by_name[CONTEXT] = {"urls": list(urls), "create_topics": True}
-    contexts.current = CONTEXT
+    names = [CONTEXT, *(f"{CONTEXT}-{number}" for number in range(2, len(contexts.by_name) + 3))]
+    name = next(name for name in names if name not in contexts.by_name)
+    contexts.by_name[name] = mine
+    if contexts.current is None:
+        contexts.current = name
     contexts.save()
     try:
-        yield
+        yield name, contexts.current == name
     finally:
         contexts = Contexts.load()  # it may have been changed meanwhile
-        contexts.by_name.pop(CONTEXT, None)
-        if contexts.current == CONTEXT:
-            contexts.current = before
-        contexts.save()
+        if contexts.by_name.get(name, {}).get("process") == mine["process"]:
+            del contexts.by_name[name]
+            if contexts.current == name:
+                contexts.current = None
+            contexts.save()
 
 
 @dataclass(slots=True)

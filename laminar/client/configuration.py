@@ -70,7 +70,7 @@ def resolve(
 
 def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
     found = given.split(",") if isinstance(given, str) else [str(each) for each in given]
-    urls = tuple(url.strip().rstrip("/") for url in found if url.strip())
+    urls = tuple(_with_scheme(url.strip().rstrip("/")) for url in found if url.strip())
     if not urls:
         raise ConfigError(f"{origin} names no node", code="no_url", field=origin)
     for url in urls:
@@ -87,6 +87,31 @@ def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
     return urls
 
 
+def process_mark(pid: int) -> str:
+    """Names a process for as long as it lives: its number, and where the system tells it, its start."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            # After the name, which may hold anything in parentheses: state first, the start is the 20th.
+            return f"{pid}:{file.read().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return f"{pid}:"
+
+
+def is_left_behind(context: Mapping[str, Any]) -> bool:
+    """Whether a context belongs to a `laminar dev` that ended without removing it (``kill -9``)."""
+    mark = context.get("process")
+    if not isinstance(mark, str) or not mark.partition(":")[0].isdecimal():
+        return False
+    return os.path.isdir("/proc/self") and process_mark(int(mark.partition(":")[0])) != mark
+
+
+def _with_scheme(url: str) -> str:
+    """``HOST:PORT`` is short for ``http://HOST:PORT``."""
+    host, colon, port = url.rpartition(":")
+    short = colon and host and "/" not in url and port.isdecimal() and not host.startswith("unix")
+    return f"http://{url}" if short else url
+
+
 def _current_context(path: Path) -> Mapping[str, Any] | None:
     """The context that ``current`` names, None if there is no file or it names none."""
     import tomllib
@@ -101,6 +126,8 @@ def _current_context(path: Path) -> Mapping[str, Any] | None:
     if current is None:
         return None
     context = (content.get("contexts") or {}).get(current)
+    if isinstance(context, dict) and is_left_behind(context):
+        return None
     if not isinstance(context, dict):
         raise ConfigError(
             f"{path}: the current context {current!r} is not there",

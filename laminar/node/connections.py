@@ -346,14 +346,16 @@ class Connections:
     def _refuse(self, link: Link, error: HandshakeError) -> None:
         self._counters[f"refused_{error.reason}"] += 1
         self._conversations[link].greeted = False
-        if self._conversations[link].line is None:
+        line = self._conversations[link].line
+        if line is None:
             self._log.warning(error.reason, "connection refused: %s", error)
             if error.reason in ("cluster", "version") and not link.closing:
                 link.send_at_once(FrameKind.REFUSED, str(error).encode()[:1024])
             link.close(str(error))
         else:
-            line = self._conversations[link].line
-            self._log.warning(error.reason, "connection to %s: %s", line.address if line else link, error)
+            self._log.warning(error.reason, "connection to %s: %s", line.place, error)
+            if error.reason == "secret":
+                line.rest()
             link.abort(str(error))
 
     def link_lost(self, link: Link, error: Exception | None) -> None:

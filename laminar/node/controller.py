@@ -9,7 +9,9 @@ addresses; it decides nothing (docs/consensus.md#the-catalog).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
 
 import msgspec
 
@@ -47,6 +49,7 @@ _log = logging.getLogger("laminar.controller")
 
 RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
+CHECK_CLUSTER_S = 2.0
 # A founder with a damaged catalog finds nobody without these addresses: rot must not get at both copies.
 REMEMBER_MS = 60_000
 
@@ -173,6 +176,7 @@ class Controller(Process):
         """Serve until stopped."""
         await self.listen()
         if self.boot.cluster_id is not None:
+            await self._check_cluster()
             await self._own.open()
         else:
             await self._join()
@@ -251,22 +255,42 @@ class Controller(Process):
             return known.catalog_replica
         return self.group.replica.replica_id if self.group is not None else 0
 
+    async def _check_cluster(self) -> None:
+        """With `--join` on a folder that is of a cluster already: raise `Hopeless` if that is another one.
+
+        If nobody answers now it goes on with what it has, as when all nodes start together.
+        """
+        joins = self.boot.settings.join
+        if not joins:
+            return
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_CLUSTER_S):
+                found = await self.environment.find_cluster(joins)
+        if found not in (None, self.boot.cluster_id):
+            raise Hopeless(
+                f"the data folder is not of the cluster at {', '.join(joins)} (--join): it founded its own "
+                "before, or joined another. Start it without --join, or on an empty folder"
+            )
+
     async def _join(self) -> None:
         """Ask a member of the cluster for a place in it, until one answers."""
         request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._folder.former))
-        said = ""
+        said: set[str] = set()
         while not self.stopping.is_set():
             addresses = await self.environment.find_controllers(self.boot.settings.join)
             if not addresses and not said:
-                said = "nobody answers"
+                said.add("")
                 _log.warning("joining: nobody answers at %s; asking on", ", ".join(self.boot.settings.join))
             for address in addresses:
                 try:
                     payload = await self.transport.call(address, "join", request, timeout=10.0)
                 except TransportError as error:
-                    if str(error) != said:
-                        said = str(error)
-                        _log.warning("joining through %s: %s", address, said)
+                    # Digits are ports and counts: the same refusal is said once.
+                    reason = re.sub(r"[0-9]+", "", str(error))
+                    if reason not in said:
+                        said.add(reason)
+                        _log.warning("joining through %s: %s; asking on", address, error)
                     continue
                 answer = msgspec.msgpack.decode(payload, type=JoinAnswer)
                 if answer.refused:

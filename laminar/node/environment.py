@@ -75,6 +75,12 @@ class Environment:
 
         return await find_controllers(joins)
 
+    async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
+        """The id of the cluster that answers at one of `joins`; None if none does."""
+        from laminar.node.joining import find_cluster
+
+        return await find_cluster(joins)
+
     def trace(self, name: str) -> Trace | None:
         """Who is told what the Raft core of replica `name` decides; nobody."""
         return None

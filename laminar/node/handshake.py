@@ -140,7 +140,7 @@ def initiator_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> 
 def check_proof(expected: bytes, proof: bytes | memoryview) -> None:
     """Refuse a peer whose proof isn't the expected one (in constant time)."""
     if not hmac.compare_digest(expected, proof):
-        raise HandshakeError("secret", "the peer does not know this cluster's secret")
+        raise HandshakeError("secret", "authentication failed: secrets differ")
 
 
 def _proof(secret: bytes | None, label: bytes, initiator: bytes, acceptor: bytes) -> bytes:

@@ -48,20 +48,33 @@ class _Node(msgspec.Struct):
 
 class _Cluster(msgspec.Struct):
     nodes: list[_Node]
+    cluster_id: str | None = None
 
 
 async def find_controllers(joins: Sequence[str]) -> list[Address]:
     """Addresses of controllers, asked from the HTTP addresses `host:port` in turn; empty if none answers."""
+    cluster = await _ask(joins)
+    addresses: list[Address] = []
+    for node in cluster.nodes if cluster is not None else ():
+        host, _, port = node.peer.rpartition(":")
+        addresses.append(TcpAddress(host.strip("[]"), int(port)))
+    return addresses
+
+
+async def find_cluster(joins: Sequence[str]) -> bytes | None:
+    """The id of the cluster that answers at one of these HTTP addresses `host:port`; None if none does."""
+    cluster = await _ask(joins)
+    try:
+        return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
+    except ValueError:
+        return None
+
+
+async def _ask(joins: Sequence[str]) -> _Cluster | None:
     for join in joins:
         try:
             answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
-            cluster = msgspec.json.decode(answer.body if answer.status == 200 else b"", type=_Cluster)
+            return msgspec.json.decode(answer.body if answer.status == 200 else b"", type=_Cluster)
         except (ConnectionFailed, ValueError, msgspec.DecodeError) as error:
             _log.debug("no answer from %s: %s", join, error)
-            continue
-        addresses: list[Address] = []
-        for node in cluster.nodes:
-            host, _, port = node.peer.rpartition(":")
-            addresses.append(TcpAddress(host.strip("[]"), int(port)))
-        return addresses
-    return []
+    return None

@@ -18,6 +18,8 @@ from laminar.node.link import Link
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
+# After a secret that differs.
+REST_S = 5.0
 
 
 class TcpAddress(NamedTuple):
@@ -68,6 +70,7 @@ class Line:
         self._connect = connect
         self._failures = 0
         self._retry_at = 0.0
+        self._rests = False
 
     def __repr__(self) -> str:
         state = repr(self.link) if self.link else f"down, {self._failures} failures"
@@ -89,9 +92,21 @@ class Line:
         finally:
             self.connecting = None
 
+    @property
+    def place(self) -> str:
+        """Its address and channel, for people."""
+        address = self.address
+        where = address.name if isinstance(address, UnixAddress) else f"{address.host}:{address.port}"
+        return f"{where} ({self.channel.name.lower()})"
+
+    def rest(self) -> None:
+        """What was refused will be refused again until a person changes something: pause for long."""
+        self._rests = True
+
     def established(self) -> None:
         """The greeting succeeded: the next failure is a first one again."""
         self._failures = 0
+        self._rests = False
 
     def ended(self, link: Link, *, failed: bool) -> None:
         """`link` is gone. After a failure to open it the line pauses; after a loss it may connect at once."""
@@ -100,4 +115,5 @@ class Line:
         self.link = None
         if failed:
             self._failures += 1
-            self._retry_at = self._loop.time() + pause_s(self._failures, self._rng)
+            pause = REST_S if self._rests else pause_s(self._failures, self._rng)
+            self._retry_at = self._loop.time() + pause

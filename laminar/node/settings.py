@@ -144,6 +144,8 @@ def _node_name(value: str) -> str:
 def _seeds(value: tuple[str, ...]) -> str:
     for seed in value:
         host, colon, port = seed.rpartition(":")
+        if "//" in seed:
+            return f"must be a list of HOST:PORT or http://HOST:PORT, not {seed!r}"
         if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
             return f"must be a list of HOST:PORT, not {seed!r}"
     return ""
@@ -369,7 +371,13 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
         # A list in a file, a repeated flag, or text with commas; also commas in one of a list.
         raw = [raw] if isinstance(raw, str) else raw
         if isinstance(raw, list | tuple) and all(isinstance(each, str) for each in raw):
-            raw = tuple(part.strip() for each in raw for part in each.split(",") if part.strip())
+            # A node's URL is as good as its HOST:PORT.
+            raw = tuple(
+                part.strip().removeprefix("http://").rstrip("/")
+                for each in raw
+                for part in each.split(",")
+                if part.strip()
+            )
     target = tuple[str, ...] if setting.kind is tuple else setting.kind
     shown = "" if name == "secret" else f" (it is {raw!r})"
     try:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from laminar.cli.contexts import Contexts
-from laminar.cli.dev import Rates, Revival, current_context, table_rows, welcome
+from laminar.cli.dev import Rates, Revival, own_context, table_rows, welcome
 from laminar.cli.faults import Failed
+from laminar.client.configuration import process_mark, resolve
 from laminar.testing.cluster import processes_of_group
 from tests.cli.conftest import Command, started
 from tests.nets import port_block
@@ -106,19 +107,50 @@ def test_there_are_three_lines_to_copy() -> None:
     assert ["echo", "laminar", "curl"] == [line.split()[0] for line in copied]
 
 
-def test_the_context_is_current_while_it_runs_and_what_was_before_is_again() -> None:
-    """Also when another was chosen meanwhile: that stays."""
+def test_its_context_is_current_only_where_there_is_none_and_goes_with_it() -> None:
+    """What other terminals type leads where it did."""
+    with own_context(["http://127.0.0.1:7070"]) as (name, is_current):
+        assert (("dev", True), "dev") == ((name, is_current), Contexts.load().current)
+        assert Contexts.load().by_name["dev"]["create_topics"]
+    assert (None, {}) == (Contexts.load().current, Contexts.load().by_name)
+
     contexts = Contexts.load()
     contexts.by_name, contexts.current = {"live": {"urls": ["http://127.0.0.9:1"]}}, "live"
     contexts.save()
+    with own_context(["http://127.0.0.1:7070"]) as (name, is_current):
+        assert (("dev", False), "live") == ((name, is_current), Contexts.load().current)
+        assert "laminar context use dev" in welcome("http://127.0.0.1:7070", context=name)
+    assert ("live", ["live"]) == (Contexts.load().current, list(Contexts.load().by_name))
 
-    with current_context(["http://127.0.0.1:7070"]):
-        within = Contexts.load()
-    after = Contexts.load()
 
-    assert "dev" == within.current
-    assert {"urls": ["http://127.0.0.1:7070"], "create_topics": True} == within.by_name["dev"]
-    assert ("live", ["live"]) == (after.current, list(after.by_name))
+def test_a_context_of_ones_own_called_dev_is_left_alone() -> None:
+    """It may hold a token; the cluster's gets another name."""
+    mine = {"urls": ["http://127.0.0.9:1"], "token": "mine"}
+    contexts = Contexts.load()
+    contexts.by_name, contexts.current = {"dev": mine}, "dev"
+    contexts.save()
+
+    with own_context(["http://127.0.0.1:7070"]) as (name, _):
+        assert ("dev-2", mine) == (name, Contexts.load().by_name["dev"])
+
+    assert ("dev", {"dev": mine}) == (Contexts.load().current, Contexts.load().by_name)
+
+
+def test_the_context_of_a_dev_that_was_killed_is_nobodys() -> None:
+    """Neither the command line nor a program follows it, and the next `dev` takes the name again."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    mark = process_mark(done.pid)
+    done.wait()
+    contexts = Contexts.load()
+    contexts.by_name["dev"] = {"urls": ["http://127.0.0.9:1"], "create_topics": True, "process": mark}
+    contexts.current = "dev"
+    contexts.save()
+
+    assert "default" == resolve(None, None).origin
+    assert None is Contexts.load().current
+    with own_context(["http://127.0.0.1:7070"]) as (name, _):
+        assert "dev" == name
+        assert ("http://127.0.0.1:7070",) == resolve(None, None).urls
 
 
 @pytest.mark.parametrize("count", ["0", "10"])

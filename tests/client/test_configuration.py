@@ -48,7 +48,7 @@ def test_the_file_lies_where_xdg_says() -> None:
     assert Path.home() / ".config/laminar/config.toml" == context_file({})
 
 
-@pytest.mark.parametrize("url", ["localhost:7070", "ftp://a", "", "http://"])
+@pytest.mark.parametrize("url", ["localhost:x", "ftp://a", "", "http://"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(laminar.ConfigError):
         laminar.connect(url)
@@ -78,3 +78,10 @@ def test_places_to_start() -> None:
     for wrong in ("", "-h", "1h", "-1y", "yesterday", "-1.5h"):
         with pytest.raises(laminar.ConfigError, match="no place to start"):
             start_parameter(wrong, now_ms=0)
+
+
+def test_host_and_port_are_short_for_a_url() -> None:
+    """As `--join` takes them."""
+    found = resolve("localhost:7070,[::1]:80,unix:@name", None, environment={})
+
+    assert ("http://localhost:7070", "http://[::1]:80", "unix:@name") == found.urls

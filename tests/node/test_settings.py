@@ -204,3 +204,12 @@ def test_no_socket_is_opened_for_settings_that_were_not_loaded(tmp_path: Path) -
             open_sockets_of(Settings(host="10.0.0.1", insecure=True), 1, folder)
         with pytest.raises(PermissionError, match="HTTP clients need no credentials"):
             open_sockets_of(Settings(host="10.0.0.1", secret="s" * 16), 1, folder)
+
+
+def test_a_node_to_join_may_be_given_by_its_url() -> None:
+    """As everything else takes it; what is no HTTP is refused with both forms."""
+    joined = load(flags={"join": ["http://10.0.0.1:7070/", "10.0.0.2:7070"]}).settings.join
+
+    assert ("10.0.0.1:7070", "10.0.0.2:7070") == joined
+    with pytest.raises(SettingsError, match="HOST:PORT or http://HOST:PORT"):
+        load(flags={"join": ["https://10.0.0.1:7070"]})

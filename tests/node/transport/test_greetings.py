@@ -33,6 +33,25 @@ async def test_without_the_same_secret_nothing_passes(
     assert b.count("connections_accepted") == 0
 
 
+async def test_a_wrong_secret_is_said_once_and_not_tried_all_the_time(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A person must change something: till then one clear line is enough, and few connections."""
+    a, b = await make("a", secret=b"s" * 16), await make("b", secret=b"t" * 16)
+
+    with pytest.raises(PeerLost, match="authentication failed: secrets differ"):
+        await a.transport.call(b.address, "hi", b"", timeout=PATIENCE_S)
+    for _ in range(50):
+        with pytest.raises(PeerLost):
+            await a.transport.call(b.address, "hi", b"", timeout=PATIENCE_S)
+        await asyncio.sleep(0.01)
+
+    lines = [record.getMessage() for record in caplog.records if "secrets differ" in record.getMessage()]
+    host, port = b.address
+    assert [f"connection to {host}:{port} (call): authentication failed: secrets differ"] == lines
+    assert 1 == a.count("refused_secret")
+
+
 async def test_an_initiator_that_skips_the_proof_is_dropped(make: Make) -> None:
     """The acceptor checks for itself; it doesn't rely on the other side's leaving."""
     b = await make("b")
