@@ -32,7 +32,11 @@ def consume(
     *,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="", help="Wait for more.")] = False,
     since: Annotated[
-        str | None, Parameter(help="Begin 10m, 2h or 1d ago, or at a time (RFC 3339), or earliest, latest.")
+        str | None,
+        Parameter(
+            help="Begin 10m, 2h or 1d ago, or at a time (RFC 3339), or earliest, latest.",
+            allow_leading_hyphen=True,
+        ),
     ] = None,
     last: Annotated[int | None, Parameter(help="Begin with the last so many records.")] = None,
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="End after so many records.")] = None,

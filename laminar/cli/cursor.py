@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from laminar.cli.faults import UsageError
+from laminar.cli.faults import Failed, UsageError, line_of
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
 if TYPE_CHECKING:
@@ -60,21 +60,27 @@ def set_cursor(
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """Move a cursor; makes it if it is not there."""
+    from laminar.client.errors import Fenced
+
     if (at is None) == (offset is None):
         raise UsageError("one of --at and --offset says where the cursor goes")
     with cluster.connect() as client:
         handle = client.topic(topic)
-        positions = (
+        places = (
             handle.offsets(at)
             if at is not None
             else dict.fromkeys(range(handle.describe().partitions), offset)
         )
-        if partition is not None and partition not in positions:
-            raise UsageError(f"--partition is 0 to {len(positions) - 1}, not {partition}")
-        if offset is not None and partition is None and len(positions) > 1:
-            raise UsageError(f"{topic} has {len(positions)} partitions: --partition says which gets --offset")
-        wanted = {each: int(to) for each, to in positions.items() if to is not None}
-        handle.set_cursor(name, wanted if partition is None else {partition: wanted[partition]}, force=force)
+        if partition is not None and partition not in places:
+            raise UsageError(f"--partition is 0 to {len(places) - 1}, not {partition}")
+        if offset is not None and partition is None and len(places) > 1:
+            raise UsageError(f"{topic} has {len(places)} partitions: --partition says which gets --offset")
+        wanted = {each: int(to) for each, to in places.items() if to is not None}
+        positions = wanted if partition is None else {partition: wanted[partition]}
+        try:
+            handle.set_cursor(name, positions, force=force)
+        except Fenced as error:
+            raise Failed(f"{line_of(error)}; --force takes it from its owner, who may be long gone") from None
 
 
 def delete(
@@ -88,6 +94,8 @@ def delete(
     from laminar.cli.topic import confirm
 
     with cluster.connect() as client:
+        handle = client.topic(topic)
+        handle.describe_cursor(name)  # raises no_such_cursor
         if not yes:
             confirm(f"delete cursor {name} of topic {topic}?")
-        client.topic(topic).delete_cursor(name)
+        handle.delete_cursor(name)

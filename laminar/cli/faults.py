@@ -12,6 +12,9 @@ from laminar.client.errors import ConfigError, Error, ProduceError, Unavailable
 HINTS = {
     "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
     "exists_differently": "`laminar topic describe` shows it",
+    "offset_expired": "--on-expired earliest goes on at the earliest record that is left",
+    "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas; without "
+    "--replicas, and for `_transactions`, the nodes' --default-replicas counts",
 }
 
 

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from laminar.cli import EXIT_DONE, EXIT_FAILED
 from laminar.cli.faults import Failed, complain
 from laminar.cli.options import AS_TABLE, Listing
+
+if TYPE_CHECKING:
+    from laminar.log.verification import Verified
 
 Place = Annotated[
     Path, Parameter(help="A node's data folder, a folder of logs, one log's folder, or one segment.")
@@ -87,7 +90,7 @@ def verify(
     *,
     json: Annotated[bool, Parameter(negative="", help="One JSON document instead of lines.")] = False,
 ) -> int:
-    """Read every byte. Exit code 1 if any is not what it should be."""
+    """Read every byte. Exit code 1 if any is not what it should be, or no record could be verified."""
     import msgspec
 
     from laminar.cli.output import show_json
@@ -97,7 +100,7 @@ def verify(
     with _as_failures(), _progress("verifying", lambda: total_bytes(str(path))) as advance:
         verified = read_all(str(path), progress=advance)
     if json:
-        show_json(msgspec.to_builtins(verified) | {"damaged": verified.damaged})
+        show_json(msgspec.to_builtins(verified) | {"damaged": verified.damaged, "verdict": verified.verdict})
     else:
         for finding in verified.findings:
             offsets = ""
@@ -111,9 +114,17 @@ def verify(
             print(f"not verified: {text}")
         if verified.live:
             complain(f"{path}: it is in use; what lies behind its checkpoint is left out")
-        verdict = "damaged" if verified.damaged else "whole"
-        print(f"{verified.bytes:,} bytes in {verified.files} files: {verdict}")
-    return EXIT_FAILED if verified.damaged else EXIT_DONE
+        print(f"{verified.bytes:,} bytes in {verified.files} files: {verdict_of(verified)}")
+    return EXIT_DONE if verified.verdict in ("whole", "in part") else EXIT_FAILED
+
+
+def verdict_of(verified: Verified) -> str:
+    """The result in words: what was not read is never called whole."""
+    if verified.verdict == "nothing":
+        return "no record was verified"
+    if verified.verdict == "in part":
+        return f"whole as far as it was verified; {len(verified.unverified)} parts were not"
+    return verified.verdict
 
 
 def reindex(path: Place, *, listing: Listing = AS_TABLE) -> int:

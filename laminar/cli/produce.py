@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from laminar.cli import EXIT_DONE, EXIT_FAILED, EXIT_PARTLY
+from laminar.cli import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PARTLY
 from laminar.cli.contexts import creates_topics
 from laminar.cli.faults import Failed, UsageError, code_of, complain, line_of
 from laminar.cli.lines import Pointer
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from laminar.client.sync_producer import Producer
 
 DEV_PARTITIONS = 4
+# So long a produce that failed asks who leads its partitions.
+LOOK_TIMEOUT_S = 3.0
 
 
 def produce(
@@ -48,7 +50,7 @@ def produce(
         raise UsageError("--key and --key-from can't both say the key")
     key_at = Pointer(key_from, flag="--key-from") if key_from is not None else None
     tag_at = Pointer(tag_from, flag="--tag-from") if tag_from is not None else None
-    sent = 0
+    sent = keyed = 0
     code = EXIT_DONE
     with input_of(file) as lines, cluster.connect(timeout=60) as client:
         make_if_dev(client, topic, cluster.url)
@@ -63,6 +65,7 @@ def produce(
                         value = line.removesuffix(b"\n")
                         picked = key_at.pick(value, number=number) if key_at is not None else key
                         tag = tag_at.pick(value, number=number) if tag_at is not None else None
+                        keyed += picked is not None
                         producer.send(value, key=picked, tag=tag, partition=partition)
                         sent = number
                         advance(len(line))
@@ -70,14 +73,22 @@ def produce(
                     # What was sent before a bad line is not taken back.
                     complain(str(error))
                     code = EXIT_PARTLY if sent else EXIT_FAILED
-                except errors.Error:
+                except errors.Error as error:
                     # A partition that failed takes no more; `wait` says what has no receipt.
                     if not producer.statistics()["failed"]:
-                        raise
+                        complain(f"line {sent + 1}: {line_of(error)}")
+                        code = EXIT_PARTLY if sent else code_of(error)
+                except KeyboardInterrupt:
+                    complain("interrupted: waiting until what was sent is durable")
+                    code = EXIT_INTERRUPTED
                 producer.wait()
         except errors.ProduceError as error:
-            code = _say_undelivered(error, sent)
+            code = _say_undelivered(client, topic, error, sent)
             sent -= len(error.undelivered)
+    if key_from is not None and sent and not keyed:
+        complain(f"no line has anything at {key_from} (--key-from): all records were appended without a key")
+    if code != EXIT_DONE and not json and not sys.stderr.isatty():
+        complain(f"{sent:,} records are appended to {topic}")
     if json:
         from laminar.cli.output import show_json
 
@@ -87,12 +98,30 @@ def produce(
     return code
 
 
-def _say_undelivered(error: ProduceError, sent: int) -> int:
+def _say_undelivered(client: Client, topic: str, error: ProduceError, sent: int) -> int:
     """Say how many records have no receipt, and why the first has none; the exit code."""
     failed = error.undelivered
     cause = failed[0].error if failed else error
     complain(f"{len(failed):,} of {sent:,} records have no receipt; {line_of(cause)}")
-    return code_of(cause) if len(failed) == sent else EXIT_PARTLY
+    _say_leaderless(client, topic)
+    # Nobody knows of these: some may be appended.
+    in_part = len(failed) != sent or any(each.error.outcome == "unknown" for each in failed)
+    return EXIT_PARTLY if in_part else code_of(cause)
+
+
+def _say_leaderless(client: Client, topic: str) -> None:
+    """Name the partitions that have no leader now, if there are any and somebody answers."""
+    from laminar.client.errors import Error
+
+    try:
+        told = client.request_json(
+            "GET", f"/v1/topics/{topic}/partitions?wait_ms=500", timeout=LOOK_TIMEOUT_S
+        )
+    except Error:
+        return
+    places = [f"{topic}/{each['partition']}" for each in told["partitions"] if each["leader"] is None]
+    if places:
+        complain(f"without a leader: {', '.join(places)}; `laminar cluster status` says more")
 
 
 @contextmanager

@@ -132,7 +132,10 @@ def partition_row(partition: dict[str, Any]) -> dict[str, Any]:
 def trim(
     topic: Name,
     *,
-    before: Annotated[str, Parameter(help="An offset, `latest`, a time, or a distance such as -10m.")],
+    before: Annotated[
+        str,
+        Parameter(help="An offset, `latest`, a time, or a distance such as -10m.", allow_leading_hyphen=True),
+    ],
     partition: Annotated[
         int | None, Parameter(help="Only this one; an offset belongs to one partition.")
     ] = None,

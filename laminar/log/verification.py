@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -66,10 +67,21 @@ class Verified(msgspec.Struct, kw_only=True):
     unverified: list[str]
     files: int
     bytes: int
+    segments: int = 0
+    """Segments of which something was read."""
 
     @property
     def damaged(self) -> bool:
         return any(finding.severity == "damage" for finding in self.findings)
+
+    @property
+    def verdict(self) -> Literal["damaged", "whole", "in part", "nothing"]:
+        """`in part`: what was read is whole, and not all was read; `nothing`: no segment was."""
+        if self.damaged:
+            return "damaged"
+        if not self.unverified:
+            return "whole"
+        return "in part" if self.segments else "nothing"
 
 
 @dataclass(slots=True)
@@ -117,6 +129,7 @@ class _Verification:
     unverified: list[str] = field(default_factory=list)
     files: int = 0
     read_bytes: int = 0
+    segments: int = 0
 
     def run(self) -> Verified:
         folder = self.folder
@@ -155,6 +168,7 @@ class _Verification:
             unverified=self.unverified,
             files=self.files,
             bytes=self.read_bytes,
+            segments=self.segments,
         )
 
     def _found(self, file: str, position: int, size: int, what: str, **more: int | str | None) -> None:
@@ -260,6 +274,7 @@ class _Verification:
                     continue
                 place.size = min(place.size or 0, limit)
             self._segment(log, place, chain, limit)
+            self.segments += place.size is not None
             if limit and state is not None and chain.index is not None and not self.folder.live:
                 end = (state.end_index, state.end_term, state.end_offset)
                 if chain.index < end[0]:

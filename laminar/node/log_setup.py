@@ -131,6 +131,11 @@ class NonBlockingWriter:
             # journald's: a socket can't be opened again, but a single send may say that it won't wait.
             self._socket = socket.socket(fileno=os.dup(fd))
             return
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            # A file never makes us wait. Whoever shares it (`> log 2>&1`) shares its position as well: opened
+            # again, what one writes would lie over what the other wrote.
+            self._fd = os.dup(fd)
+            return
         try:
             # O_NONBLOCK belongs to the open file, which we share with our parent and its terminal: so open it
             # once more.

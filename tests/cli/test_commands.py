@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +302,115 @@ def test_a_follower_commits_when_it_is_interrupted(topic: str, laminar: Command)
         assert [b"one\n", b"two\n"] == printed
         assert 0 == follower.wait(10)
     assert b"" == laminar("consume", topic, "--cursor", "billing").out
+
+
+def test_what_is_refused_in_the_middle_leaves_the_rest_said_and_the_exit_code_is_3(
+    topic: str, laminar: Command
+) -> None:
+    """The line, and how many records are appended: nobody repeats the whole as if nothing had been done."""
+    ran = laminar("produce", topic, "-p", "0", stdin=b"ok1\n" + b"x" * 9_000_000 + b"\nok2\n")
+    first = laminar("produce", topic, "-p", "0", stdin=b"x" * 9_000_000)
+
+    assert 3 == ran.code
+    assert "line 2: too_large" in ran.err
+    assert f"1 records are appended to {topic}" in ran.err
+    assert (1, True) == (first.code, "line 1: too_large" in first.err)
+    assert b"ok1\n" == laminar("consume", topic).out
+
+
+def test_a_key_that_no_line_has_is_said(topic: str, laminar: Command) -> None:
+    """A misspelt pointer would else cost the order of every key, without a word."""
+    misspelt = laminar("produce", topic, "--key-from", "/orgin", stdin=FLIGHTS)
+    right = laminar("produce", topic, "--key-from", "/origin", stdin=FLIGHTS)
+
+    assert (0, 0) == (misspelt.code, right.code)
+    assert "no line has anything at /orgin (--key-from)" in misspelt.err
+    assert "" == right.err
+
+
+def test_produce_that_is_interrupted_says_what_is_stored(topic: str, laminar: Command) -> None:
+    """Ctrl-C while records are typed: what was sent is durable when it ends, and counted."""
+    command = [sys.executable, "-m", "laminar.cli", "produce", topic]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as producer:
+        assert producer.stdin is not None and producer.stderr is not None
+        producer.stdin.write(b"one\ntwo\n")
+        producer.stdin.flush()
+        until_appended(laminar, topic, 2)
+        producer.send_signal(signal.SIGINT)
+        said = producer.stderr.read().decode()
+
+        assert 130 == producer.wait(20)
+    assert f"2 records are appended to {topic}" in said
+
+
+def until_appended(laminar: Command, topic: str, count: int) -> None:
+    """Wait until the topic has so many records: the producer sends what lingers by itself."""
+    deadline = time.monotonic() + 20
+    while len(laminar("consume", topic).text.splitlines()) < count:
+        assert time.monotonic() < deadline, f"{count} records never come"
+
+
+def test_a_distance_in_the_past_may_begin_with_a_hyphen(topic: str, laminar: Command) -> None:
+    """As its help writes it, without an equals sign."""
+    laminar("produce", topic, stdin=b"one\n")
+
+    assert (0, b"one\n") == ((ran := laminar("consume", topic, "--since", "-10m")).code, ran.out)
+    assert 0 == laminar("topic", "trim", topic, "--before", "-7d", "--yes").code
+
+
+def test_what_differs_from_the_topic_that_exists_is_named(topic: str, laminar: Command) -> None:
+    """Not what is the same."""
+    figures = ["--partitions", "4", "--replicas", "1"]
+    ran = laminar("topic", "create", topic, *figures, "--setting", "retention_ms=5", "--if-not-exists")
+
+    assert 1 == ran.code
+    assert "settings.retention_ms is not set, not 5" in ran.err
+    assert "partitions is" not in ran.err
+
+
+def test_more_replicas_than_nodes_are_refused_unless_that_is_allowed(topic: str, laminar: Command) -> None:
+    """At once, with a way out; allowed, it says how many there are."""
+    refused = laminar("topic", "create", f"{topic}-more", "--replicas", "3")
+    allowed = laminar("topic", "create", f"{topic}-more", "--replicas", "3", "--allow-fewer-replicas")
+    status = laminar("cluster", "status")
+
+    assert 4 == refused.code
+    assert "too_few_nodes" in refused.err and "--allow-fewer-replicas" in refused.err
+    assert (0, f"laminar: {topic}-more has 1 of 3 replicas\n") == (allowed.code, allowed.err)
+    assert 1 == status.code
+    assert f"{topic}-more has 1 of the 3 replicas asked for" in status.text
+    assert 0 == laminar("topic", "delete", f"{topic}-more", "--yes").code
+
+
+def test_a_cursor_that_is_not_there_is_not_deleted(topic: str, laminar: Command) -> None:
+    """As a topic that is not there."""
+    ran = laminar("cursor", "delete", topic, "nobody", "--yes")
+
+    assert (1, True) == (ran.code, "no_such_cursor" in ran.err)
+
+
+def test_who_owns_a_cursor_may_be_gone_and_the_way_out_is_named(
+    topic: str, laminar: Command, on_node: str
+) -> None:
+    """`--force` is what the message says, and it works."""
+    body = json.dumps({"positions": {"0": 0}, "owner": "dead"}).encode()
+    path = f"{on_node}/v1/topics/{topic}/cursors/g"
+    with urllib.request.urlopen(urllib.request.Request(path, data=body, method="PUT")) as answer:
+        assert 200 == answer.status
+    laminar("produce", topic, "-p", "0", stdin=b"x\n")
+
+    refused = laminar("cursor", "set", topic, "g", "--at", "latest")
+
+    assert (1, True) == (refused.code, "--force takes it from its owner" in refused.err)
+    assert 0 == laminar("cursor", "set", topic, "g", "--at", "latest", "--force").code
+
+
+def test_lag_counts_partitions_that_were_never_committed(topic: str, laminar: Command) -> None:
+    """What nobody has read yet is unread."""
+    for partition in ("0", "1"):
+        laminar("produce", topic, "-p", partition, stdin=b"x\n" * 10)
+    laminar("consume", topic, "--cursor", "c", "-p", "0", "--limit", "1")
+
+    (listed,) = json.loads(laminar("cursor", "list", topic, "--json").out)
+
+    assert 19 == listed["lag"]

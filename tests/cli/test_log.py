@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,15 @@ def test_what_is_no_folder_of_logs_is_one_line(command: str, tmp_path: Path, lam
     assert 1 == ran.code
     assert f"laminar: {tmp_path} is neither" in ran.err
     assert 1 == len(ran.err.splitlines())
+
+
+async def test_what_was_not_verified_is_not_called_whole(tmp_path: Path) -> None:
+    """A log in use that no checkpoint names yet: not a record of it was read, and that is no success."""
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        await (await folder.log("orders")).append([b"x"])
+        command = [sys.executable, "-m", "laminar.cli", "log", "verify", str(tmp_path / "data")]
+        running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        said = (await running.communicate())[0].decode()
+
+    assert 1 == running.returncode
+    assert said.rstrip().endswith("no record was verified"), said

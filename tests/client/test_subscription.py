@@ -348,3 +348,22 @@ def test_a_member_that_stood_still_hands_out_nothing_that_another_committed(url:
         went_on_s = time.monotonic()
         until(lambda: len(members[0].read_since(went_on_s)) > 8, "it reads again")
         everything(members, writing.end())
+
+
+def test_a_subscription_is_entered_before_it_is_read(url: str, topic: str) -> None:
+    """Without `with` nobody renews the membership: said at once, instead of waiting for ever."""
+    with laminar.connect(url) as client:
+        subscription = client.topic(topic).subscribe(group="g")
+        with pytest.raises(laminar.ConfigError, match="not open"):
+            next(iter(subscription))
+        with pytest.raises(laminar.ConfigError, match=r"with topic\.subscribe"):
+            next(subscription.batches())
+
+
+async def test_also_on_an_event_loop(url: str, topic: str) -> None:
+    async with aio.connect(url) as client:
+        subscription = client.topic(topic).subscribe(group="g")
+        with pytest.raises(laminar.ConfigError, match="not open"):
+            await anext(aiter(subscription))
+        with pytest.raises(laminar.ConfigError, match="not open"):
+            await anext(subscription.batches())

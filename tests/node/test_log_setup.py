@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -138,3 +139,17 @@ def test_a_line_that_was_cut_is_finished_before_the_next() -> None:
     handler.emit(record("next"))
 
     assert out == b"a line of twenty-five\nnext\n"
+
+
+def test_who_shares_the_file_loses_no_line(tmp_path: Path) -> None:
+    """As in `command > log 2>&1`: one position for both, so that neither writes over the other."""
+    shared = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    write = NonBlockingWriter(shared)
+
+    write(b"ours\n")
+    os.write(shared, b"theirs\n")
+    write(b"ours again\n")
+
+    assert b"ours\ntheirs\nours again\n" == (tmp_path / "log").read_bytes()
+    write.close()
+    os.close(shared)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,6 +36,8 @@ OFFSET_LIMIT = 2**53
 ASK_TIMEOUT_S = 5.0
 # Partitions that an error lists.
 MOST_NAMED = 20
+# Of each partition of a topic, its start and end.
+Bounds = Mapping[int, tuple[int, int]]
 
 
 class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +55,7 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
-    """A cursor in one partition, and where that partition ends (committed)."""
+    """A cursor in one partition, and where that partition ends (committed). Without a name: no cursor."""
 
     name: str
     partition: int
@@ -87,12 +89,12 @@ class CursorRoutes:
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         after = request.query.get("after", "")
-        found = await self.named(topic, lambda name: name.startswith(prefix) and name > after)
+        found, bounds = await self.named(topic, lambda name: name.startswith(prefix) and name > after)
         names = sorted(found)
         page = names[:limit]
         answer: dict[str, Any] = {
             "topic": topic,
-            "cursors": [cursor_document(topic, name, found[name]) for name in page],
+            "cursors": [cursor_document(topic, name, found[name], bounds) for name in page],
         }
         headers = []
         if len(names) > limit:
@@ -103,12 +105,12 @@ class CursorRoutes:
 
     async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
         """GET /v1/topics/{topic}/cursors/{cursor}."""
-        states = await self._everywhere(topic, _checked(cursor))
+        states, bounds = await self._everywhere(topic, _checked(cursor))
         if not states:
             raise Problem(
                 "no_such_cursor", f"topic {topic!r} has no cursor {cursor!r}", field="cursor", value=cursor
             )
-        return Response.json(cursor_document(topic, cursor, states))
+        return Response.json(cursor_document(topic, cursor, states, bounds))
 
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
         """PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
@@ -132,7 +134,7 @@ class CursorRoutes:
                     expected_owner=change.expected_owner,
                 )
             )
-        return Response.json(cursor_document(topic, cursor, await self._all(steps)))
+        return Response.json(cursor_document(topic, cursor, await self._all(steps), {}))
 
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """DELETE /v1/topics/{topic}/cursors/{cursor}."""
@@ -145,19 +147,25 @@ class CursorRoutes:
 
     # -- steps ---------------------------------------------------------------------------
 
-    async def named(self, topic: str, wanted: Callable[[str], bool]) -> dict[str, list[CursorState]]:
-        """The cursors of a topic whose names are wanted, by name."""
+    async def named(
+        self, topic: str, wanted: Callable[[str], bool]
+    ) -> tuple[dict[str, list[CursorState]], Bounds]:
+        """The cursors of a topic whose names are wanted, by name; and start and end of each partition."""
         found: dict[str, list[CursorState]] = {}
-        for state in await self._everywhere(topic, ""):
+        states, bounds = await self._everywhere(topic, "")
+        for state in states:
             if wanted(state.name):
                 found.setdefault(state.name, []).append(state)
-        return found
+        return found, bounds
 
-    async def _everywhere(self, topic: str, name: str) -> list[CursorState]:
+    async def _everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
+        """Where the cursor (or, with an empty name, each) stands, and start and end of each partition."""
         record = self._topics.record(topic)
-        return await self._all(
+        states = await self._all(
             [CursorRequest(topic, number, "get", name) for number in range(record.partitions)]
         )
+        bounds = {each.partition: (each.start_offset, each.end_offset) for each in states if not each.name}
+        return [state for state in states if state.name], bounds
 
     async def _all(self, steps: list[CursorRequest]) -> list[CursorState]:
         """Carry out all steps side by side; the first failure is raised once all have ended."""
@@ -209,6 +217,10 @@ class CursorRoutes:
                     now_ms=self._shard.clock.wall_ms(),
                 )
         found = []
+        if step.operation == "get":
+            # Of no cursor: how much there is to read where one was never committed.
+            start, end = partition.start_offset, partition.end_offset
+            found.append(CursorState("", partition.number, start, 0, "", start, end))
         for name in names:
             cursor = partition.cursor(name)
             if cursor is not None:
@@ -278,10 +290,18 @@ def _checked(name: str) -> str:
     return name
 
 
-def cursor_document(topic: str, name: str, states: list[CursorState]) -> dict[str, Any]:
-    """A cursor as it is answered: by partition, where it stands, how far behind, and whose it is."""
+def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> dict[str, Any]:
+    """A cursor as it is answered: by partition, where it stands, how far behind, and whose it is.
+
+    `bounds` are start and end of each partition: one where it was never committed is unread as a whole.
+    """
     ordered = sorted(states, key=lambda state: state.partition)
+    known = {state.partition for state in states}
+    unread = {
+        str(number): end - start for number, (start, end) in sorted(bounds.items()) if number not in known
+    }
     lags = {str(state.partition): max(0, state.end_offset - state.position) for state in ordered}
+    lags |= unread
     # Records that it never passed, and that retention gave up.
     gone = {
         str(state.partition): state.start_offset - state.position

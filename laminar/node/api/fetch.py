@@ -105,7 +105,8 @@ class FetchRoutes:
         if request.headers[FORWARDED] != "1":
             raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
         where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
-        return served if served.leads else await self.pass_on(request, where)
+        here = self._shard.partitions.get((topic, number))
+        return here if here is not None and here.leads else await self.pass_on(request, where)
 
     async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
         """The partition if it is led here, else the leader's answer. For what may be repeated."""

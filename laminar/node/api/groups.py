@@ -88,7 +88,9 @@ class GroupRoutes:
     async def group(self, request: Request, topic: str, group: str) -> Response:
         """GET /v1/topics/{topic}/groups/{group}."""
         state = await self._at_leader(self._step(topic, "describe", group))
-        found = await self._cursors.named(topic, lambda name: name == group or name.startswith(f"{group}."))
+        found, bounds = await self._cursors.named(
+            topic, lambda name: name == group or name.startswith(f"{group}.")
+        )
         if not state.members and not found:
             raise Problem(
                 "no_such_group",
@@ -103,7 +105,7 @@ class GroupRoutes:
                 "mode": state.members[0].mode if state.members else None,
                 "forming": state.forming,
                 "members": state.members,
-                "cursors": [cursor_document(topic, name, found[name]) for name in sorted(found)],
+                "cursors": [cursor_document(topic, name, found[name], bounds) for name in sorted(found)],
             }
         )
 
