@@ -14,6 +14,7 @@
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
+# make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
 # make clean  remove what the others leave behind (not .venv)
 #
@@ -26,7 +27,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 CODE := laminar raft membership router ebpf tests benches
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults spark-faults clean pins java steer-deps
+  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -50,6 +51,10 @@ test-long: .venv/.spark java
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "make test-long SEED=$$seed"; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
 	  --ignore=tests/spark --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800
+
+# Every case of the table of damage, of which `make test` runs a part.
+log-damage: .venv/.core
+	$(BIN)/python -m tests.log.damage_table
 
 # The storage's state machine alone, for as long as a coffee: 2,000 runs of up to 50 steps.
 log-long: .venv/.core
