@@ -43,6 +43,8 @@ class Keeper:
         self.on_damage: Callable[[Log, DamagedRange], None] | None = None
         # Told of it too: the rest of that log is to be looked at soon.
         self.on_suspicion: Callable[[], None] | None = None
+        # Logs with segments that were verified since their notes were written.
+        self._unnoted: dict[Log, None] = {}
         self.found = 0
         self.repaired = 0
         self.refused_repairs = 0
@@ -91,10 +93,20 @@ class Keeper:
         log.quarantine.lift(index)
         return self.note(log)
 
-    def sealed(self, log: Log, first_index: int, sealed: Sealed) -> asyncio.Future[None]:
-        """A segment was verified."""
+    def sealed(self, log: Log, first_index: int, sealed: Sealed) -> None:
+        """A segment was verified; `note_sealed` makes that durable."""
         log.quarantine.sealed[first_index] = sealed
-        return self.note(log)
+        self._unnoted[log] = None
+
+    def note_sealed(self) -> None:
+        """Make durable which segments were verified since the last call.
+
+        A log's notes are written as a whole, in the thread that all segment writes pass: with each segment
+        that would be work of the square of their number. What a crash takes is verified again.
+        """
+        unnoted, self._unnoted = self._unnoted, {}
+        for log in unnoted:
+            self.note(log)
 
     # Repair
 

@@ -29,6 +29,8 @@ _log = logging.getLogger("laminar.scrubber")
 _PIECE_BYTES = MIB
 _IDLE_S = 60.0
 _HURRY_S = 1.0
+# So often it is made durable which segments were verified.
+_NOTE_EVERY_MS = 60_000
 _DAY_MS = 24 * 3_600_000
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -110,13 +112,22 @@ class Scrubber:
                 _log.warning("%s: what is damaged cannot be looked at again: %s", log.name, error)
         self._waiting = self._due()
         before = self.verified_segments, self.verified_bytes, self.damaged_batches
-        while self._waiting:
-            due = self._waiting.pop()
-            try:
-                await self._verify(due.log, due.first_index)
-            except DiskError as error:
-                self.errors += 1
-                _log.warning("%s: segment %d cannot be verified: %s", due.log.name, due.first_index, error)
+        noted_ms = self._clock_ms()
+        try:
+            while self._waiting:
+                due = self._waiting.pop()
+                try:
+                    await self._verify(due.log, due.first_index)
+                except DiskError as error:
+                    self.errors += 1
+                    _log.warning(
+                        "%s: segment %d cannot be verified: %s", due.log.name, due.first_index, error
+                    )
+                if not 0 <= self._clock_ms() - noted_ms < _NOTE_EVERY_MS:
+                    self._keeper.note_sealed()
+                    noted_ms = self._clock_ms()
+        finally:
+            self._keeper.note_sealed()
         segments, size, damaged = (
             self.verified_segments - before[0],
             self.verified_bytes - before[1],

@@ -318,3 +318,23 @@ def test_a_second_look_at_damage_that_comes_to_nothing_ends_no_pass(monkeypatch:
         assert (3, [4]) == (scrub.errors, list(log.quarantine.sealed))
 
     run(main())
+
+
+def test_notes_of_verified_segments_are_written_once_a_minute_and_not_for_each() -> None:
+    """They are written whole, before the next write of any segment."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        storage = open_inline(disk)
+        await fill(storage, 1, segments=30)
+        await storage.checkpoint()
+        written: list[str] = []
+        disk.on_step = lambda operation, path: (
+            written.append(path) if operation == "write" and "/health" in path else None
+        )
+        time = Time()
+        await scrubber(storage, time).once()
+        assert 29 == len(storage.logs[1].quarantine.sealed)
+        assert len(written) <= 2, "two copies of one document"
+
+    run(main())
