@@ -245,6 +245,12 @@ class RealDisk:
         while path and not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)
+        # The last that is there may have been made by a process that was killed before it synced the name.
+        try:
+            self.sync_directory(os.path.dirname(path) or ".")
+        except DiskError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM):
+                raise  # where we may not look nobody of ours has made anything
         for directory in reversed(missing):
             try:
                 os.mkdir(directory, 0o750)

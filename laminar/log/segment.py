@@ -214,9 +214,9 @@ class SegmentFile:
             return None
 
     def mend_rows(self, slot: int, rows: bytes, *, cuts: int) -> None:
-        """Put rows that were made from the frames into the index file, if it was not cut since."""
+        """Put rows that were made from the frames into the index file, if it was not cut or removed since."""
         with self._lock:
-            if self.cuts == cuts:
+            if self.cuts == cuts and self._exists:
                 file = self._index.open(create=True)
                 if file.size() < INDEX_HEAD_SIZE:
                     self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
@@ -294,9 +294,10 @@ class SegmentFile:
         self._exists = False
         self._removals += 1
         disk = self._resources.files.disk
-        disk.unlink(self._data.path)
-        disk.unlink(self._index.path)
-        self.forget()
+        with self._lock:
+            disk.unlink(self._data.path)
+            disk.unlink(self._index.path)
+            self.forget()
         self._index_made = False
         self._rows = []
         self.rows_written = 0

@@ -115,3 +115,20 @@ def test_a_lock_is_held_by_one(place: tuple[Disk, str]) -> None:
     assert errno.EAGAIN == refused.value.errno
     lock.close()
     disk.lock(f"{directory}/lock", wait=False).close()
+
+
+def test_a_directory_that_is_there_already_has_its_name_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it may have been killed before he synced it."""
+    (tmp_path / "data").mkdir()
+    synced: list[str] = []
+    sync = RealDisk.sync_directory
+    monkeypatch.setattr(
+        RealDisk, "sync_directory", lambda disk, path: (synced.append(path), sync(disk, path))
+    )
+
+    RealDisk().make_directory(f"{tmp_path}/data")
+    RealDisk().make_directory(f"{tmp_path}/data/home")
+
+    assert [f"{tmp_path}", f"{tmp_path}", f"{tmp_path}/data"] == synced

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from laminar.log import DamagedRange, RealDisk, Storage, StorageSettings
+from laminar.log.resources import Resources
 from laminar.log.rows import ROW_SIZE, UNKNOWN_KIND
-from laminar.log.segment import CHUNK_ROWS, INDEX_HEAD_SIZE, index_name, segment_name
+from laminar.log.segment import CHUNK_ROWS, INDEX_HEAD_SIZE, SegmentFile, index_name, segment_name
 from laminar.log.worker import InlineWorker
 from tests.disks.fault_disk import FaultDisk
 from tests.log.counting_disk import CountingDisk
@@ -302,3 +303,17 @@ def test_a_rotten_header_is_bridged(with_index: bool) -> None:
         assert 2 == len(await found.read(4, 5, max_bytes=10_000))
 
     run(main())
+
+
+def test_a_removed_segment_gets_no_index_file_from_a_reader_that_mends_it() -> None:
+    disk = FaultDisk()
+    disk.make_directory("logs")
+    segment = SegmentFile(Resources(disk, open_files=10, row_bytes=1000), "logs", first_index=1, log_id=1)
+    segment.write(0, [bytes(200)], [bytes(ROW_SIZE)], 1 << 20)
+    segment.flush_rows()
+    assert 2 == len(disk.list("logs"))
+    segment.remove()
+
+    segment.mend_rows(0, bytes(ROW_SIZE), cuts=0)
+
+    assert [] == disk.list("logs")
