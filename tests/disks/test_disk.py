@@ -124,9 +124,12 @@ def test_a_directory_that_is_there_already_has_its_name_synced(
     (tmp_path / "data").mkdir()
     synced: list[str] = []
     sync = RealDisk.sync_directory
-    monkeypatch.setattr(
-        RealDisk, "sync_directory", lambda disk, path: (synced.append(path), sync(disk, path))
-    )
+
+    def noted(disk: RealDisk, path: str) -> None:
+        synced.append(path)
+        sync(disk, path)
+
+    monkeypatch.setattr(RealDisk, "sync_directory", noted)
 
     RealDisk().make_directory(f"{tmp_path}/data")
     RealDisk().make_directory(f"{tmp_path}/data/home")

@@ -270,8 +270,8 @@ def main() -> int:
             defects += 1
             print(f"{case} {case.paths}: {type(error).__name__}: {error}")
         table.setdefault((case.folder, case.kind, case.how), Counter())[found] += 1
-    for (folder, kind, how), found in table.items():
-        print(f"{folder:7} {kind:28} {how:28} {', '.join(sorted(found))}")
+    for (folder, kind, how), outcomes in table.items():
+        print(f"{folder:7} {kind:28} {how:28} {', '.join(sorted(outcomes))}")
     print(f"log-damage: cases={sum(map(Counter.total, table.values()))} defects={defects}")
     return 1 if defects else 0
 
