@@ -34,14 +34,13 @@ _KINDS = (
     (re.compile(r".*/health-.*"), "notes"),
     (re.compile(r".*/journal-\d+"), "journal"),
     (re.compile(r".*/spare.*"), "spare"),
+    (re.compile(r".*/end-mark"), "end mark"),
     (re.compile(r".*\.index"), "index"),
     (re.compile(r".*/0*1\.log"), "first segment"),
     (re.compile(r".*/0*5\.log"), "middle segment"),
     (re.compile(r".*/0*9\.log"), "last segment"),
 )
 _COPIES = ("checkpoint", "manifest", "notes")
-# Large damage at a killed journal's end: its rule and its tests are those of the journal.
-_ELSEWHERE = {("killed", "journal", "half"), ("killed", "journal", "0 bytes")}
 
 
 @dataclass(frozen=True)
@@ -174,8 +173,7 @@ def cases(made: dict[str, Folder]) -> Iterator[Case]:
             kind = kind_of(path)
             assert kind is not None, f"{path} is of no kind that is known here"
             for how in HOW:
-                if (name, kind, how) not in _ELSEWHERE:
-                    yield Case(name, kind, how, (path,))
+                yield Case(name, kind, how, (path,))
             if kind in _COPIES:
                 copies.setdefault(kind, []).append(path)
         for kind, paths in copies.items():

@@ -310,7 +310,7 @@ def test_a_removed_segment_gets_no_index_file_from_a_reader_that_mends_it() -> N
     disk.make_directory("logs")
     segment = SegmentFile(Resources(disk, open_files=10, row_bytes=1000), "logs", first_index=1, log_id=1)
     segment.write(0, [bytes(200)], [bytes(ROW_SIZE)], 1 << 20)
-    segment.flush_rows()
+    segment.prepare_sync()
     assert 2 == len(disk.list("logs"))
     segment.remove()
 
