@@ -322,8 +322,12 @@ class Core(Elector):
         """Do what is due at `now_ms`; at a deadline itself it is due."""
         if self._leadership is not None:
             if not self._leadership.expire(now_ms=now_ms):
-                self._note("quorum lost", term=self.term)
+                is_unreached = self._leadership.is_unreached
+                self._note("not received" if is_unreached else "quorum lost", term=self.term)
                 self._become_follower(self.term, 0, now_ms=now_ms)
+                if is_unreached:
+                    # Our log is the longest, but another's entries may come through.
+                    self._timer.postpone(by_ms=2 * self._settings.election_timeout_ms)
         elif (
             not self._rests
             and self._timer.overdue(now_ms=now_ms)

@@ -21,15 +21,20 @@ from raft.rest import Rest
 from raft.sender import Sender
 from raft.values import Entry, Settings
 
+# A leader that has reached no majority with its entries for so many election timeouts steps down.
+UNREACHED_CHECKS = 4
+
 
 class Leadership:
     """One leader in one term. `finished` says that it must step down after the next flush."""
 
     __slots__ = (
+        "_committed_at_check",
         "_committed_at_tick",
         "_effects",
         "_heartbeat_deadline_ms",
         "_incarnation_of",
+        "_last_at_check",
         "_log",
         "_others",
         "_quorum_deadline_ms",
@@ -38,6 +43,7 @@ class Leadership:
         "_settings",
         "_tick_round",
         "_transfer_deadline_ms",
+        "_unreached",
         "_voters",
         "finished",
         "held",
@@ -82,6 +88,9 @@ class Leadership:
         self._round = 0
         self._tick_round = 0
         self._committed_at_tick = log.committed_index
+        # As they were at the last check of the quorum, and for how many of these no entry has come through.
+        self._committed_at_check = self._last_at_check = log.committed_index
+        self._unreached = 0
         # The no-op announces us; the first heartbeat has time.
         self._heartbeat_deadline_ms = now_ms + settings.heartbeat_ms
         self._quorum_deadline_ms = now_ms + settings.election_timeout_ms
@@ -99,10 +108,14 @@ class Leadership:
         return min(deadline_ms, self._transfer_deadline_ms) if self.transfer_target else deadline_ms
 
     def expire(self, *, now_ms: int) -> bool:
-        """Do what is due; False if a majority was not heard from for an election timeout (check-quorum)."""
+        """Do what is due; False if we must step down.
+
+        That is where a majority was not heard from for an election timeout (check-quorum), or is heard and
+        gets nothing of what it should append: then `is_unreached`.
+        """
         if now_ms >= self._quorum_deadline_ms:
             self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
-            if not self._quorum_is_active():
+            if not self._quorum_is_active() or self.is_unreached:
                 return False
         if self.transfer_target and now_ms >= self._transfer_deadline_ms:
             self.transfer_target = 0
@@ -117,6 +130,11 @@ class Leadership:
                 # What told the target to stand may have been lost.
                 self._hand_over()
         return True
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether entries wait, and for some election timeouts none has come through to a majority."""
+        return self._unreached >= UNREACHED_CHECKS
 
     @property
     def is_complete(self) -> bool:
@@ -187,13 +205,31 @@ class Leadership:
     def wake(self, *, now_ms: int, soon: bool) -> None:
         """Beat and count again; with `soon` at once, else when the next heartbeat would be due."""
         self.rest.wake()
+        self._unreached = 0
         interval_ms = self._settings.heartbeat_ms
         self._heartbeat_deadline_ms = now_ms if soon else now_ms - now_ms % interval_ms + interval_ms
         self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
         for progress in self._others:
             progress.active = False  # Heard of long ago is not heard of now.
 
+    def _look_who_receives(self) -> None:
+        """Count the checks at which entries wait, nothing was committed, and no append reached a majority.
+
+        A follower that is slow to sync has received what it holds in memory; one that is damaged answers.
+        """
+        log = self._log
+        waits = self._last_at_check > log.committed_index == self._committed_at_check
+        received = sum(
+            p is self.own or p.received or p.needs_catch_up or p.received_index >= self._last_at_check
+            for p in self._voters
+        )
+        self._unreached = self._unreached + 1 if waits and received < majority(len(self._voters)) else 0
+        self._committed_at_check, self._last_at_check = log.committed_index, log.last_index
+        for progress in self._others:
+            progress.received = False
+
     def _quorum_is_active(self) -> bool:
+        self._look_who_receives()
         heard = 0
         for progress in self._voters:
             heard += progress.active or progress is self.own
@@ -318,6 +354,7 @@ class Leadership:
             return False
         progress.active = True
         progress.silent = False
+        progress.received = True
         if message.hint_term and not message.rejected:
             held = self._log.term(message.hint_index)
             if held is not None and held != message.hint_term:
@@ -359,6 +396,9 @@ class Leadership:
             return False
         progress.active = True
         progress.silent = False
+        if message.match_index > progress.received_index:
+            progress.received_index = message.match_index
+            progress.received = True
         self._agreed(progress, message)
         if message.round > progress.acked_round:
             progress.acked_round = message.round

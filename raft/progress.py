@@ -36,6 +36,8 @@ class Progress:
         "match_index",
         "next_index",
         "probe_sent",
+        "received",
+        "received_index",
         "replica_id",
         "resume_index",
         "sent_commit",
@@ -59,6 +61,10 @@ class Progress:
         self.sent_commit = 0
         self.acked_round = 0
         self.match_at_tick = 0
+        # How much of our log it has, durable or not, as it said last; and whether an append has reached it
+        # since the last check of the quorum.
+        self.received_index = 0
+        self.received = False
         # While it is caught up: the entry from which on appends may serve it again.
         self.resume_index = 0
         self.incarnation = incarnation

@@ -21,6 +21,7 @@ one write. Handshake, calls, pings and reconnecting are `laminar.node.transport`
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -51,6 +52,10 @@ _JOIN_BELOW_BYTES = 4 << 10
 vector.
 """
 _BULK_HIGH_WATER_BYTES = 1 << 20
+STUCK_MS = 60_000
+"""What the other end has not acknowledged for so long ends a connection; else the kernel tries for a quarter
+of an hour. Longer than a peer that has no room stops reading.
+"""
 
 
 class FrameKind(IntEnum):
@@ -253,6 +258,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        _end_when_stuck(self.transport)
         if self.closing:  # aborted while the connection was being made
             self.transport.abort()
             return
@@ -381,3 +387,10 @@ def join_small(parts: Sequence[Buffer]) -> list[Buffer]:
     if run:
         joined.append(b"".join(run))
     return joined
+
+
+def _end_when_stuck(transport: asyncio.Transport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)

@@ -348,13 +348,17 @@ class Schedule:
     def check_held(self) -> None:
         """What is committed is with a member, unless too many forgot. One that was removed may be deleted."""
         members = [self.replicas[each] for each in self.recorded()]
+        changes = [entry.configuration.voters for entry, _, _ in self.committed if entry.configuration]
+        present = changes[-1] if changes else self.configuration.voters
         for entry, voters, _ in self.committed:
             if any(self.holds(each, entry) for each in members):
                 continue
-            marked = sum(self.replicas[each].marked for each in voters)
-            if 2 * marked < len(voters):
-                raise Broken(f"{entry} of {voters} is gone, and only {marked} forgot")
+            if not any(self.too_many_forgot(each) for each in (voters, present)):
+                raise Broken(f"{entry} of {voters} is gone, and only a minority of {present} forgot")
             self.gone = True
+
+    def too_many_forgot(self, voters: tuple[int, ...]) -> bool:
+        return 2 * sum(self.replicas[each].marked for each in voters) >= len(voters)
 
     @staticmethod
     def holds(replica: Replica, entry: Entry) -> bool:

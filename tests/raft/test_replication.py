@@ -389,3 +389,29 @@ def test_nothing_is_cut_behind_an_entry_whose_term_damage_hides() -> None:
     ready = replica.receive(append, now_ms=2)
     assert 4 == ready.truncate_from
     assert [4] == [m.match_index for m in ready.messages_after_sync if isinstance(m, AppendAnswer)]
+
+
+def test_a_leader_whose_appends_are_lost_steps_down_and_slow_disks_depose_nobody() -> None:
+    """Heartbeats take another connection: the followers hear it, and nothing can be committed."""
+    network = Network()
+    leader = network.elect(1)
+    network.pass_time(1_000)
+    leader.propose(b"slow", now_ms=network.now_ms)
+    for _ in range(60):
+        network.pass_time(200, settle=False)
+        network.settle(sync=False)
+    assert network.leaders() == [1] and leader.core.committed_index < leader.core.last_index
+    network.settle()
+    assert leader.core.committed_index == leader.core.last_index
+
+    network.drop = lambda message: isinstance(message, Append) and message.sender == 1
+    network.pass_time(20_000)
+    assert network.leaders() == [1], "nothing waits"
+    leader.propose(b"lost", now_ms=network.now_ms)
+    network.pass_time(20_000)
+    other = network.leader()
+    assert other is not leader and network.leaders() == [other.replica_id]
+    other.propose(b"new", now_ms=network.now_ms)
+    network.settle()
+    network.pass_time(1_000)
+    assert [b"slow", b"new"] == leader.data == other.data

@@ -38,6 +38,8 @@ class Wires:
         self.rng = rng
         self.listening: dict[Address, SimTransport] = {}
         self.cuts: set[tuple[str, str]] = set()
+        # (node, channel): what this node sends over its connections of this kind is lost.
+        self.stuck: set[tuple[str, Channel]] = set()
         self.loss = 0.0
         self.duplication = 0.0
         self.reorder = 0.0
@@ -64,6 +66,8 @@ class Wires:
         copies = 1
         if not sender.owns(address):
             chance = self.rng.random
+            if (sender.host, channel) in self.stuck:
+                return
             if self.loss and chance() < self.loss:
                 return
             if self.duplication and chance() < self.duplication:

@@ -97,8 +97,8 @@ PROTOCOL = [
     case(
         "no check-quorum",
         "raft.leadership:Leadership.expire",
-        "if not self._quorum_is_active():",
-        "if not self._quorum_is_active() and False:",
+        "if not self._quorum_is_active() or self.is_unreached:",
+        "if (not self._quorum_is_active() and False) or self.is_unreached:",
         tests_only=True,
     ),
     case(
@@ -364,6 +364,22 @@ PROTOCOL = [
         "and message.commit == log.committed_index == log.last_index == self.matched_index",
         "",
         tests=REST,
+    ),
+    case(
+        "a leader whose entries reach nobody leads on",
+        "raft.leadership:Leadership.is_unreached",
+        "self._unreached >= UNREACHED_CHECKS",
+        "False",
+        tests=("tests/raft/test_replication.py",),
+        tests_only=True,
+    ),
+    case(
+        "slow disks depose a leader",
+        "raft.leadership:Leadership._look_who_receives",
+        "p.received or p.needs_catch_up or p.received_index >= self._last_at_check",
+        "p.match_index >= self._last_at_check",
+        tests=("tests/raft/test_replication.py",),
+        tests_only=True,
     ),
     case(
         "a quiet leader rests on with a minority",
