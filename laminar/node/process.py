@@ -38,7 +38,7 @@ from laminar.node.rounds import Look, Rounds
 from laminar.node.transport import Address, Peer
 from laminar.node.view import View
 from laminar.node.wire import Buffer, ConfigurationRecord
-from membership.lives import Life, contradicts
+from membership.lives import Life, contradicts, newer
 from raft.messages import NUMBER_LIMIT
 from raft.values import HardState, Settings
 
@@ -75,6 +75,8 @@ class Process:
         self.methods: dict[str, Method] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._rounds = Rounds(spawn=self.spawn, on_error=self.fatal)
+        # By node: the newest life that a process of it has shown to this one.
+        self._greeted: dict[str, Life] = {}
         # By node and role: whether its present process is heard, by what was known when that was found out.
         self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
         secret = boot.settings.secret
@@ -160,7 +162,8 @@ class Process:
         """
         if peer.node == self.boot.node:
             return True
-        known = self.known_life(peer.node)
+        told = self.known_life(peer.node)
+        known = newer(told, self._greeted.get(peer.node))
         verdict = self._verdicts.get((peer.node, peer.role))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
             return verdict[2]
@@ -168,13 +171,26 @@ class Process:
             return False
         admitted = known is None or not chain_contradicts(peer.chain, known)
         self._verdicts[peer.node, peer.role] = peer, known, admitted
-        if known is not None and not admitted:
-            _log.error(
+        if admitted:
+            self._greeted_by(peer)
+        elif known is not None:
+            # The last words of a process that has ended may come after its successor's first.
+            _log.log(
+                logging.ERROR if known is told else logging.WARNING,
                 "nothing that process %d of node %s says of consensus is heard: the node's data folder is an "
                 "older copy than that of start %d, page %d",
                 *(peer.role, peer.node, known.number, known.page),
             )
         return admitted
+
+    def _greeted_by(self, peer: Peer) -> None:
+        """Whatever its node is promised in this life must be known to its folder from now on, also before the
+        catalog has heard of that life.
+        """
+        lives = msgspec.msgpack.decode(peer.chain, type=list[Life]) if peer.chain else []
+        shown = newer(self._greeted.get(peer.node), lives[-1] if lives else None)
+        if shown is not None:
+            self._greeted[peer.node] = shown
 
     async def listen(self) -> None:
         """Serve the other processes: TCP for other nodes, an abstract Unix socket for this one's."""

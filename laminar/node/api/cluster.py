@@ -74,6 +74,8 @@ class ClusterRoutes:
             "status": view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
             "alive": view.alive(name),
             "rolled_back": record.rolled_back,
+            # Which start of its data folder the catalog knows of: a copy older than that is refused.
+            "start": record.life.number if record.life is not None else 0,
         }
 
     async def nodes(self, request: Request) -> Response:
