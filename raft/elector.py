@@ -67,6 +67,8 @@ class Elector:
         self.leader_id = 0
         # Whether we may have forgotten what we once acknowledged; it goes with every grant of ours.
         self.marked = marked
+        # Who else said that it leads our term, which must never be; 0: nobody. The driver resets it.
+        self.second_leader = 0
         # Messages and completions that were not acted upon, by reason.
         self.dropped: dict[str, int] = {}
         self._identity = Identity(cluster, group, replica_id, incarnation)
@@ -279,6 +281,7 @@ class Elector:
         if following.leader_id != sender:
             if following.leader_id or self._leadership is not None:
                 self._drop("second_leader", message)
+                self.second_leader = sender
                 return False
             following.leader_id = sender
             if not self.marked:

@@ -139,6 +139,7 @@ class Driver:
         self.unknown_groups = 0
         self.bad_frames = 0
         self.refused_frames = 0
+        self.second_leaders = 0
         self.syncs = 0
         self.proposals = 0
         self.stalls = 0
@@ -242,6 +243,16 @@ class Driver:
         """Hand the leadership over to a voter."""
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
+
+    def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> None:
+        """All replicas of the group have said where their logs end, and this is the latest end."""
+        now_ms = self._clock.monotonic_ms()
+        self._step(
+            replica,
+            lambda core: core.release(
+                incarnation=incarnation, last_term=last_term, last_index=last_index, now_ms=now_ms
+            ),
+        )
 
     async def hand_over(self, *, timeout_s: float) -> None:
         """Before an orderly end: give each leadership to the follower that is furthest, and wait for it."""
@@ -415,6 +426,8 @@ class Driver:
         if replica.core.forgetful:
             self._mark_forgetful(replica)
             return
+        if replica.core.second_leader:
+            self._say_two_leaders(replica)
         ready = replica.core.take_ready()
         must_sync = False
         # Before the entries: should the journal's frame be cut between them, a log must not be of a later
@@ -464,6 +477,25 @@ class Driver:
         self._elections.settled(replica)
         self._pairs.settled(replica)
         self._timers.schedule(replica)
+
+    def _say_two_leaders(self, replica: Replica) -> None:
+        """Two replicas have led one term: one of them has forgotten a vote, and what was acknowledged may be
+        gone. Nothing else that can be said of a group is as bad.
+        """
+        core = replica.core
+        other, core.second_leader = core.second_leader, 0
+        self.second_leaders += 1
+        if core.dropped["second_leader"] == 1:
+            _log.critical(
+                "%s: replica %d on %s says that it leads term %d, and replica %d on %s leads it: "
+                "acknowledged records may be lost",
+                replica.name,
+                other,
+                replica.nodes.get(other, "an unknown node"),
+                core.term,
+                core.leader_id,
+                replica.leader_node,
+            )
 
     def _mark_forgetful(self, replica: Replica) -> None:
         """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
@@ -615,6 +647,7 @@ class Driver:
             "dropped_messages": self._outbox.dropped_messages + self.unknown_groups,
             "bad_frames": self.bad_frames,
             "refused_frames": self.refused_frames,
+            "second_leaders": self.second_leaders,
             "stalls": self.stalls,
             "receive_pauses": self.receive_budget.pauses,
             "elections_waiting": len(self._elections),

@@ -250,18 +250,16 @@ class Releases:
 
     def _release(self, floors: list[Floor]) -> None:
         driver = self._process.driver
-        now_ms = self._process.clock.monotonic_ms()
         for floor in floors:
             replica = driver.replicas.get(floor.group)
             if replica is None or replica.replica_id != floor.replica_id:
                 continue
-            replica.core.release(
+            driver.release(
+                replica,
                 incarnation=floor.incarnation,
                 last_term=floor.last_term,
                 last_index=floor.last_index,
-                now_ms=now_ms,
             )
-            driver.settle(replica)
 
 
 def is_leaderless(replica: Replica) -> bool:

@@ -513,3 +513,23 @@ async def test_pitfall_46_append_times_never_go_back_over_leaders_whose_clocks_d
         times = [Header.unpack(frame).append_time_ms for frame in cluster.alive[0].frames()]
         assert times == sorted(times)
         cluster.check_equal()
+
+
+async def test_two_leaders_of_one_term_are_the_loudest_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    """It must never be, and if it is, somebody has to know: once in the log, and counted."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        follower, third = cluster.followers(leader)
+        replica = follower.replica
+        await cluster.until(lambda: replica.core.leader_id == leader.replica.replica_id)
+        beat = Heartbeat(
+            *(replica.core._cluster, GROUP, third.replica.replica_id, replica.replica_id),
+            *(third.replica.core.incarnation, replica.core.term, 0, 1),
+        )
+        for _ in range(2):
+            replica.core.receive(beat, now_ms=follower.clock.monotonic_ms())
+            follower.driver.settle(replica)
+
+        assert follower.driver.statistics()["second_leaders"] == 2
+        said = [each for each in caplog.records if "says that it leads term" in each.getMessage()]
+        assert [each.levelname for each in said] == ["CRITICAL"]

@@ -51,6 +51,8 @@ AT_ONCE = 2
 LAST_PIECES = 4
 CALL_TIMEOUT_S = 60.0
 PAUSE_S = 0.2
+# So long a replica that is caught up is kept from standing because its shard has no room.
+ROOM_PATIENCE_S = 30.0
 # After a try that came to nothing the next from the same source waits so long, and each time twice as long.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
@@ -241,12 +243,17 @@ class Installer:
         await self._keep_derived(new, tables)
 
     async def _room(self, partition: Partition) -> None:
-        """Wait while this shard has no room for more; the old replica must still be there."""
+        """Wait while this shard has no room for more, but not for long: meanwhile the replica does not stand,
+        and may be the only one that could lead. The old replica must still be there.
+        """
+        patient_until_s = _now_s() + ROOM_PATIENCE_S
         while True:
             if not self._home.driver.drives(partition.replica):
                 raise Abandoned("the replica has gone meanwhile")
             if not self._home.storage.refusal:
                 return
+            if _now_s() >= patient_until_s:
+                raise Abandoned(f"this shard has had no room for {ROOM_PATIENCE_S:g} s")
             await asyncio.sleep(PAUSE_S)
 
     async def _keep_derived(self, log: Log, tables: Tables) -> None:
