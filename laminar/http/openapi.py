@@ -13,6 +13,17 @@ from laminar.http.routes import ROUTES, Body
 _NAME = re.compile(r"\{(\w+)\}")
 
 
+# Parameters that are whole numbers; some of the same names are texts elsewhere.
+_PATH_NUMBERS = frozenset({"partition", "offset", "version", "number", "part"})
+_QUERY_NUMBERS = frozenset(
+    "limit max_bytes wait_ms to min_offset logical epoch sequence stage before parts size_bytes".split()
+)
+
+
+def _schema(name: str, numbers: frozenset[str]) -> dict[str, Any]:
+    return {"type": "integer", "minimum": 0} if name in numbers else {"type": "string"}
+
+
 @lru_cache(maxsize=1)
 def openapi_document() -> dict[str, Any]:
     """An OpenAPI 3.1 document of every route; errors are one shared response."""
@@ -24,18 +35,20 @@ def openapi_document() -> dict[str, Any]:
             "operationId": route.operation,
             "summary": route.summary,
             "parameters": [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                {"name": name, "in": "path", "required": True, "schema": _schema(name, _PATH_NUMBERS)}
                 for name in _NAME.findall(route.template)
             ]
-            + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query],
+            + [
+                {"name": name, "in": "query", "schema": _schema(name, _QUERY_NUMBERS)} for name in route.query
+            ],
             "responses": {
                 "2XX": {"description": "done"},
                 "default": {"$ref": "#/components/responses/Problem"},
             },
         }
         if route.body is not Body.NONE:
-            kind = "application/json" if route.body is Body.JSON else "*/*"
-            operation["requestBody"] = {"content": {kind: {}}}
+            document = {"application/json": {"schema": {"type": "object"}}}
+            operation["requestBody"] = {"content": document if route.body is Body.JSON else {"*/*": {}}}
         paths.setdefault(route.template, {})[route.method.lower()] = operation
     problem = {
         "type": "object",

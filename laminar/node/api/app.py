@@ -193,6 +193,10 @@ class Api:
         """Before the body: does the route exist, is the body small enough, would another be better asked?"""
         if request.head.memo is None:  # else it was the same head, and was let pass
             self._sites.check(request.head)
+            if FORWARDED in request.head.headers:
+                raise Problem(
+                    "invalid", "only nodes of the cluster say this to each other", field=FORWARDED, value="1"
+                )
         operation, params = self._match(request.head)
         length = request.content_length
         if length:
@@ -252,7 +256,7 @@ class Api:
             for promise, kept_by in _PROMISES.items():
                 if promise in head.headers and found.operation not in kept_by:
                     raise Problem(
-                        "not_implemented",
+                        "invalid",
                         "this promise is not kept here",
                         field=promise,
                         value=head.headers[promise],

@@ -239,9 +239,9 @@ def test_promises_that_are_not_kept_are_refused(
         content=b"x",
         headers={"Laminar-Producer": "ab" * 16, "Laminar-Sequence": "0"},
     )
-    problem(answer, 501, "not_implemented", field="laminar-producer")
+    problem(answer, 422, "invalid", field="laminar-producer")
     answer = http.put("/v1/sinks/nobody/batches/0", headers={KEY: "once"}, content=b"{}")
-    problem(answer, 501, "not_implemented", field="idempotency-key")
+    problem(answer, 422, "invalid", field="idempotency-key")
 
 
 def test_a_name_belongs_to_one_id_and_its_next_epoch_fences_the_last(
