@@ -21,6 +21,7 @@ MAY_BE_5XX = {
     "being_created",
     "overloaded",
     "behind",
+    "not_a_replica",
     "outcome_unknown",
     "not_ready",
 }
