@@ -25,6 +25,7 @@ from laminar.log.errors import DiskError, FolderInUse, NotALogFolder, RecordsLos
 from laminar.log.local import LocalLog
 from laminar.log.manifest import ReplicaEntry
 from laminar.log.policy import FlushPolicy
+from laminar.log.room import Room
 from laminar.log.settings import MIB, StorageSettings
 from laminar.log.storage import Storage
 from laminar.log.trash import Trash
@@ -47,10 +48,11 @@ class LogFolder:
     Made by `open` (or `open_folder`, which also closes it).
     """
 
-    def __init__(self, path: str, lock: Lock, storage: Storage, *, max_batch_bytes: int) -> None:
+    def __init__(self, path: str, lock: Lock, storage: Storage, room: Room, *, max_batch_bytes: int) -> None:
         self.path = path
         self._lock = lock
         self._storage = storage
+        self._room = room
         self._max_batch_bytes = max_batch_bytes
         self._logs: dict[str, LocalLog] = {}
         self._changing = asyncio.Lock()
@@ -90,7 +92,8 @@ class LogFolder:
             await storage.close()
             lock.close()
             raise
-        folder = cls(directory, lock, storage, max_batch_bytes=max_batch_bytes)
+        room = Room(disk or RealDisk(), directory, reserve_bytes=given.max_unwritten_bytes + max_batch_bytes)
+        folder = cls(directory, lock, storage, room, max_batch_bytes=max_batch_bytes)
         try:
             await folder._finish_deletions()
         except BaseException:
@@ -143,7 +146,7 @@ class LogFolder:
                 # What the policy allows to be lost, and no more: nobody has to be asked.
                 log.mark(recovering=False, incarnation=log.incarnation + 1)
                 await self._storage.settled(log)
-            opened = LocalLog(log, self._storage, max_batch_bytes=self._max_batch_bytes)
+            opened = LocalLog(log, self._storage, self._room, max_batch_bytes=self._max_batch_bytes)
             self._logs[name] = opened
             return opened
 

@@ -17,6 +17,7 @@ from laminar.log.disk import Buffer
 from laminar.log.errors import AppendRefused, OffsetOutOfRange, RecordsLost, StorageClosed, StorageError
 from laminar.log.log import Log
 from laminar.log.policy import FlushPolicy
+from laminar.log.room import Room
 from laminar.log.settings import MIB
 from laminar.log.storage import Storage
 
@@ -43,9 +44,10 @@ class AppendReceipt:
 class LocalLog:
     """See the module. Made by `LogFolder.log`; call it from the loop's thread only, from any task."""
 
-    def __init__(self, log: Log, storage: Storage, *, max_batch_bytes: int) -> None:
+    def __init__(self, log: Log, storage: Storage, room: Room, *, max_batch_bytes: int) -> None:
         self._log = log
         self._storage = storage
+        self._room = room
         self._max_batch_bytes = max_batch_bytes
         self._ended: str | None = None
         self._followers: list[asyncio.Future[None]] = []
@@ -128,7 +130,7 @@ class LocalLog:
         # Before anything is built or touched: a refused append leaves no trace.
         size = sum(map(len, values)) + sum(len(key) for key in keys or () if key is not None)
         self._check_size(size)
-        await self._wait_for_room()
+        await self._wait_for_room(size)
         frame = build(values, keys=keys, tags=tags, timestamps=timestamps, headers=headers, codec=codec)
         self._check_size(len(frame))
         log = self._log
@@ -165,7 +167,7 @@ class LocalLog:
                 limit=self._max_batch_bytes,
             )
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self, size_bytes: int) -> None:
         """Return only if nothing speaks against an append now; the caller appends in the same turn."""
         self._check_open()
         if self._storage.refusal == "journal":
@@ -178,6 +180,8 @@ class LocalLog:
         resource = self._storage.refusal
         if resource is not None:
             raise AppendRefused(resource)
+        if not self._room.take(size_bytes):
+            raise AppendRefused("disk")
         if self._log.failure is not None:
             raise self._log.failure
         if self._log.recovering:

@@ -20,6 +20,7 @@ import laminar
 from laminar.batch import BatchError
 from laminar.log import (
     COMMIT,
+    AppendRefused,
     DamagedRange,
     FlushPolicy,
     FolderInUse,
@@ -35,6 +36,7 @@ from laminar.log import (
 from laminar.log.disk import File, RealDisk
 from laminar.log.trash import Trash
 from laminar.log.verification import verify
+from tests.disks.fault_disk import FaultDisk
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 18, journal_file_bytes=1 << 18)
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -514,3 +516,28 @@ async def test_what_was_deleted_leaves_the_folders_trash_after_a_day(
         async with open_folder(tmp_path / "data", settings=SMALL):
             await emptied.wait()
         assert left == len(list(trash.iterdir()))
+
+
+async def test_appends_to_a_disk_that_gets_full_are_refused_and_go_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    """No write meets the end of the disk, so that no log stops: nothing has to be opened again."""
+    disk = FaultDisk()
+    async with asyncio.timeout(20):
+        folder = await LogFolder.open("data", settings=SMALL, max_batch_bytes=1 << 20, disk=disk)
+        log = await folder.log("log")
+        disk.room_bytes = (32 + 1 + 4) << 20
+        kept = 0
+        with pytest.raises(AppendRefused):
+            while True:
+                await log.append([bytes(200_000)])
+                kept += 1
+        assert kept > 5
+        for _ in range(3):
+            with pytest.raises(AppendRefused):
+                await log.append([bytes(200_000)])
+
+        disk.room_bytes = 1 << 30
+        assert kept == (await log.append([b"more"])).offset
+        assert kept + 1 == len([each async for each in log.read()])
+        await folder.close()
