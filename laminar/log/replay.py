@@ -110,9 +110,7 @@ def read_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Found:
                 least = max(least, head.file_size)
             position = end
         if size < least:
-            _log.error(
-                "%s/%s: the file has %d bytes, and had %d when it was used first", home, name, size, least
-            )
+            _log.error("%s/%s: the file has %d bytes, and had at least %d before", home, name, size, least)
             short = True
     mark = read_end(disk, home, generation=checkpoint.generation, seed=checkpoint.seed)
     return Found(frames, mark, short)

@@ -223,6 +223,7 @@ class FaultDisk:
     def copy(self) -> FaultDisk:
         """Another disk in memory that holds the same, unsynced changes too; no faults come along."""
         disk = FaultDisk()
+        disk.boots = self.boots
         disk._names, disk._dirty = copy.deepcopy((self._names, self._dirty))
         return disk
 

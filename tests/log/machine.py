@@ -34,8 +34,10 @@ SETTINGS = StorageSettings(
     checkpoint_bytes=24 * 1024,
     max_frame_bytes=4096,
     recent_bytes=2000,
-    # Never by a timer: a rule writes the marker, so that each run repeats exactly.
+    # Never by a timer: a rule writes the end mark, so that each run repeats exactly. And a storage that a
+    # crash left behind must not write its next checkpoint into the life that follows.
     idle_marker_ms=1_000_000,
+    retry_ms=1_000_000_000,
 )
 _PICKS = st.integers(0, 11)
 _SEEDS = st.integers(0, 1 << 20)
