@@ -53,6 +53,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     made: bool = False
     lost: bool = False
     """The node's report that it cannot vouch for what this replica once promised: it is to be replaced."""
+    given_up: bool = False
+    """By a person's decision its group goes on without it: if it comes back, it takes no part any more."""
 
 
 class LeavingReplica(msgspec.Struct, frozen=True):
@@ -63,6 +65,23 @@ class LeavingReplica(msgspec.Struct, frozen=True):
 
     replica: ReplicaRecord
     why: Literal["dead", "lost", "moved"]
+
+
+class AcceptedLoss(msgspec.Struct, frozen=True):
+    """A person's decision: the group has lost its majority for good and goes on with one replica's log.
+
+    `kept` is that replica, `given_up` the others'. It was at `last_index` of `last_term`, and `kept_offset`
+    was the offset after its last record: what only the others held after it is lost.
+    """
+
+    kept: int
+    given_up: list[int]
+    last_index: int
+    last_term: int
+    kept_offset: int
+    decided_ms: int
+    version: int = 0
+    """The catalog's version by it."""
 
 
 class PartitionRecord(msgspec.Struct, frozen=True):
@@ -81,6 +100,8 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     """Replicas of which the group's leader said that their removal is committed: their nodes delete them."""
     configuration_index: int = 0
     """The entry of the group's configuration that was reported last."""
+    losses: list[AcceptedLoss] = []
+    """Each time that a person let it go on without its majority, the last of them last."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -234,7 +255,16 @@ class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
     known: Life
 
 
-ReplicaChange = ReplaceReplica | ReportConfiguration | ReportReplicas | ReportRolledBack
+class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
+    """A person's word, decided on the partition in this `version`: go on without a majority."""
+
+    partition: str
+    group: bytes
+    version: int
+    loss: AcceptedLoss
+
+
+ReplicaChange = AcceptLoss | ReplaceReplica | ReportConfiguration | ReportReplicas | ReportRolledBack
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True):

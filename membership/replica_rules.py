@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from membership.records import (
+    AcceptLoss,
     CatalogState,
     ChangeReplicas,
     LeavingReplica,
@@ -32,6 +33,8 @@ Change = tuple[CatalogState, Result]
 def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
     """Perform one step."""
     match request.change:
+        case AcceptLoss() as word:
+            return accept_loss(state, word)
         case ReplaceReplica() as step:
             return replace_replica(state, step)
         case ReportConfiguration() as report:
@@ -40,6 +43,33 @@ def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
             return report_replicas(state, told)
         case ReportRolledBack() as old:
             return report_rolled_back(state, old)
+
+
+def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
+    """Let a group go on with one of its replicas. Those given up never take part again."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or partition.group != request.group:
+        return state, Result("absent", state.version, f"no such group as {request.partition}")
+    if partition.version != request.version:
+        return state, Result("conflict", state.version, f"version is {partition.version}")
+    kept, gone = request.loss.kept, set(request.loss.given_up)
+    known = {r.replica_id: r for r in partition.replicas}
+    members = known.keys() | {each.replica.replica_id for each in partition.leaving}
+    if partition.state != "live" or kept not in known or known[kept].given_up or not gone:
+        return state, Result("invalid", state.version, f"replica {kept} cannot go on without {sorted(gone)}")
+    if kept in gone or not gone <= members:
+        return state, Result("invalid", state.version, f"{sorted(gone)} are not the others of {members}")
+    version = state.version + 1
+    partition = replace(
+        partition,
+        replicas=[
+            replace(r, lost=True, given_up=True) if r.replica_id in gone else r for r in partition.replicas
+        ],
+        losses=[*partition.losses, replace(request.loss, version=version)],
+        version=version,
+    )
+    after = replace(state, version=version, partitions=state.partitions | {request.partition: partition})
+    return after, Result("updated", version)
 
 
 def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:

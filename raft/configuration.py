@@ -23,10 +23,15 @@ class ConfigurationRefused(Exception):
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """The replica ids that vote and count (`voters`), and those that only follow (`learners`)."""
+    """The replica ids that vote and count (`voters`), and those that only follow (`learners`).
+
+    `given_up`: former members that a person's decision left behind, a majority perhaps. Nothing that they
+    say is heard any more; the list is handed on from configuration to configuration.
+    """
 
     voters: tuple[int, ...]
     learners: tuple[int, ...] = ()
+    given_up: tuple[int, ...] = ()
 
     def members(self) -> tuple[int, ...]:
         """Voters first, then learners."""
@@ -36,19 +41,21 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """The configuration after adding `replica_id` as a learner."""
         if replica_id in self.members():
             raise ConfigurationRefused("already_member", f"replica {replica_id} is in {self}")
-        return Configuration(self.voters, (*self.learners, replica_id))
+        return Configuration(self.voters, (*self.learners, replica_id), self.given_up)
 
     def promoted(self, replica_id: int) -> Configuration:
         """The configuration after making the learner `replica_id` a voter."""
         if replica_id not in self.learners:
             raise ConfigurationRefused("not_a_learner", f"replica {replica_id} is no learner of {self}")
-        return Configuration((*self.voters, replica_id), _without(self.learners, replica_id))
+        learners = _without(self.learners, replica_id)
+        return Configuration((*self.voters, replica_id), learners, self.given_up)
 
     def without(self, replica_id: int) -> Configuration:
         """The configuration after removing `replica_id`, be it voter or learner."""
         if replica_id not in self.members():
             raise ConfigurationRefused("not_a_member", f"replica {replica_id} is not in {self}")
-        return Configuration(_without(self.voters, replica_id), _without(self.learners, replica_id))
+        voters, learners = _without(self.voters, replica_id), _without(self.learners, replica_id)
+        return Configuration(voters, learners, self.given_up)
 
 
 def _without(members: tuple[int, ...], replica_id: int) -> tuple[int, ...]:
@@ -60,6 +67,7 @@ def check_step(old: Configuration, new: Configuration) -> None:
 
     The steps: add a learner, promote a learner, remove a voter or learner. A voter is never added directly,
     as it would count before it holds anything, and never demoted, as removing and adding says the same.
+    Who was given up stays so, and no step adds to these: only a person's decision does, which is no step.
     """
     members = new.members()
     if not new.voters:
@@ -72,6 +80,8 @@ def check_step(old: Configuration, new: Configuration) -> None:
     demoted = set(old.voters) & set(new.learners)
     if len(added) + len(removed) + len(promoted) != 1 or demoted:
         raise ConfigurationRefused("not_one_step", f"{old} to {new} is not one step")
+    if new.given_up != old.given_up or added & set(new.given_up):
+        raise ConfigurationRefused("given_up", f"{old} to {new} changes who was given up")
     if added & set(new.voters):
         raise ConfigurationRefused("not_a_learner", f"replica {added.pop()} must join as a learner first")
 

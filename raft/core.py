@@ -261,6 +261,10 @@ class Core(Elector):
         if message.term > self.term + MOST_TERMS_AHEAD:
             self._drop("term_ahead", message)
             return
+        if message.sender in self._log.configurations.current.given_up:
+            # It was left behind: together with others it might elect itself, and count us.
+            self._drop("given_up_member", message)
+            return
         if message.incarnation != self._incarnations.get(message.sender, 0):
             if message.incarnation < self._incarnations.get(message.sender, 0):
                 self._drop("old_incarnation", message)
@@ -514,6 +518,25 @@ class Core(Elector):
             if self._may_stand():
                 self._timer.retry(now_ms=now_ms)
         return True
+
+    def go_on_alone(self, make: MakeNoop, *, term: int, now_ms: int) -> None:
+        """A person decided that the voters that do not answer are gone for good: we go on as the only voter.
+
+        Nothing else may call this. `make` gives the entry that says so: a configuration with this replica as
+        its only voter, and the others as given up. `term` is above any that the group can have reached. What
+        only the others hold is lost; what we hold is committed, as some of it may be acknowledged.
+        """
+        assert self._leadership is None and term > self.term, f"term {term} at {self!r}"
+        self.accept_loss()
+        self._sits_out = False
+        self._become_follower(term, 0, now_ms=now_ms)
+        log = self._log
+        entry = make(Place(log.last_index + 1, term, log.last_term, log.committed_index))
+        assert entry.configuration is not None and entry.configuration.voters == (self.replica_id,), entry
+        log.append([entry])
+        self._note("goes on alone", term=term, given_up=entry.configuration.given_up)
+        # In a term of its own, by its own vote: the next one. Nothing leaves before our disk has it.
+        self._stand_for_votes(transfer=False, now_ms=now_ms)
 
     def _trust_again(self, why: str) -> None:
         self.marked = False

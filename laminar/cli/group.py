@@ -23,11 +23,14 @@ def recover(
 ) -> int:
     """Let partitions go on that wait for replicas that never come back, with what is left.
 
-    After a power loss of a majority a partition with `flush=interval` waits for every replica, as an absent
-    one may hold what the others forgot. If it is gone for good, only you can say so.
+    Two cases. After a power loss of a majority a partition with `flush=interval` waits for every replica, as
+    an absent one may hold what the others forgot. And a partition that has lost a majority of its disks waits
+    for them for ever. If the absent ones are gone for good, only you can say so: they never take part again.
+    Exit code 1 while any of these partitions has neither a leader nor your word.
     """
     from laminar.cli.output import show
     from laminar.cli.topic import all_topics
+    from laminar.client.errors import Error
 
     if every == (partition is not None):
         raise UsageError("say TOPIC/PARTITION or --all, and not both")
@@ -43,16 +46,40 @@ def recover(
                 for topic in all_topics(client)
                 for each in client.topic(topic["topic"]).partitions()
                 if each.raw.get("leader") is None
-                and any(replica.get("marked") for replica in each.raw.get("replicas") or ())
             ]
         word = "?accept_loss=true" if accept_loss else ""
-        rows: list[dict[str, Any]] = [
-            {"group": f"{topic}/{number}"}
-            | client.request_json("POST", f"/v1/topics/{topic}/partitions/{number}/recover{word}")
-            for topic, number in wanted
-        ]
-    columns = ("group", "marked", "absent", "goes_on_from", "kept_offset", "accepted")
+        rows: list[dict[str, Any]] = []
+        refused: list[str] = []
+        for name, which in wanted:
+            place = f"{name}/{which}"
+            try:
+                found = client.request_json("POST", f"/v1/topics/{name}/partitions/{which}/recover{word}")
+            except Error as error:
+                if not every:
+                    raise
+                refused.append(f"{place}: {error}")
+            else:
+                rows.append({"group": place} | found)
+    columns = (
+        "group",
+        "answering",
+        "absent",
+        "marked",
+        "given_up",
+        "goes_on_from",
+        "kept_offset",
+        "accepted",
+    )
     show(rows, listing, columns=columns, name="group")
+    for line in refused:
+        complain(line)
+    if every and not wanted:
+        complain("every partition has a leader: nothing to do")
     if not accept_loss and rows:
-        complain("nothing was done: behind `kept_offset`, what only absent replicas hold would be lost")
-    return EXIT_FAILED if any(row["accepted"] != row["marked"] for row in rows) else EXIT_DONE
+        complain("nothing was done: after `kept_offset`, what only absent replicas hold would be lost")
+    undone = [
+        row
+        for row in rows
+        if not row["accepted"] or not (row["given_up"] or row["accepted"] == row["marked"])
+    ]
+    return EXIT_FAILED if undone or refused else EXIT_DONE

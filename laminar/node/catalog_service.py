@@ -122,6 +122,8 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     deleted: list[bytes] = []
     joining: list[int] = []
     removed: list[int] = []
+    kept: list[int] = []
+    """Replicas with which groups among those asked for go on without their majorities, by decision."""
     # With `too_few_nodes`: replicas that are wanted, and nodes that are alive. With `quota`: partitions that
     # there would be, and that there may be.
     wanted: int = 0
@@ -246,6 +248,7 @@ class CatalogService:
                 if not replica.made
             ],
             removed=[replica.replica_id for record in asked for replica in record.removed],
+            kept=[record.losses[-1].kept for record in asked if record.losses],
             version=state.version,
             creating=[group for group in request.groups if group in creating],
             deleted=[group for group in request.groups if group.hex() in state.tombstones],

@@ -50,6 +50,8 @@ _log = logging.getLogger("laminar.controller")
 RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
 CHECK_CLUSTER_S = 2.0
+# So long a start waits for the catalog's word on this node, before it serves without.
+UNCONFIRMED_S = 3.0
 # A founder with a damaged catalog finds nobody without these addresses: rot must not get at both copies.
 REMEMBER_MS = 60_000
 
@@ -65,6 +67,7 @@ class Controller(Process):
         self._folder = OwnFolder(self)
         self._remembered_until_ms = 0
         self._reconcile_now = asyncio.Event()
+        self._patient = True
         self._own = OwnCatalog(
             self,
             self._where,
@@ -192,6 +195,7 @@ class Controller(Process):
                 self.spawn(self._feed.push(role))
         self.spawn(self._reconcile())
         self.every(RECONCILE_S, self._reconcile_now.set)
+        asyncio.get_running_loop().call_later(UNCONFIRMED_S, self._be_ready_unconfirmed)
         await self.stopping.wait()
         if self.gossip is not None:
             await self.gossip.close()
@@ -384,7 +388,6 @@ class Controller(Process):
         state = group.catalog.state()
         if group.replica.core.is_leader and not state.cluster_id:
             await group.catalog.found_cluster(self.cluster_id)
-        self._be_ready()
         own = self._own_record()
         if state.nodes.get(self.boot.node) != own:
             answer = await self.service.ask(self._folder.request(own))
@@ -399,7 +402,19 @@ class Controller(Process):
             self._reconcile_now.set()
         self._be_ready()
 
+    def _be_ready_unconfirmed(self) -> None:
+        """Nobody leads the catalog, it seems: what this node holds is served all the same."""
+        self._patient = False
+        self._be_ready()
+
     def _be_ready(self) -> None:
+        """Let the shards have their first view, and so hear the processes of other nodes.
+
+        A moment is waited for the catalog's word: by it this node learns which of its replicas were given up
+        while it was away, before they take part (docs/consensus.md#accepting-a-loss).
+        """
+        if self._patient and not self._folder.confirmed:
+            return
         if not self._feed.ready and self.boot.node in self.state().nodes:
             self._feed.ready = True
             self._feed.changed()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from laminar.batch import verify
 from laminar.log.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
@@ -297,6 +297,17 @@ class Driver:
             progress = core.progress.get(member)
             heard = progress is not None and not progress.silent
         return heard and self._pairs.hears(replica, member)
+
+    def go_on_alone(self, replica: Replica, given_up: Sequence[int]) -> None:
+        """By a person's decision, which the catalog has: it is its group's only voter from now on."""
+        if not self.drives(replica) or replica.core.role is Role.LEADER:
+            return
+        _log.critical(
+            "%s goes on without its majority, from offset %d, by decision: replicas %s are given up",
+            *(replica.name, replica.log.next_offset, sorted(given_up)),
+        )
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: replica.go_on_alone(given_up, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
         """Stand for election now: the first replica of a fresh group."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.log.errors import DiskError, LogGone, StorageClosed, StorageError
+from laminar.log.errors import DiskError, LogGone, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.manifest import ReplicaEntry
 from laminar.node.catalog_service import ConfirmRequest, MadeRequest, RemovedRequest
 from laminar.node.flush import policy_of
 from laminar.node.replica import initial_frame
 from laminar.node.wire import ConfigurationRecord
-from membership.records import PartitionRecord
+from membership.records import AcceptedLoss, PartitionRecord
 from router import owner_shard, partition_hash
 
 if TYPE_CHECKING:
@@ -178,6 +178,41 @@ class InLine:
                     for entry in shard.storage.manifest.entries
                 ]
             )
+
+    def stop_given_up(self) -> None:
+        """Replicas that a person's decision left behind say no more, at once: no view takes that back.
+
+        Together with others that came back they would be a majority of the group as it was.
+        """
+        shard = self._shard
+        for record in shard.view.partitions().values():
+            gone = {replica_id for loss in record.losses for replica_id in loss.given_up}
+            partition = shard.by_group.get(record.group) if gone else None
+            if partition is not None and partition.replica.replica_id in gone:
+                shard.driver.remove(record.group, ReplicaStopped("its group goes on without it, by decision"))
+
+    async def go_on_alone(self) -> None:
+        """Let replicas go on without their majorities where a person has decided so; again until it is done.
+
+        On the confirmed word of the catalog's leader: in an old copy the replica may have its place yet.
+        """
+        shard = self._shard
+        due: dict[bytes, AcceptedLoss] = {}
+        for record in shard.view.partitions().values():
+            partition = shard.by_group.get(record.group) if record.losses else None
+            if partition is None or partition.replica.replica_id != record.losses[-1].kept:
+                continue
+            if not set(record.losses[-1].given_up) <= set(partition.replica.configuration.given_up):
+                due[record.group] = record.losses[-1]
+        if not due:
+            return
+        answer = await shard.ask_catalog(ConfirmRequest(list(due)))
+        for group, loss in due.items():
+            partition = shard.by_group.get(group)
+            if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
+                shard.driver.go_on_alone(partition.replica, loss.given_up)
+                if not set(loss.given_up) <= set(partition.replica.configuration.given_up):
+                    asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)  # it leads as yet
 
     def stand_where_first(self) -> None:
         """The first replica of a partition that has just become live stands for election at once."""

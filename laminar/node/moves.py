@@ -83,7 +83,7 @@ def next_step(
             if hears(without):
                 return without
     for replica in record.replicas:
-        if replica.replica_id not in members:
+        if replica.replica_id not in members and not replica.given_up:
             return current.with_learner(replica.replica_id, replica.node)
     made = {replica.replica_id for replica in record.replicas if replica.made}
     for replica_id, _ in current.learners:
@@ -286,7 +286,9 @@ class Moves:
             if record is None:
                 continue
             members = partition.replica.configuration.members()
-            if any(each.made and each.replica_id not in members for each in record.replicas):
+            if any(
+                each.made and each.replica_id not in members and not each.given_up for each in record.replicas
+            ):
                 # Who is made was a member once. Its addition was cut, or it has left since this view was new;
                 # then its node may be about to delete what it would acknowledge again.
                 if not await self._view_is_newest():

@@ -202,6 +202,9 @@ class Opening:
             replica.core.sit_out(True, now_ms=shard.clock.monotonic_ms())
         shard.driver.add(replica)
         shard.repairs.drives(replica)
+        record = shard.view.partition(entry.topic, entry.partition)
+        if record is not None and any(replica.replica_id in loss.given_up for loss in record.losses):
+            shard.driver.remove(entry.group, ReplicaStopped("its group goes on without it, by decision"))
         return partition
 
     def _min_replicas(self, entry: ReplicaEntry) -> int:

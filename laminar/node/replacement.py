@@ -48,13 +48,18 @@ def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collect
     """Whether so many nodes are gone that nothing is replaced by itself.
 
     A node that is gone and of which everything was replaced counts no more, as if it had never been: one that
-    died a year ago does not stand in the way of what dies today. `voting`: nodes of the catalog's voters.
+    died a year ago does not stand in the way of what dies today. Nor does one of which a person has given
+    something up: that it is gone for good was decided. `voting`: nodes of the catalog's voters.
     """
     holding = set(voting)
+    decided: set[str] = set()
     for partition in state.partitions.values():
-        holding.update(replica.node for replica in partition.replicas)
+        # What was given up is gone whatever comes: its node holds nothing of it that counts.
+        holding.update(replica.node for replica in partition.replicas if not replica.given_up)
         holding.update(each.replica.node for each in partition.leaving)
-    given_up = set(gone) - holding
+        decided.update(each.node for each in (*partition.replicas, *partition.removed) if each.given_up)
+        decided.update(each.replica.node for each in partition.leaving if each.replica.given_up)
+    given_up = (set(gone) - holding) | (set(gone) & decided)
     counted = state.nodes.keys() - given_up
     return GONE_PART * len(counted & set(gone)) > len(counted)
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _HEADER = 128
 
+# A group that goes on without its majority does so in a term that the others do not reach: each of theirs
+# takes an election.
+TERMS_PASSED = 1 << 16
+
 
 class Told(Protocol):
     """What is told of entries in their order."""
@@ -203,6 +207,20 @@ class Replica:
         self.core.propose_configuration(entry, now_ms=now_ms)
         return place
 
+    def go_on_alone(self, given_up: Sequence[int], *, now_ms: int) -> None:
+        """As the only voter, without these, who are gone for good (`Core.go_on_alone`)."""
+        current = self.configuration_record
+        node = current.nodes()[self.replica_id]
+        gone = tuple(sorted({*current.given_up, *given_up}))
+        record = ConfigurationRecord(voters=((self.replica_id, node),), given_up=gone)
+
+        def make(place: Place) -> Entry:
+            frame = build_control(Kind.CONFIGURATION, record.encoded())
+            self._stamp(frame, place, base_offset=self.log.next_offset)
+            return Entry(place.index, place.term, frame, len(frame), record.configuration())
+
+        self.core.go_on_alone(make, term=self.core.term + TERMS_PASSED, now_ms=now_ms)
+
     # -- what the driver performs ------------------------------------------------------
 
     def truncate(self, index: int) -> None:
@@ -247,6 +265,7 @@ class Replica:
         return ConfigurationRecord(
             voters=tuple((member, self.nodes[member]) for member in current.voters),
             learners=tuple((member, self.nodes[member]) for member in current.learners),
+            given_up=current.given_up,
         )
 
     def lagging(self, index: int) -> list[str]:

@@ -208,6 +208,7 @@ class Shard(Process):
         if message.catalog.version < self.view.version:
             return
         self.view.message = message
+        self._in_line.stop_given_up()
         if self.cluster_id is None:
             self.cluster_id = message.cluster_id
         if not self._ready and self.boot.node in message.catalog.nodes:
@@ -384,6 +385,7 @@ class Shard(Process):
         in_line = self._in_line
         for step in (
             in_line.remove_deleted,
+            in_line.go_on_alone,
             self.catch_up.name_switched,
             in_line.make_missing,
             in_line.change_policies,

@@ -46,16 +46,21 @@ _beat_decoder = msgspec.msgpack.Decoder(Beat)
 
 
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Body of a `configuration` batch: (replica id, node) of voters and of learners."""
+    """Body of a `configuration` batch: (replica id, node) of voters and of learners.
+
+    `given_up`: ids of former members that a person's decision left behind.
+    """
 
     voters: tuple[tuple[int, str], ...]
     learners: tuple[tuple[int, str], ...] = ()
+    given_up: tuple[int, ...] = ()
 
     def configuration(self) -> Configuration:
         """The part that Raft knows: replica ids alone."""
         return Configuration(
             voters=tuple(replica for replica, _ in self.voters),
             learners=tuple(replica for replica, _ in self.learners),
+            given_up=self.given_up,
         )
 
     def nodes(self) -> dict[int, str]:
@@ -64,19 +69,20 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
 
     def with_learner(self, replica_id: int, node: str) -> ConfigurationRecord:
         """After one more follows."""
-        return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)))
+        return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)), self.given_up)
 
     def promoted(self, replica_id: int) -> ConfigurationRecord:
         """After a learner has become a voter."""
         (learner,) = (each for each in self.learners if each[0] == replica_id)
         others = tuple(each for each in self.learners if each is not learner)
-        return ConfigurationRecord((*self.voters, learner), others)
+        return ConfigurationRecord((*self.voters, learner), others, self.given_up)
 
     def without(self, replica_id: int) -> ConfigurationRecord:
         """After a removal, be it of a voter or of a learner."""
         return ConfigurationRecord(
             tuple(each for each in self.voters if each[0] != replica_id),
             tuple(each for each in self.learners if each[0] != replica_id),
+            self.given_up,
         )
 
     def encoded(self) -> bytes:

@@ -47,6 +47,7 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         storage=storage,
         lost=[],
         failed={},
+        view=SimpleNamespace(partition=lambda topic, number: None),
         partitions={},
         by_group={},
         driver=SimpleNamespace(add=driven.append, say_stopped=lambda name, error: None),

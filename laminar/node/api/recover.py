@@ -1,9 +1,9 @@
-"""A person's word for a partition that waits: the loss of what only an absent replica may hold is accepted.
+"""A person's word for a partition that waits: the loss of what only absent replicas may hold is accepted.
 
-Replicas that may have forgotten what they acknowledged elect nobody without the others
-(docs/consensus.md#accepting-a-loss). If those never come back, only a person can say so. This route names
-what may be lost, and with `accept_loss` lets the marks of the replicas that answer fall. Nothing calls it by
-itself.
+Two cases (docs/consensus.md#accepting-a-loss). A majority answers, and some of it may have forgotten what it
+acknowledged: their marks fall. Or a majority is gone for good: the catalog records that the group goes on
+with the best log that is left, and without the replicas that don't answer, which never take part again. This
+route names what may be lost, and with `accept_loss` does it. Nothing calls it by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from laminar.http.messages import Request, Response
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.replica_states import ReplicaState, ReplicaStates
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.transport import Peer
+from laminar.node.catalog_service import ReplicaRequest
+from laminar.node.transport import Peer, TransportError
+from membership.records import AcceptedLoss, AcceptLoss, PartitionRecord, ReplicaRecord
 from raft.quorum import majority
 
 if TYPE_CHECKING:
@@ -29,6 +31,62 @@ ASK_TIMEOUT_S = 5.0
 class _Word(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
+
+
+class _Standing:
+    """A group without a leader, as its replicas say: who answers, who doesn't, and whose log is the best."""
+
+    def __init__(self, record: PartitionRecord, states: dict[tuple[int, str], ReplicaState]) -> None:
+        self.place = f"{record.topic}/{record.number}"
+        leaving = [each.replica for each in record.leaving]
+        self.members = [each for each in (*record.replicas, *leaving) if not each.given_up]
+        self.here: dict[str, ReplicaState] = {}
+        # Their nodes say that their files are gone: nothing more will come of them.
+        self.lost: set[str] = set()
+        for replica in self.members:
+            state = states.get((record.number, replica.node))
+            if state is not None and state.lost:
+                self.lost.add(replica.node)
+            elif state is not None and not state.failed:
+                self.here[replica.node] = state
+        self.placed = [each for each in record.replicas if each.node in self.here and not each.given_up]
+        self.marked = sorted(node for node, state in self.here.items() if state.marked)
+        self.absent = sorted({each.node for each in self.members} - self.here.keys())
+
+    @property
+    def has_majority(self) -> bool:
+        return len(self.here) >= majority(len(self.members))
+
+    @property
+    def best(self) -> ReplicaRecord:
+        """The replica with the best log, of those that have a place: what any other that answers knows to be
+        committed is in it.
+        """
+
+        def end(replica: ReplicaRecord) -> tuple[int, int]:
+            state = self.here[replica.node]
+            return state.last_term, state.last_index
+
+        return max(self.placed, key=end)
+
+    def refusal(self, alive: set[str]) -> str:
+        """Why nothing is to be accepted; empty if a person may."""
+        silent = [node for node in self.absent if node in alive and node not in self.lost]
+        if any(state.leading for state in self.here.values()):
+            return f"{self.place} has a leader: nothing needs to be given up"
+        if not self.placed:
+            return f"no replica of {self.place} answers: there is nothing to go on with"
+        if self.has_majority and not self.marked:
+            return (
+                f"a majority of the replicas of {self.place} answers, and none may have forgotten anything: "
+                "they elect a leader by themselves, or as soon as the others are started"
+            )
+        if silent and not self.has_majority:
+            return (
+                f"the replicas of {self.place} on {', '.join(silent)} do not take part, but these nodes are "
+                "alive: start them again, or stop them for good"
+            )
+        return ""
 
 
 class RecoverRoutes:
@@ -52,53 +110,73 @@ class RecoverRoutes:
                 limit="true, false",
             )
         record = self._topics.partition_record(topic, partition)
-        number = record.number
-        states = await self._states.of(topic)
-        nodes = [replica.node for replica in record.replicas]
-        here = {
-            node: state
-            for node in nodes
-            if (state := states.get((number, node))) is not None and not state.lost
-        }
-        self._refuse_unless_waiting(topic, number, nodes, here)
-        marked = sorted(node for node, state in here.items() if state.marked)
-        best = max(here.values(), key=lambda state: (state.last_term, state.last_index))
-        answer: dict[str, Any] = {
-            "topic": topic,
-            "partition": number,
-            "accept_loss": accept == "true",
-            "marked": marked,
-            "absent": sorted(set(nodes) - here.keys()),
-            # It goes on with the log of this one: what only an absent replica has behind it is given up.
-            "goes_on_from": best.node,
-            "kept_offset": best.last_offset,
-            "accepted": [],
-        }
-        if accept == "true":
-            answer["accepted"] = [node for node in marked if await self._tell(node, topic, number)]
-        return Response.json(answer)
-
-    def _refuse_unless_waiting(
-        self, topic: str, number: int, nodes: list[str], here: dict[str, ReplicaState]
-    ) -> None:
-        problem = ""
-        if any(state.leading for state in here.values()):
-            problem = f"{topic}/{number} has a leader: it waits for nobody"
-        elif not any(state.marked for state in here.values()):
-            problem = (
-                f"no replica of {topic}/{number} that answers may have forgotten anything: start the others"
-            )
-        elif len(here) < majority(len(nodes)):
-            problem = (
-                f"{len(here)} of {len(nodes)} replicas of {topic}/{number} answer: they could elect nobody"
-            )
-        if problem:
+        standing = _Standing(record, await self._states.of(topic))
+        alive = {each.node for each in standing.members if self._shard.view.alive(each.node)}
+        if problem := standing.refusal(alive):
             raise Problem(
                 "precondition_failed",
                 problem,
                 field="partition",
-                value=number,
-                limit=majority(len(nodes)),
+                value=record.number,
+                limit=majority(len(standing.members)),
+                outcome="not_applied",
+            )
+        best = standing.best
+        state = standing.here[best.node]
+        answer: dict[str, Any] = {
+            "topic": topic,
+            "partition": record.number,
+            "accept_loss": accept == "true",
+            "answering": sorted(standing.here),
+            "marked": standing.marked,
+            "absent": standing.absent,
+            # With a majority only marks fall; without one, the absent ones are given up for good.
+            "given_up": [] if standing.has_majority else standing.absent,
+            # It goes on with the log of this one: what only an absent replica has after it is given up.
+            "goes_on_from": best.node,
+            "committed_offset": state.end_offset,
+            "kept_offset": state.last_offset,
+            "accepted": [],
+        }
+        if accept == "true" and standing.has_majority:
+            answer["accepted"] = [
+                node for node in standing.marked if await self._tell(node, topic, record.number)
+            ]
+        elif accept == "true":
+            await self._decide(record, standing, best, state)
+            answer["accepted"] = [best.node]
+        return Response.json(answer)
+
+    async def _decide(
+        self, record: PartitionRecord, standing: _Standing, best: ReplicaRecord, state: ReplicaState
+    ) -> None:
+        """Let the catalog record the decision; the shard that holds the best log carries it out."""
+        gone = [each.replica_id for each in standing.members if each.node in standing.absent]
+        loss = AcceptedLoss(
+            kept=best.replica_id,
+            given_up=sorted(gone),
+            last_index=state.last_index,
+            last_term=state.last_term,
+            kept_offset=state.last_offset,
+            decided_ms=self._shard.clock.wall_ms(),
+        )
+        word = AcceptLoss(standing.place, record.group, record.version, loss)
+        try:
+            answer = await self._shard.ask_catalog(ReplicaRequest(word))
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
+        if answer.result is None:
+            raise Problem(
+                "no_leader",
+                "the catalog has no leader now: if its majority is gone for good, `laminar catalog recover` "
+                "comes first",
+            )
+        if not answer.result.ok:
+            raise Problem(
+                "precondition_failed",
+                f"{standing.place} has changed meanwhile: {answer.result.detail}",
+                field="partition",
+                value=record.number,
                 outcome="not_applied",
             )
 

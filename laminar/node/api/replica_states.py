@@ -81,7 +81,7 @@ class ReplicaStates:
             replica.node
             for record in view.partitions().values()
             if record.topic == topic
-            for replica in record.replicas
+            for replica in (*record.replicas, *(each.replica for each in record.leaving))
         }
         owners = {
             (node, owner)

@@ -62,6 +62,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "those given up are served until they are deleted",
+        "laminar.node.in_line:InLine.stop_given_up",
+        "if partition is not None and partition.replica.replica_id in gone:",
+        "if False:",
+        tests=("tests/sim/test_lost_majority.py",),
+        tests_only=True,
+    ),
+    case(
         "another folder is taken for the one that a node had",
         "membership.catalog_rules:register_node",
         "if known is not None and known.store_id != record.store_id:",

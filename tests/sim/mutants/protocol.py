@@ -9,6 +9,22 @@ REST = ("tests/raft/test_rest.py",)
 
 PROTOCOL = [
     case(
+        "those given up are heard",
+        "raft.core:Core.receive",
+        "if message.sender in self._log.configurations.current.given_up:",
+        "if False:",
+        tests=("tests/raft/test_lost_majority.py",),
+        tests_only=True,
+    ),
+    case(
+        "a group goes on alone in the next term",
+        "laminar.node.replica:Replica.go_on_alone",
+        "term=self.core.term + TERMS_PASSED",
+        "term=self.core.term + 1",
+        tests=("tests/sim/test_lost_majority.py",),
+        tests_only=True,
+    ),
+    case(
         "a log is cut behind an entry whose term is unknown",
         "raft.following:Following.append",
         "if log.term(index - 1) is None:",

@@ -1,0 +1,132 @@
+"""Partitions that have lost a majority of their disks: a person decides, and the lost ones come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from laminar.node.catalog_group import CatalogGroup
+from laminar.node.catalog_lead import CatalogLead
+from tests.sim.machine import Machine
+from tests.sim.scene import REPLACED_SOON, Scene, members
+from tests.sim.simulation import TOPIC
+from tests.sim.test_full_disk import begin, deaths
+
+RECOVER = f"/v1/topics/{TOPIC}/partitions/0/recover"
+
+
+def post(scene: Scene, node: str, target: str) -> tuple[int, dict[str, Any]]:
+    asked = begin(scene, node, "POST", target, {})
+    assert scene.world.loop.run_until(asked.done, at_most_s=60.0), target
+    answer = asked.result()
+    return answer.status, msgspec.json.decode(answer.body) if answer.body else {}
+
+
+def bereaved(seed: int, **options: object) -> tuple[Scene, Machine, list[Machine]]:
+    """Five nodes, two of which held two of the three replicas and are gone; the third holds all of it."""
+    settings = {**REPLACED_SOON, "replace_after_ms": 0} | dict(options.pop("node_settings", {}))  # type: ignore[call-overload]
+    scene = Scene(seed, nodes=5, topic_settings={}, node_settings=settings, **options)
+    scene.load()
+    scene.world.loop.run_for(10.0)
+    scene.calm()
+    holders = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)]
+    survivor = scene.follower()
+    gone = [machine for machine in holders if machine is not survivor]
+    for machine in gone:
+        machine.kill()
+    scene.world.loop.run_for(20.0)
+    assert not any(partition.leads for _, partition in scene.watch.partitions(TOPIC, 0))
+    return scene, survivor, gone
+
+
+def leads(scene: Scene, machine: Machine) -> bool:
+    partition = scene.partition(machine)
+    return partition is not None and partition.leads
+
+
+def test_a_partition_whose_majority_is_gone_goes_on_with_what_survives_and_gets_new_replicas() -> None:
+    """The answer says what may be lost; without the word nothing is done; then the rest comes by itself."""
+    scene, survivor, gone = bereaved(3, node_settings={"replace_after_ms": 5000})
+    asked = next(machine for machine in scene.world.up if machine is not survivor).node
+    end = scene.held(survivor).log.next_offset
+    names = sorted(machine.node for machine in gone)
+
+    status, plan = post(scene, asked, RECOVER)
+    assert (200, names, [survivor.node], end, []) == (
+        status,
+        *(plan["given_up"], plan["answering"], plan["kept_offset"], plan["accepted"]),
+    )
+    scene.world.loop.run_for(20.0)
+    assert not leads(scene, survivor)
+    status, done = post(scene, asked, RECOVER + "?accept_loss=true")
+    assert (200, [survivor.node]) == (status, done["accepted"])
+    assert scene.world.loop.run_until(lambda: leads(scene, survivor), at_most_s=20.0)
+    assert scene.held(survivor).end_offset == end
+
+    def made_anew() -> bool:
+        voters, learners = members(scene)
+        return len(voters) == 3 and not voters & set(names) and not learners
+
+    assert scene.world.loop.run_until(made_anew, at_most_s=120.0), members(scene)
+    status, _ = post(scene, asked, RECOVER + "?accept_loss=true")
+    assert status == 412, "it has a leader"
+    scene.world.close()
+
+
+async def _replaces_nothing(lead: CatalogLead, group: CatalogGroup, *, gone: set[str]) -> None:
+    return None
+
+
+def test_those_given_up_come_back_together_and_neither_lead_nor_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were a majority. Before they hear one another they hear from the catalog what was decided, also
+    where no other node has taken their places yet.
+    """
+    monkeypatch.setattr(CatalogLead, "_replace", _replaces_nothing)
+    scene, survivor, gone = bereaved(4)
+    status, _ = post(scene, survivor.node, RECOVER + "?accept_loss=true")
+    assert status == 200
+    assert scene.world.loop.run_until(lambda: leads(scene, survivor), at_most_s=20.0)
+    term = scene.held(survivor).replica.core.term
+    led: set[str] = set()
+
+    def watch() -> bool:
+        led.update(machine.node for machine in gone if leads(scene, machine))
+        return False
+
+    for machine in gone:
+        machine.start()
+    for client in scene.clients:
+        client.stopping = False
+    scene.load()
+    scene.world.loop.run_until(watch, at_most_s=40.0)
+    scene.calm()
+
+    assert set() == led
+    assert leads(scene, survivor) and scene.held(survivor).replica.core.term == term
+    left_behind = scene.held(survivor).replica.configuration.given_up
+    assert len(left_behind) == 2
+    for machine in gone:
+        partition = scene.partition(machine)
+        assert partition is not None and partition.replica.replica_id in left_behind
+        assert partition.replica.failure is not None
+    scene.world.close()
+
+
+def test_nothing_is_given_up_while_a_node_is_alive_that_does_not_answer() -> None:
+    """It may hold what is to be given up: it is to be started again, or stopped for good."""
+    scene, survivor, gone = bereaved(5)
+    deaths(scene)
+    back = gone[0]
+    back.start()
+    assert scene.world.loop.run_until(lambda: scene.partition(back) is not None, at_most_s=60.0)
+    scene.held(back).stop(AssertionError("a mistake"))
+    scene.world.loop.run_for(20.0)
+    status, _ = post(scene, survivor.node, RECOVER + "?accept_loss=true")
+
+    assert status == 412
+    assert not leads(scene, survivor)
+    scene.world.close()
