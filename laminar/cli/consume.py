@@ -22,6 +22,7 @@ from laminar.cli.options import ANY_CLUSTER, OUTPUT, Cluster
 from laminar.cli.produce import make_if_dev
 
 if TYPE_CHECKING:
+    from laminar.client.fetching import OnDamage
     from laminar.client.records import PartitionInfo, Record
     from laminar.client.sync_reader import Reader
     from laminar.client.sync_topic import Topic
@@ -69,7 +70,7 @@ def consume(
             partitions = [partition_of(handle, wanted)]
         printed = 0
         if last is not None:
-            tail, start = newest(handle, last, partitions, wanted)
+            tail, start = newest(handle, last, partitions, wanted, on_damage)
             for record in tail:
                 sys.stdout.buffer.write(show(record))
             sys.stdout.buffer.flush()
@@ -180,7 +181,11 @@ def _not_interrupted() -> Iterator[None]:
 
 
 def newest(
-    topic: Topic[bytes], count: int, partitions: list[int] | None, key: bytes | None
+    topic: Topic[bytes],
+    count: int,
+    partitions: list[int] | None,
+    key: bytes | None,
+    on_damage: OnDamage,
 ) -> tuple[list[Record[bytes]], dict[int, int]]:
     """The last `count` records by time, and where each partition goes on behind them."""
     known = [each for each in topic.partitions() if partitions is None or each.partition in partitions]
@@ -189,7 +194,7 @@ def newest(
     starts = {each.partition: each.start_offset if key is not None else _back(each, count) for each in known}
     kept: dict[int, deque[Record[bytes]]] = {each.partition: deque(maxlen=count) for each in known}
     goes_on = {each.partition: each.end_offset for each in known}
-    for record in _between(topic, starts, goes_on):
+    for record in _between(topic, starts, goes_on, on_damage):
         if key is None or record.key == key:
             kept[record.partition].append(record)
     found = sorted(
@@ -203,11 +208,13 @@ def _back(partition: PartitionInfo, count: int) -> int:
     return max(partition.start_offset, partition.end_offset - count)
 
 
-def _between(topic: Topic[bytes], starts: dict[int, int], goes_on: dict[int, int]) -> Iterator[Record[bytes]]:
+def _between(
+    topic: Topic[bytes], starts: dict[int, int], goes_on: dict[int, int], on_damage: OnDamage
+) -> Iterator[Record[bytes]]:
     """Records from `starts`; `goes_on` becomes where the reading ended."""
     if not starts:
         return
-    reader = topic.read(dict(starts), partitions=list(starts))
+    reader = topic.read(dict(starts), partitions=list(starts), on_damage=on_damage)
     for batch in reader.batches():
         goes_on[batch.partition] = batch.next_offset
         yield from batch.records()

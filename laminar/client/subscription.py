@@ -25,7 +25,7 @@ import msgspec
 
 from laminar.client.decisions_groups import Place, Roster, moves, wanted
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
-from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnExpired
+from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
 from laminar.client.leases import ATTEMPT_TIMEOUT_S, Lease, Leases
 from laminar.client.records import ReadBatch, Record
 from laminar.client.session import Session, topic_path
@@ -63,6 +63,7 @@ class Subscription(Generic[T]):
         session_s: float,
         handover_s: float,
         on_expired: OnExpired,
+        on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
@@ -93,6 +94,7 @@ class Subscription(Generic[T]):
             endless=True,
             cursor=cursor,
             on_expired=on_expired,
+            on_damage=on_damage,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
             skipped=self._skipped,

@@ -198,6 +198,7 @@ class Topic(Generic[T]):
         session: float = SESSION_S,
         handover: float = HANDOVER_S,
         on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Subscription[T]:
@@ -207,6 +208,7 @@ class Topic(Generic[T]):
         `start`: ``"earliest"``, ``"latest"`` or a time. Who is silent for `session` seconds (2 to 60, for all
         members the same) is taken for dead, and others read on from what it committed. Who is to hand a
         partition over may take `handover` seconds to commit what it was given of it.
+        `on_damage` as for `read`.
         """
         subscription = self._topic.subscribe(
             group,
@@ -216,6 +218,7 @@ class Topic(Generic[T]):
             session=session,
             handover=handover,
             on_expired=on_expired,
+            on_damage=on_damage,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from laminar.batch import Batch, BatchError, build
+from laminar.cli import EXIT_FAILED
 from laminar.cli.faults import HINTS, Failed, UsageError, code_of, line_of, report
 from laminar.client import errors
 from laminar.http.errors import CODES
@@ -73,3 +75,15 @@ def test_what_is_reported_is_one_line_and_a_code(
     """None for our own mistake, whose traceback is wanted."""
     assert code == report(error)
     assert said == capsys.readouterr().err
+
+
+def test_records_that_cannot_be_read_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As every other fault, with where to go on; no traceback."""
+    frame = build([b"x"], tags=["tag"])
+    frame[frame.index(b"tag")] = 0xFF
+    with pytest.raises(BatchError) as unreadable:
+        _ = Batch(frame, verified=True).tags
+
+    assert EXIT_FAILED == report(unreadable.value)
+    said = capsys.readouterr().err
+    assert 1 == said.count("\n") and "records 0 to 0" in said and "--on-damage skip" in said
