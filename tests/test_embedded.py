@@ -133,6 +133,18 @@ async def test_no_topic_is_born_silently_with_fewer_replicas_than_asked(tmp_path
         assert (3, 1) == (about.replicas, about.raw["replicas_placed"])
 
 
+async def test_transactions_that_rest_on_fewer_nodes_than_topics_do_are_said(tmp_path: Path) -> None:
+    """A cluster that began with one node has `_transactions` there for good, also when others have joined."""
+    async with laminar.embed(tmp_path / "data", **SIZES) as node:
+        await node.client.request_json("POST", "/v1/producers", {"name": "copier"})
+        told = await node.client.request_json("GET", "/readyz")
+        assert not any("_transactions" in warning for warning in told["warnings"])
+
+    async with laminar.embed(tmp_path / "data", default_replicas=3, **SIZES) as node:
+        told = await node.client.request_json("GET", "/readyz")
+        assert any("_transactions has 1 of 3 replicas" in warning for warning in told["warnings"])
+
+
 async def test_a_setting_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     """By its name, before a folder is made."""
     for settings, said in (({"shards": 2}, "shards"), ({"prot": 1}, "prot"), ({"port": 99_999}, "port")):
