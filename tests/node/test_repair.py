@@ -226,3 +226,35 @@ async def test_a_damaged_replica_leads_if_nobody_else_can() -> None:
         await cluster.until(lambda: other.partition.leads, what="the damaged one leads")
         assert other.replica.core.reluctant
         await send(other, batch(COUNT + 1, b"goes on"))
+
+
+@pytest.mark.parametrize("how", ["a byte short", "empty", "gone"])
+async def test_a_segment_that_is_short_or_gone_is_filled_by_the_others(how: str) -> None:
+    """With its index and without: the replica knows what it lacks, serves the rest, and heals."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        for number in range(12):
+            await send(leader, batch(number, b"%05d" % number * 4000))
+        await filled(cluster)
+        member = next(each for each in cluster.alive if each is not leader)
+        log = member.partition.log
+        assert len(log.segment_first_indexes) > 2
+        file = log.segment_of(log.segment_first_indexes[1]).file
+        await member.kill()
+        if how == "a byte short":
+            held = member.disk.open(file.path)
+            held.truncate(held.size() - 1)
+            held.sync()
+        else:
+            if how == "gone":
+                member.disk.unlink(file.path)
+            else:
+                member.disk.open(file.path).truncate(0)
+            member.disk.unlink(file.path.replace(".log", ".index"))
+            member.disk.sync_directory(file.directory)
+        await member.start()
+        await cluster.until(lambda: not member.partition.log.quarantine, what="whole again")
+        await cluster.settled()
+        assert member.repairs.repaired >= 1
+        await read_everything(cluster)
+        cluster.check_equal()
