@@ -47,10 +47,11 @@ test: .venv/.spark java
 	$(BIN)/python -m pytest -q $(WHOLE) || { test $$? = 1 && $(BIN)/python -m pytest $(WHOLE) $(AGAIN); }
 
 # The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
-test-long: .venv/.spark java
+test-long: .venv/.spark build/fuzz/bin/st java
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "make test-long SEED=$$seed"; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
-	  --ignore=tests/spark --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800
+	  --ignore=tests/spark --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800 \
+	  && $(BIN)/python -m tests.node.api.schema build/fuzz/bin/st $$seed
 
 # Every case of the table of damage, of which `make test` runs a part.
 log-damage: .venv/.core
@@ -148,7 +149,7 @@ clean:
 pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,demo,dev]'
+	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,demo,dev,fuzz]'
 	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins
@@ -162,6 +163,12 @@ pins:
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) hatchling setuptools
 	$(PIP) --no-build-isolation --editable '.[dev,arrow,lz4]'
+	@touch $@
+
+# Schemathesis has an environment of its own: its plugin for pytest stays out of the other tests.
+build/fuzz/bin/st: pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/fuzz
+	build/fuzz/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt schemathesis
 	@touch $@
 
 .venv/.spark: .venv/.core
