@@ -72,7 +72,7 @@ TABLES = [
     case(
         "the window calls committed what is appended",
         "laminar.node.api.accepted:window",
-        "partition.end_offset",
+        "partition.acknowledged_end",
         "partition.log.next_offset",
         tests=WINDOW,
     ),
