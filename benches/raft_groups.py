@@ -135,6 +135,9 @@ class GroupProcess(Process):
         # Set when no proposal is on its way any more.
         self._rest = asyncio.Event()
 
+    def knows(self, node: str) -> bool:
+        return node in self.addresses
+
     def known_life(self, node: str) -> Life | None:
         """See Process: there is no catalog to have heard of any."""
         return None
