@@ -13,6 +13,8 @@ from laminar.cli import EXIT_DONE, EXIT_FAILED, run
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.test_api_cluster import until
 
+UNDER_REPLICATED = "laminar_node_under_replicated_partitions"
+REFUSING = "laminar_node_refusing_partitions"
 Shown = Callable[[], tuple[int, str]]
 
 
@@ -75,26 +77,27 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         assert ("too_few_nodes", 3, 2) == (few["code"], few["value"], few["limit"])
         made = http.put(f"{first.url}/v1/topics/more", json={"allow_fewer_replicas": True})
         assert (201, 3, 2) == (made.status_code, made.json()["replicas"], made.json()["replicas_placed"])
-        code, text = until(lambda: said(status(), f"node {gone} does not answer"))
-        assert EXIT_FAILED == code
-        assert "more has 2 of the 3 replicas asked for" in text
-        assert "strict/0 takes no appends: 2 in sync, min_replicas is 3" in text
-        assert all(f"idle/{number} is not in sync on {gone}" in text for number in range(4)), text
+        sentences = [f"idle/{number} is not in sync on {gone}" for number in range(4)]
+        sentences += [
+            f"strict/{number} takes no appends: 2 in sync, min_replicas is 3" for number in range(2)
+        ]
+        sentences += [f"node {gone} does not answer", "more has 2 of the 3 replicas asked for"]
+        assert EXIT_FAILED == until(lambda: said(status(), *sentences))
         warnings = "; ".join(http.get(ready).json()["warnings"])
         assert "topics have fewer replicas than asked for: more (2 of 3)" in warnings
         alive = cluster.members[:2]
-        assert 6 <= sum(metric(http, each.url, "laminar_node_under_replicated_partitions") for each in alive)
-        assert 2 == sum(metric(http, each.url, "laminar_node_refusing_partitions") for each in alive)
+        until(lambda: 7 == sum(metric(http, each.url, UNDER_REPLICATED) for each in alive))
+        until(lambda: 2 == sum(metric(http, each.url, REFUSING) for each in alive))
         assert 1 <= metric(http, first.url, "laminar_node_topics_with_fewer_replicas")
 
         cluster.kill(1)
         until(lambda: any("the catalog has no leader" in each for each in http.get(ready).json()["warnings"]))
         until(lambda: any("have no leader: idle/0" in each for each in http.get(ready).json()["warnings"]))
         assert 0 == metric(http, first.url, "laminar_node_catalog_is_led")
-        assert 7 == metric(http, first.url, "laminar_node_leaderless_partitions")
-        code, text = status()
-        assert EXIT_FAILED == code
-        assert "the catalog has no leader" in text and "idle/3 has no leader" in text
+        until(lambda: 7 == metric(http, first.url, "laminar_node_leaderless_partitions"))
+        assert EXIT_FAILED == until(
+            lambda: said(status(), "the catalog has no leader", "idle/3 has no leader")
+        )
 
         with laminar.connect(first.url, timeout=20) as client:
             assert 5 == sum(1 for _ in client.topic("idle").read())
@@ -120,5 +123,7 @@ def thin(answer: httpx.Response) -> dict[str, Any] | None:
     return problem if problem.get("code") == "too_few_replicas" else None
 
 
-def said(shown: tuple[int, str], text: str) -> tuple[int, str] | None:
-    return shown if text in shown[1] else None
+def said(shown: tuple[int, str], *texts: str) -> int | None:
+    """The exit code, once all of this is shown."""
+    code, text = shown
+    return code if all(each in text for each in texts) else None
