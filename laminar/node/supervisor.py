@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.log import StorageError
+from laminar.log import DamagedDocument, StorageError
 from laminar.node import host
 from laminar.node.boot import (
     CONTROLLER,
@@ -35,7 +35,7 @@ from laminar.node.boot import (
 from laminar.node.comeback import EXIT_COMEBACK, FORGIVEN_MS
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.environment import Environment
-from laminar.node.forking import EXIT_HOPELESS, fork
+from laminar.node.forking import EXIT_HOPELESS, Hopeless, fork
 from laminar.node.identity import DataFolder, Identity, IdentityError, check_owner, open_data_folder
 from laminar.node.log_setup import set_up_logging
 from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
@@ -50,6 +50,11 @@ _GRACE_MS = 2_000
 """Children drain for `drain_ms` and then end; what has not ended this much later is killed."""
 PASSED_ON_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PASSED_ON_SIGNALS)
+# What a person can do.
+DAMAGED_DOCUMENT = (
+    "Put a whole copy of one of these files back; or, where other nodes hold replicas of all that this one "
+    "holds, move its data folder away and start it anew under another name"
+)
 
 
 @dataclass(slots=True)
@@ -241,7 +246,10 @@ class Supervisor:
         directory, shards = self._folder.directory, self._shards
 
         def work() -> int:
-            self._entry_points.recover(directory, shards)
+            try:
+                self._entry_points.recover(directory, shards)
+            except DamagedDocument as error:
+                raise Hopeless(f"{error}. {DAMAGED_DOCUMENT}") from error
             return EXIT_DONE
 
         recovery = _Child(CONTROLLER)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from laminar.log import DamagedDocument
 from laminar.node.boot import Boot, role_name
 from laminar.node.entry_points import EntryPoints
 from laminar.node.forking import Hopeless, threads
@@ -83,6 +84,8 @@ def main() -> int:
     def recover(directory: str, shards: int) -> None:
         if behaviour == "norecovery":
             raise ValueError("a journal that can't be read")
+        if behaviour == "nodocument":
+            raise DamagedDocument("no whole copy of map in data: map-1.a has a wrong checksum")
 
     def shard(boot: Boot) -> int:
         if behaviour == "hopeless":

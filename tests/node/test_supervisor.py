@@ -289,6 +289,16 @@ def test_a_second_node_on_the_same_folder_is_refused(start: Callable[..., Node])
     assert second.process.wait(timeout=PATIENCE_S) == 1
 
 
+def test_a_start_that_meets_a_document_without_a_whole_copy_says_so_in_one_line(
+    start: Callable[..., Node],
+) -> None:
+    """What to do is in it, and no stack of ours."""
+    node = start("0", "1", "nodocument")
+    line = node.wait_for_line("no whole copy of map")
+    assert "move its data folder away" in line["message"]
+    assert "stack" not in line
+
+
 def test_a_failed_recovery_ends_the_start(start: Callable[..., Node]) -> None:
     """Nobody serves from a folder that could not be brought into order."""
     node = start("0", "1", "norecovery")
