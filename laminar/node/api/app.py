@@ -86,7 +86,7 @@ _OTHER_LIMITS = {
 }
 
 # What changes something of a system's topic, and is allowed: a person's decision, where its partitions wait.
-_ON_THE_SYSTEMS = frozenset(("recover",))
+_ON_THE_SYSTEMS = frozenset(("recover_partition",))
 
 # Whose bodies are records, and may be large.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})

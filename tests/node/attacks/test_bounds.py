@@ -44,6 +44,17 @@ def test_the_systems_topic_is_read_and_changed_by_nobody(
     assert 200 == attacked.http.get("/v1/topics/_transactions").status_code
 
 
+def test_a_person_may_recover_what_the_systems_topic_waits_for(attacked: Victim) -> None:
+    """Else a lost majority of one of its partitions would stop transactions for ever. Here nothing waits."""
+    answer = attacked.http.post(
+        "/v1/topics/_transactions/partitions/0/recover",
+        params={"accept_loss": "true"},
+        headers={"Content-Type": "application/json"},
+    )
+
+    assert (412, "precondition_failed") == (answer.status_code, answer.json()["code"]), answer.text
+
+
 def test_the_head_of_one_record_is_bounded(attacked: Victim) -> None:
     """The largest key and headers that are taken, each byte of which is three when it is escaped."""
     frame = build(
