@@ -148,6 +148,13 @@ _ROWS: Final = (
         outcome="unknown",
     ),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
+    _row(
+        "made_anew",
+        410,
+        "The partition of this id is deleted, and its name has another",
+        hint="`limit` is the id of the partition that has the name now.",
+        family="NotFound",
+    ),
     _row("precondition_failed", 412, "The condition of the request does not hold"),
     _row("too_large", 413, "The body or a record is too large", hint="GET /v1/limits tells all limits."),
     _row("target_too_long", 414, "The request target is too long"),

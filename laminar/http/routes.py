@@ -64,6 +64,7 @@ _FETCH_QUERY: Final = (
     "min_offset",
     "fields",
     "on_damage",
+    "id",
 )
 _APPEND_QUERY: Final = ("key", "tag", "timestamp", "key_from", "tag_from")
 _LIST_QUERY: Final = ("prefix", "limit", "after")
@@ -79,7 +80,7 @@ ROUTES: Final = (
         _T + "/partitions",
         "list_partitions",
         "List a topic's partitions with leaders and replicas",
-        ("wait_ms",),
+        ("wait_ms", "read"),
     ),
     Route("GET", _P, "describe_partition", "Describe a partition"),
     Route("GET", _T + "/routes", "list_routes", "List the key ranges of a topic"),
@@ -115,13 +116,13 @@ ROUTES: Final = (
         "Accept the loss of what only absent replicas hold, where a partition waits for them",
         ("accept_loss",),
     ),
-    Route("GET", _P + "/records/{offset}", "fetch_one", "Fetch one record's value"),
+    Route("GET", _P + "/records/{offset}", "fetch_one", "Fetch one record's value", ("id",)),
     Route(
         "GET",
         _P + "/offsets",
         "offsets",
         "Find the offset at a time, the earliest or the latest",
-        ("at", "read"),
+        ("at", "read", "id"),
     ),
     Route(
         "GET",

@@ -142,7 +142,11 @@ def test_a_query_parameter_that_nobody_reads_is_refused() -> None:
     with pytest.raises(Problem) as refused:
         check_query("offsets", {"at": "latest", "reed": "leader"})
 
-    assert ("reed", "leader", "at, read") == (refused.value.field, refused.value.value, refused.value.limit)
+    assert ("reed", "leader", "at, id, read") == (
+        refused.value.field,
+        refused.value.value,
+        refused.value.limit,
+    )
 
 
 @given(st.text(), st.text())

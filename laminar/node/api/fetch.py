@@ -45,6 +45,7 @@ LEADER_WAIT_S = 1.0
 _ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
 OFFSET_LIMIT = 2**53
 DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
+ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
 
 def expected_bytes(query: Mapping[str, str]) -> int:
@@ -78,6 +79,7 @@ class FetchRoutes:
         record = self._topics.partition_record(topic, number)
         partition = self._shard.partitions.get((topic, record.number))
         if partition is not None and (not leader or partition.leads):
+            await self._check_id(request, partition)
             return partition
         if LOCAL in request.headers or FORWARDED in request.headers:
             code = "not_leader" if partition is not None else "not_a_replica"
@@ -108,6 +110,26 @@ class FetchRoutes:
         here = self._shard.partitions.get((topic, number))
         return here if here is not None and here.leads else await self.pass_on(request, where)
 
+    async def _check_id(self, request: Request, partition: Partition) -> None:
+        """Refuse a request for a partition of another `id`: 410 where that is deleted, else 503."""
+        wanted = request.query.get("id")
+        if wanted is None or wanted == partition.replica.group.hex():
+            return
+        if not ID.match(wanted):
+            raise Problem("invalid", "an id has 32 hex digits", field="id", value=wanted, limit=32)
+        await self._shard.refresh_view()
+        record = self._topics.partition_record(partition.topic, str(partition.number))
+        named = f"{partition.topic}/{partition.number}"
+        if record.group.hex() == wanted:
+            raise Problem("not_a_replica", f"this node has not opened its replica of {named} yet")
+        raise Problem(
+            "made_anew",
+            f"{named} of id {wanted} is deleted, and {named} was made anew",
+            field="id",
+            value=wanted,
+            limit=record.group.hex(),
+        )
+
     async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
         """The partition if it is led here, else the leader's answer. For what may be repeated."""
         return await self.serve_or_pass(request, topic, partition, leader=True)
@@ -120,6 +142,7 @@ class FetchRoutes:
             where = await self._locator.leader(topic, number)
             here = self._shard.partitions.get((topic, number))
             if here is not None and here.leads:
+                await self._check_id(request, here)
                 return here
             try:
                 response = await self.pass_on(request, where)

@@ -59,6 +59,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
     lost: bool = False
     # Why it takes no part until a restart, by a mistake in its own state or as its log failed.
     failed: str = ""
+    # The group it is a replica of: a deleted topic's replica may outlive the making of another of its name.
+    group: str = ""
 
 
 class ReplicaStates:
@@ -99,7 +101,13 @@ class ReplicaStates:
                 )
                 asked.append(asyncio.ensure_future(asking))
         await _until_told(asked, found, leaders=leaders)
-        return {(state.partition, state.node): state for state in found}
+        known = ((view.partition(topic, state.partition), state) for state in found)
+        return {
+            (state.partition, state.node): state
+            for record, state in known
+            # A lost one does not know its group any more.
+            if record is not None and state.group in ("", record.group.hex())
+        }
 
     def own_states(self, topic: str) -> list[ReplicaState]:
         """This shard's replicas of a topic."""
@@ -121,6 +129,7 @@ class ReplicaStates:
             states.append(
                 ReplicaState(
                     partition=number,
+                    group=replica.group.hex(),
                     node=self._shard.boot.node,
                     leader=replica.leader_node or "",
                     leading=core.is_leader and replica.failure is None,
@@ -189,19 +198,30 @@ class PartitionRoutes:
         self._states = states
 
     async def partitions(self, request: Request, topic: str) -> Response:
-        """GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known."""
+        """GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
+
+        With `read=leader` the ids are those that the catalog has now, as a majority of it says.
+        """
+        read = request.query.get("read", "replica")
+        if read not in ("replica", "leader"):
+            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+        if read == "leader":
+            await self._shard.refresh_view()
         record = self._topics.record(topic)
         most_ms = int(DESCRIBE_TIMEOUT_S * 1000)
         wait_ms = integer(request, "wait_ms", most_ms, maximum=most_ms)
         leaders = record.partitions if "wait_ms" in request.query else None
         states = await self._states.of(topic, wait_s=wait_ms / 1000, leaders=leaders)
+        record = self._topics.record(topic)  # it may have been deleted while its shards were asked
         listed = [self._partition(topic, number, states) for number in range(record.partitions)]
         return Response.json({"topic": topic, "route": 0, "partitions": listed})
 
     async def partition(self, request: Request, topic: str, partition: str) -> Response:
         """GET /v1/topics/{topic}/partitions/{partition}."""
+        self._topics.partition_record(topic, partition)
+        states = await self._states.of(topic)
         record = self._topics.partition_record(topic, partition)
-        return Response.json(self._partition(topic, record.number, await self._states.of(topic)))
+        return Response.json(self._partition(topic, record.number, states))
 
     def _partition(
         self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
@@ -242,6 +262,7 @@ class PartitionRoutes:
             )
         return {
             "partition": number,
+            "id": record.group.hex(),
             "state": record.state,
             "leader": (
                 {"node": leading.node, "url": view.partition_url(leading.node, topic, number)}

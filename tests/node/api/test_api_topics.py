@@ -367,3 +367,29 @@ def test_a_reader_who_waits_at_a_deleted_topic_is_let_go(
         answer = waiting.result(10)
 
     assert answer.status_code in (200, 404)
+
+
+def test_a_reader_of_a_partition_is_not_given_another_of_its_name(
+    http: httpx.Client, partition: Partition
+) -> None:
+    """With its id it hears that the topic was deleted, or made anew: never the records of another."""
+    topic = f"/v1/topics/{partition.topic}"
+    partition.append("0", "1", "2")
+    old = http.get(f"{topic}/partitions").json()["partitions"][0]["id"]
+    reads = (f"{partition.path}/records", f"{partition.path}/records/0", f"{partition.path}/offsets")
+    known = [http.get(path, params={"id": old}).status_code for path in reads]
+    http.delete(topic, headers={"If-Match": "*"})
+    deleted = [http.get(path, params={"id": old}) for path in reads]
+    http.put(topic, json={})
+    partition.append("3")
+    described = http.get(f"{topic}/partitions", params={"read": "leader"}).json()["partitions"][0]
+
+    assert [200, 200, 200] == known
+    for answer in deleted:
+        problem(answer, 404, "no_such_topic")
+    for path in reads:
+        problem(http.get(path, params={"id": old}), 410, "made_anew", value=old, limit=described["id"])
+        assert 200 == http.get(path, params={"id": described["id"]}).status_code
+    assert (1, described["id"]) == (described["end_offset"], http.get(partition.path).json()["id"])
+    problem(partition.fetch(id="7"), 422, "invalid", field="id", value="7")
+    problem(http.get(f"{topic}/partitions", params={"read": "me"}), 422, "invalid", field="read")
