@@ -415,20 +415,33 @@ class Session:
             if only is not None:
                 url = None  # wherever it led
 
-    async def offset_at(self, topic: str, partition: int, at: str, *, timeout_s: float | None = None) -> int:
+    async def offset_at(
+        self,
+        topic: str,
+        partition: int,
+        at: str,
+        *,
+        id_: str = "",
+        leader_only: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
         """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it.
 
-        Where no leader is found within `LEADER_PATIENCE_S`, as the replica has it that knows most: what is
-        committed is read on with a majority gone. That may be less than all there is, and is logged.
+        Where no leader is found within `LEADER_PATIENCE_S`, as the replica has it that knows most, unless
+        `leader_only`: what is committed is read on with a majority gone. That may be less than all there is,
+        and is logged. With `id_`, of the partition of this id only: `NotFound` where that is no more.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         places = await self.topic_map(topic, timeout_s=timeout_s)
-        target = f"{topic_path(topic)}/partitions/{partition}/offsets?at={at}"
-        patience_s = min(LEADER_PATIENCE_S, (deadline - time.monotonic()) / 2)
+        target = f"{topic_path(topic)}/partitions/{partition}/offsets?at={at}" + (f"&id={id_}" if id_ else "")
+        left_s = max(0.0, deadline - time.monotonic())
+        patience_s = left_s if leader_only else min(LEADER_PATIENCE_S, left_s / 2)
         try:
             answer = await self.call("GET", target, timeout_s=patience_s, first=places.leader(partition))
         except (TimedOut, OutcomeUnknown, Unavailable):
+            if leader_only:
+                raise
             found = await self._offset_of_replicas(topic, partition, target, deadline=deadline)
             if found is not None:
                 return found

@@ -35,17 +35,18 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         here = cluster(self._endpoints, timeout_ms=options.timeout_ms)
-        latest = here.run(here.positions(options, AT_LATEST))
-        earliest = here.run(here.positions(options, AT_EARLIEST))
+        ids = here.run(here.ids(options))
+        latest = here.run(here.positions(ids, AT_LATEST))
+        earliest = here.run(here.positions(ids, AT_EARLIEST))
         starts, ends = earliest, latest
         if options.start != AT_EARLIEST:
             strict = options.start_beyond_is_error
-            starts = here.run(here.positions(options, options.start, beyond_is_error=strict))
+            starts = here.run(here.positions(ids, options.start, starts=True, strict=strict))
         if options.end != AT_LATEST:
             # A given end may lie behind the last record: there is nothing more to read than there is.
-            given = here.run(here.positions(options, options.end))
+            given = here.run(here.positions(ids, options.end))
             ends = {partition: min(end, latest[partition]) for partition, end in given.items()}
-        whole = plan.ranges(starts, ends, earliest, fail_on_data_loss=options.fail_on_data_loss)
+        whole = plan.ranges(starts, ends, earliest, ids=ids, fail_on_data_loss=options.fail_on_data_loss)
         described = here.run(here.describe(options))
         pieces = plan.split(
             self._pushed.cut(whole) if self._pushed else whole,

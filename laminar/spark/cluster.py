@@ -11,7 +11,7 @@ import gc
 import os
 import re
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
@@ -23,9 +23,10 @@ from laminar.client.errors import NotFound, OffsetExpired, Unavailable
 from laminar.client.portal import Portal
 from laminar.client.session import Session, topic_path
 from laminar.http.endings import Answer
-from laminar.spark.offsets import EARLIEST, LATEST, Partition, Place, Positions, partition_key
+from laminar.spark.loss import DataLoss, partition_loss, retention_loss
+from laminar.spark.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
 from laminar.spark.options import Options
-from laminar.spark.plan import DataLoss, Range, loss_message
+from laminar.spark.plan import Range
 from laminar.spark.succession import predecessors
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ FETCH_BYTES: Final = 4 << 20
 LEAST_FETCH_BYTES: Final = 64 << 10
 # Answers without a record, from replicas that have them all, before that counts as a fault.
 EMPTY_ANSWERS: Final = 3
+# Codes that say of a partition that it is deleted, whatever has its name now.
+NO_MORE: Final = ("no_such_topic", "no_such_partition", "made_anew")
 
 _clusters: dict[tuple[int, Endpoints, int], Cluster] = {}
 _making = threading.Lock()
@@ -85,13 +88,18 @@ class Bounds(NamedTuple):
 
 
 class Description(NamedTuple):
-    """The partitions of a query, and the version of each topic's route.
+    """The partitions of a query with their ids, and the version of each topic's route.
 
-    Ends may be a moment old, and a partition nobody can speak for just now is left out.
+    Bounds may be a moment old, and those of a partition that nobody can speak for just now are left out.
+    `left_out` are the ids of partitions of topics that were asked for beside the query's; `missing` are
+    topics that the query names and that are not there.
     """
 
+    ids: Ids
     bounds: dict[Partition, Bounds]
     routes: dict[str, int]
+    left_out: Ids
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,43 +142,62 @@ class Cluster:
 
     # -- partitions and their offsets ----------------------------------------------------------
 
-    async def topics(self, options: Options) -> list[str]:
-        """The topics that `options` name, sorted; NotFound later for one that is not there."""
-        if options.pattern is not None:
-            pattern = re.compile(options.pattern)
-            return [name for name in await self._client.topics() if pattern.fullmatch(name)]
-        return sorted({topic for topic, _ in options.assigned}) if options.assigned else list(options.topics)
+    async def describe(
+        self, options: Options, *, beside: Iterable[str] = (), confirmed: bool = False
+    ) -> Description:
+        """What is known of every partition read, and of those of the topics `beside`; one request a topic.
 
-    async def describe(self, options: Options) -> Description:
-        """What is known of every partition read; one request a topic."""
-        found: dict[Partition, Bounds] = {}
-        routes: dict[str, int] = {}
-        for topic, answer in await self._described(options):
-            routes[topic] = int(answer.get("route") or 0)
+        `confirmed`: as the catalog has them now, instead of as a node has heard.
+        """
+        wanted = await self._topics(options, beside)
+        described = await self._described(sorted({*wanted, *beside}), confirmed=confirmed)
+        missing = wanted - described.keys() - set(beside) if options.pattern is None else ()
+        found = Description({}, {}, {}, {}, tuple(sorted(missing)))
+        for topic, answer in described.items():
+            if topic in wanted:
+                found.routes[topic] = int(answer.get("route") or 0)
             for row in answer["partitions"]:
+                partition = (topic, int(row["partition"]))
+                if topic not in wanted or (options.assigned and partition not in options.assigned):
+                    found.left_out[partition] = row["id"]
+                    continue
+                found.ids[partition] = row["id"]
                 if row.get("end_offset") is not None:
                     sizes = [int(row.get(name) or 0) for name in ("start_offset", "end_offset", "bytes")]
-                    found[(topic, int(row["partition"]))] = Bounds(*sizes)
-        if options.assigned:
-            found = {partition: found[partition] for partition in options.assigned if partition in found}
-        return Description(found, routes)
+                    found.bounds[partition] = Bounds(*sizes)
+        return found
 
-    async def partitions(self, options: Options) -> list[Partition]:
-        """Every partition that `options` name. NotFound if one is not there."""
-        found: list[Partition] = []
-        for topic, answer in await self._described(options):
-            found += [(topic, int(row["partition"])) for row in answer["partitions"]]
-        missing = sorted(set(options.assigned) - set(found))
+    async def ids(self, options: Options, *, confirmed: bool = False) -> Ids:
+        """Every partition that `options` name, with its id. NotFound if one is not there."""
+        described = await self.describe(options, confirmed=confirmed)
+        if described.missing:
+            raise NotFound(f"there is no topic {described.missing[0]!r}", code="no_such_topic")
+        missing = sorted(set(options.assigned) - described.ids.keys())
         if missing:
             raise NotFound(f"there is no partition {partition_key(missing[0])}", code="no_such_partition")
-        return list(options.assigned) if options.assigned else found
+        return described.ids
 
-    async def _described(self, options: Options) -> list[tuple[str, dict[str, Any]]]:
-        """Each topic, and what its ``/partitions`` answers."""
-        topics = await self.topics(options)
-        paths = [f"{topic_path(topic)}/partitions" for topic in topics]
-        answers = await asyncio.gather(*map(self.session.get_json, paths))
-        return list(zip(topics, answers, strict=True))
+    async def _topics(self, options: Options, beside: Iterable[str]) -> set[str]:
+        """The topics that `options` name, there or not; of a pattern those that are there, or `beside`."""
+        if options.pattern is None:
+            return {topic for topic, _ in options.assigned} or set(options.topics)
+        pattern = re.compile(options.pattern)
+        listed = {*await self._client.topics(), *beside}
+        return {name for name in listed if pattern.fullmatch(name)}
+
+    async def _described(self, topics: Sequence[str], *, confirmed: bool) -> dict[str, dict[str, Any]]:
+        """What the ``/partitions`` of each topic answers, for those that are there."""
+        read = "?read=leader" if confirmed else ""
+        paths = [f"{topic_path(topic)}/partitions{read}" for topic in topics]
+        answers = await asyncio.gather(*map(self.session.get_json, paths), return_exceptions=True)
+        found = {}
+        for topic, answer in zip(topics, answers, strict=True):
+            if isinstance(answer, NotFound):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            found[topic] = answer
+        return found
 
     async def replaced(self, topic: str) -> dict[Partition, dict[Partition, int]]:
         """See `laminar.spark.succession.Replaced`; of one topic."""
@@ -182,45 +209,62 @@ class Cluster:
             found[(topic, number)] = ends
         return found
 
-    async def offset_at(self, partition: Partition, at: str) -> int:
-        """The offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority."""
-        return await self.session.offset_at(*partition, at)
+    async def offset_at(self, partition: Partition, at: str, id_: str = "") -> int:
+        """The offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority.
 
-    async def positions(self, options: Options, place: Place, *, beyond_is_error: bool = False) -> Positions:
-        """`place` as an offset in each partition.
-
-        ValueError if `place` leaves a partition out or names one that is not read; and, with
-        `beyond_is_error`, if it is a time after all records.
+        With `id_`: NotFound where the partition of that id is no more.
         """
-        partitions = await self.partitions(options)
-        if place.values and set(place.values) != set(partitions):
-            odd = sorted(set(place.values) ^ set(partitions))
-            raise ValueError(f"an offset is needed for each partition that is read, no other: {odd[0]}")
-        found = await asyncio.gather(*(self._position(place, each, beyond_is_error) for each in partitions))
-        return dict(zip(partitions, found, strict=True))
+        # A query compares ends with what it has read: an end by the word of one replica would be a loss.
+        return await self.session.offset_at(*partition, at, id_=id_, leader_only=True)
 
-    async def _position(self, place: Place, partition: Partition, beyond_is_error: bool) -> int:
+    async def positions(
+        self, ids: Mapping[Partition, str], place: Place, *, starts: bool = False, strict: bool = False
+    ) -> Positions:
+        """`place` as an offset in each of these partitions.
+
+        ValueError if `place` leaves a partition out or names one that is not read; with `starts`, if an
+        offset is beyond a partition's end; with `strict`, if it is a time after all records.
+        """
+        if place.values and set(place.values) != set(ids):
+            odd = sorted(set(place.values) ^ set(ids))
+            raise ValueError(f"an offset is needed for each partition that is read, no other: {odd[0]}")
+        found = await asyncio.gather(
+            *(self._position(place, each, id_, starts, strict) for each, id_ in ids.items())
+        )
+        return dict(zip(ids, found, strict=True))
+
+    async def _position(
+        self, place: Place, partition: Partition, id_: str, starts: bool, strict: bool
+    ) -> int:
         if place.kind in ("earliest", "latest"):
-            return await self.offset_at(partition, place.kind)
+            return await self.offset_at(partition, place.kind, id_)
         if place.kind == "offsets":
             given = place.values[partition]
             if given in (EARLIEST, LATEST):
-                return await self.offset_at(partition, "earliest" if given == EARLIEST else "latest")
+                return await self.offset_at(partition, "earliest" if given == EARLIEST else "latest", id_)
+            if starts and given > (end := await self.offset_at(partition, "latest", id_)):
+                raise ValueError(
+                    f"option startingOffsets: {partition_key(partition)} ends at {end}, before {given}"
+                )
             return given
         time_ms = place.values[partition] if place.kind == "timestamps" else place.time_ms
-        offset = await self.offset_at(partition, str(time_ms))
-        if beyond_is_error and offset >= await self.offset_at(partition, "latest"):
+        offset = await self.offset_at(partition, str(time_ms), id_)
+        if strict and offset >= await self.offset_at(partition, "latest", id_):
             raise ValueError(
                 f"{partition_key(partition)} has no record at or after {time_ms}; with the option"
                 " startingOffsetsByTimestampStrategy=latest the query starts at its end"
             )
         return offset
 
-    async def wait_past(self, partition: Partition, offset: int, *, wait_ms: int) -> None:
-        """Return when there is a record at `offset`, or `wait_ms` (below 10 s) later."""
+    async def wait_past(self, partition: Partition, offset: int, *, id_: str, wait_ms: int) -> None:
+        """Return when there is a record at `offset`, or `wait_ms` (below 10 s) later.
+
+        NotFound where the partition of this id is no more.
+        """
         topic, number = partition
         target = (
-            f"{topic_path(topic)}/partitions/{number}/records?offset={offset}&max_bytes=1&wait_ms={wait_ms}"
+            f"{topic_path(topic)}/partitions/{number}/records?offset={offset}&id={id_}"
+            f"&max_bytes=1&wait_ms={wait_ms}"
         )
         places = await self.session.topic_map(topic)
         # The leader hears first; HEAD, as only the news is wanted.
@@ -256,6 +300,12 @@ class Cluster:
                         return
                     pending = self._fetch(wanted, offset, columns, replica)
                     continue
+                except NotFound as gone:
+                    if gone.code not in NO_MORE:
+                        raise
+                    what = f"{wanted.topic}/{wanted.partition}, {offset} to {wanted.end - 1}: {gone.message}"
+                    partition_loss([what], fail=fail_on_data_loss)
+                    return
                 batches, offset_then = self._batches(answer, wanted, offset, columns)
                 empty = 0 if offset_then > offset else empty + 1
                 if empty == EMPTY_ANSWERS:
@@ -278,6 +328,8 @@ class Cluster:
 
     def _fetch(self, wanted: Range, offset: int, columns: Columns, replica: int | None) -> Future[Answer]:
         narrowed: dict[str, str | int] = {"to": wanted.end}
+        if wanted.id:
+            narrowed["id"] = wanted.id
         if columns.tag is not None:
             narrowed["tag"] = columns.tag
         if columns.fields is not None:
@@ -329,14 +381,16 @@ class Cluster:
         return batches, min(offset, wanted.end)
 
     def _earliest(self, wanted: Range) -> int:
-        return self.run(self.offset_at((wanted.topic, wanted.partition), "earliest"))
+        return self.run(self.offset_at((wanted.topic, wanted.partition), "earliest", wanted.id))
 
     def _behind_loss(
         self, wanted: Range, offset: int, gone: OffsetExpired, *, fail_on_data_loss: bool
     ) -> int:
         """Where to go on when retention has overtaken the reading."""
         earliest = self._earliest(wanted)
-        if fail_on_data_loss or earliest <= offset:
-            lost = f"{wanted.topic}/{wanted.partition}: {offset} to {min(earliest, wanted.end) - 1}"
-            raise DataLoss(loss_message(lost)) from gone
-        return min(earliest, wanted.end)
+        if earliest <= offset:
+            raise gone
+        behind = min(earliest, wanted.end)
+        lost = f"{wanted.topic}/{wanted.partition}: {offset} to {behind - 1}"
+        retention_loss([lost], fail=fail_on_data_loss)
+        return behind

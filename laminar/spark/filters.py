@@ -88,7 +88,7 @@ class Pushed:
             start = max(each.start, self.offset.lowest or 0)
             end = each.end if self.offset.behind is None else min(each.end, self.offset.behind)
             if start < end:
-                found.append(Range(each.topic, each.partition, start, end))
+                found.append(replace(each, start=start, end=end))
         return found
 
     def _take(self, each: Filter) -> bool:

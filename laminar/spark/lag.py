@@ -162,7 +162,7 @@ def positions(text: str | None) -> Positions | None:
         return None
     if not isinstance(offset, dict) or offset.get("v") != VERSION or "start" in offset:
         return None
-    return decode(offset)
+    return decode(offset).positions
 
 
 def _escaped(label: str) -> str:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 from typing import Final
 
+from laminar.spark.loss import retention_loss
 from laminar.spark.offsets import Partition, Positions
-
-
-class DataLoss(ValueError):
-    """Records that the query has not read are gone."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Records ``start`` to ``end - 1`` of one partition: what one task reads."""
+    """Records ``start`` to ``end - 1`` of the partition with this `id`: what one task reads."""
 
     topic: str
     partition: int
     start: int
     end: int
+    id: str = ""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -91,11 +89,12 @@ def ranges(
     end: Mapping[Partition, int],
     earliest: Mapping[Partition, int],
     *,
+    ids: Mapping[Partition, str] | None = None,
     fail_on_data_loss: bool,
 ) -> list[Range]:
-    """What lies from `start` to `end`, without empty ranges, sorted.
+    """What lies from `start` to `end` of the partitions with these `ids`, without empty ranges, sorted.
 
-    Where retention overtook the start: DataLoss, or, without `fail_on_data_loss`, what is left.
+    Where retention overtook the start: `DataLoss`, or, without `fail_on_data_loss`, what is left.
     """
     found = []
     lost = []
@@ -106,17 +105,10 @@ def ranges(
             lost.append(f"{topic}/{number}: {begin} to {min(first, stop) - 1}")
             begin = min(first, stop)
         if begin < stop:
-            found.append(Range(topic, number, begin, stop))
-    if lost and fail_on_data_loss:
-        raise DataLoss(loss_message(", ".join(lost)))
+            found.append(Range(topic, number, begin, stop, (ids or {}).get((topic, number), "")))
+    if lost:
+        retention_loss(lost, fail=fail_on_data_loss)
     return found
-
-
-def loss_message(what: str) -> str:
-    return (
-        f"records are gone before they were read: {what}. Retention was faster than the query, or the topic"
-        " was made anew. With the option failOnDataLoss=false the query goes on with what is left."
-    )
 
 
 def split(
@@ -145,5 +137,5 @@ def split(
             pieces = max(pieces, ceil(size / max_bytes))
         pieces = min(pieces, len(each))
         bounds = [each.start + len(each) * piece // pieces for piece in range(pieces + 1)]
-        cut += [Range(each.topic, each.partition, first, last) for first, last in pairwise(bounds)]
+        cut += [replace(each, start=first, end=last) for first, last in pairwise(bounds)]
     return cut

@@ -8,6 +8,7 @@ an exception ends the query, so the client below retries until its deadline.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,21 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from laminar.client.errors import NotFound
 from laminar.spark import plan
 from laminar.spark.cluster import Cluster, cluster, resolve_endpoints
 from laminar.spark.columns import check_schema
-from laminar.spark.offsets import AT_LATEST, Positions, decode, encode, place_of_symbol
+from laminar.spark.loss import partition_loss, settle
+from laminar.spark.offsets import (
+    AT_LATEST,
+    Ids,
+    Offset,
+    Place,
+    Positions,
+    decode,
+    encode,
+    place_of_symbol,
+)
 from laminar.spark.options import Options
 from laminar.spark.progress import ProgressCursor
 from laminar.spark.succession import admitted
@@ -34,6 +46,9 @@ from laminar.spark.watch import Watch
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
+
+
+log = logging.getLogger(__name__)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -46,8 +61,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._endpoints = resolve_endpoints(options)
         self._watch: Watch | None = None
         self._progress: ProgressCursor | None = None
-        self._target: Positions | None = None
-        self._idle_at: Positions | None = None
+        self._target: Offset | None = None
+        self._idle_at: Offset | None = None
+        # Ends that a majority confirmed, of partitions that were read further than that.
+        self._shorter: Positions = {}
+        self._warned: set[str] = set()
         self._last_batch_s: float | None = None
 
     # -- offsets -------------------------------------------------------------------------------
@@ -64,35 +82,93 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         here = self._cluster()
-        self._target = here.run(here.positions(self._options, AT_LATEST))
+        described = here.run(here.describe(self._options, confirmed=True))
+        ends = here.run(here.positions(described.ids, AT_LATEST))
+        self._target = Offset(ends, described.ids)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         place = place_of_symbol(start)
         if place is not None:
-            here = self._cluster()
-            strict = self._options.start_beyond_is_error
-            # The empty batch that this makes pins it: from here on the journal has numbers.
-            return encode(here.run(here.positions(self._options, place, beyond_is_error=strict)))
-        positions = decode(start)
-        self._report(positions, at_rest=False)
+            return self._first_end(place, limit)
+        read = decode(start)
+        self._report(read.positions, at_rest=False)
+        positions = self._settled(read)
         reached = self._reach(positions)
-        if self._target is None and not self._is_enough(plan.lag(positions, reached)):
-            self._await_news(positions)
+        enough = self._is_enough(plan.lag(positions, reached))
+        if not enough and self._target is None and self._is_as_read(read, positions):
+            self._await_news(read)
+            positions = self._settled(read)
             reached = self._reach(positions)
-        if not self._is_enough(plan.lag(positions, reached)):
-            self._report(positions, at_rest=True)
+            enough = self._is_enough(plan.lag(positions, reached))
+        if not enough and self._is_as_read(read, positions):
+            self._report(read.positions, at_rest=True)
             return start  # the very same text: anything else would be news
+        # Where some partition is not what was read, a batch of no records puts down where to go on.
+        ends = self._limited(positions, reached, limit) if enough else positions
         self._last_batch_s = time.monotonic()
-        if isinstance(limit, (ReadMaxRows, ReadMaxBytes)):
-            # Spark knows one limit a query; there may be two.
-            reached = plan.limited(
-                positions,
-                reached,
-                max_records=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
-                max_bytes=self._options.max_bytes_per_trigger,
-                record_bytes=self._watching().record_bytes,
+        return encode(ends, self._ids(ends))
+
+    def _first_end(self, place: Place, limit: ReadLimit) -> dict[str, Any]:
+        """The end of the query's first batch; it says where that begins, so the journal does."""
+        here = self._cluster()
+        ids = here.run(here.ids(self._options))
+        strict = self._options.start_beyond_is_error
+        since = here.run(here.positions(ids, place, starts=True, strict=strict))
+        self._watching(ids)
+        # What was made since is not in `since`: the next batch begins it at its first record.
+        reached = {partition: n for partition, n in self._reach(since).items() if partition in since}
+        self._last_batch_s = time.monotonic()
+        return encode(self._limited(since, reached, limit), ids, since=since)
+
+    def _limited(self, positions: Positions, reached: Positions, limit: ReadLimit) -> Positions:
+        """`reached`, or less far from `positions` where a batch has limits."""
+        if not isinstance(limit, (ReadMaxRows, ReadMaxBytes)):
+            return reached
+        # Spark knows one limit a query; there may be two.
+        return plan.limited(
+            positions,
+            reached,
+            max_records=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            max_bytes=self._options.max_bytes_per_trigger,
+            record_bytes=self._watching({}).record_bytes,
+        )
+
+    def _is_as_read(self, read: Offset, positions: Positions) -> bool:
+        """Whether what there is goes on from what was `read`, in the same partitions."""
+        return positions == read.positions and self._ids(positions) == read.ids
+
+    def _ids(self, positions: Positions) -> Ids:
+        """The ids of these partitions, as the query reads them now."""
+        known = self._watching({}).ids
+        if self._target is not None:
+            known = known | self._target.ids
+        return {partition: known[partition] for partition in positions}
+
+    def _settled(self, read: Offset) -> Positions:
+        """Where to go on after `read`, in what is there now. Raises `DataLoss`, or warns; see `settle`."""
+        watch = self._watching(read.ids)
+        ids, ends, confirmed = watch.ids, watch.ends, self._shorter
+        if self._target is not None:
+            ids, ends, confirmed = (
+                ids | self._target.ids,
+                ends | self._target.positions,
+                self._target.positions,
             )
-        return encode(reached)
+        fail = self._options.fail_on_data_loss
+        here = self._cluster()
+        left_out = {
+            partition: here.run(here.offset_at(partition, "latest", id_))
+            for partition, id_ in watch.left_out.items()
+            if read.ids.get(partition) == id_
+        }
+        positions = settle(read, ids, ends, left_out=left_out, confirmed=confirmed, fail=fail)
+        for topic in watch.missing:
+            if fail:
+                raise NotFound(f"there is no topic {topic!r}", code="no_such_topic")
+            if topic not in self._warned:
+                self._warned.add(topic)
+                log.warning("there is no topic %r; the query goes on with the others", topic)
+        return positions
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends as last heard, for the query's progress; asks nobody."""
@@ -107,8 +183,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reach(self, positions: Positions) -> Positions:
         # The target was confirmed by a majority, while what the watch heard may be older than that.
-        watch = self._watching()
-        ends = watch.ends if self._target is None else self._target
+        watch = self._watching({})
+        ends = watch.ends if self._target is None else self._target.positions
         return plan.forward(positions, admitted(positions, ends, watch.replaced))
 
     def _is_enough(self, records: int) -> bool:
@@ -120,44 +196,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return True
         return (time.monotonic() - self._last_batch_s) * 1000 >= self._options.max_trigger_delay_ms
 
-    def _await_news(self, positions: Positions) -> None:
-        watch = self._watching()
-        if positions != self._idle_at:
+    def _await_news(self, read: Offset) -> None:
+        watch = self._watching(read.ids)
+        if read != self._idle_at:
             # A batch was made since we were here: meanwhile, most likely, more was appended.
-            self._idle_at = positions
-            self._look(watch, positions)
-            if self._is_enough(plan.lag(positions, self._reach(positions))):
+            self._idle_at = read
+            self._look(watch, read)
+            if self._is_enough(plan.lag(read.positions, self._reach(read.positions))):
                 return
         if watch.wait_for_news(self._options.poll_timeout_ms):
-            self._look(watch, positions)
+            self._look(watch, read)
 
-    def _look(self, watch: Watch, positions: Positions) -> None:
-        """Hear of the ends; an end before what was read already is either old news or a topic made anew."""
+    def _look(self, watch: Watch, read: Offset) -> None:
+        """Hear of the ends; one before what was read already is old news, or records were lost."""
         heard = watch.look()
-        behind = {p: offset for p, offset in positions.items() if heard.get(p, offset) < offset}
-        if not behind or not self._options.fail_on_data_loss:
-            return
         here = self._cluster()
-        for partition, offset in behind.items():
-            end = here.run(here.offset_at(partition, "latest"))
-            if end < offset:
-                topic, number = partition
-                raise plan.DataLoss(
-                    plan.loss_message(f"{topic}/{number} ends at {end}, was read to {offset}")
-                )
+        self._shorter = {}
+        for partition, offset in read.positions.items():
+            id_ = watch.ids.get(partition)
+            if id_ == read.ids.get(partition) and heard.get(partition, offset) < offset:
+                end = here.run(here.offset_at(partition, "latest", id_ or ""))
+                if end < offset:
+                    self._shorter[partition] = end
 
     # -- batches -------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if place_of_symbol(start) is not None:
-            return []
         options = self._options
-        watch = self._watching()
+        until = decode(end)
+        watch = self._watching(until.ids)
+        gone = watch.gone(until.ids)
+        if gone:
+            watch.look()
+            gone = watch.gone(until.ids)
+        starts = _starts(start, until)
         whole = plan.ranges(
-            decode(start), decode(end), watch.earliest, fail_on_data_loss=options.fail_on_data_loss
+            starts,
+            until.positions,
+            {partition: n for partition, n in watch.earliest.items() if partition not in gone},
+            ids=until.ids,
+            fail_on_data_loss=options.fail_on_data_loss,
         )
+        lost = [each for each in whole if (each.topic, each.partition) in gone]
+        if lost:
+            partition_loss(
+                [f"{each.topic}/{each.partition}, {each.start} to {each.end - 1}: deleted" for each in lost],
+                fail=options.fail_on_data_loss,
+            )
         pieces = plan.split(
-            whole,
+            [each for each in whole if each not in lost],
             min_partitions=options.min_partitions,
             max_records=options.max_records_per_partition,
             max_bytes=options.max_bytes_per_partition,
@@ -183,8 +270,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _cluster(self) -> Cluster:
         return cluster(self._endpoints, timeout_ms=self._options.timeout_ms)
 
-    def _watching(self) -> Watch:
+    def _watching(self, ids: Ids) -> Watch:
+        """The watch; made at the first call, when `ids` are those of the journal."""
         if self._watch is None:
-            self._watch = Watch(self._cluster(), self._options)
+            self._watch = Watch(self._cluster(), self._options, ids)
             self._watch.look()
         return self._watch
+
+
+def _starts(start: dict[str, Any], until: Offset) -> Positions:
+    """Where a batch from `start` to `until` begins; a partition that `start` does not know begins at 0."""
+    if place_of_symbol(start) is not None:
+        assert until.since is not None, f"the end of a query's first batch does not say its begin: {until}"
+        return until.since
+    read = decode(start)
+    return {
+        partition: offset
+        for partition, offset in read.positions.items()
+        if read.ids.get(partition) == until.ids.get(partition)
+    }

@@ -28,7 +28,7 @@ class RangePartition(InputPartition):
     def __init__(self, wanted: Range, rows: RowFilter) -> None:
         super().__init__(
             (
-                (wanted.topic, wanted.partition, wanted.start, wanted.end),
+                (wanted.topic, wanted.partition, wanted.start, wanted.end, wanted.id),
                 (rows.tag, rows.since_us, rows.until_us),
             )
         )

@@ -7,11 +7,12 @@ are some. It decides nothing about batches, and is apart from the calls themselv
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from laminar.client.errors import Error
 from laminar.spark.cluster import Cluster, Description
-from laminar.spark.offsets import Partition, Positions
+from laminar.spark.offsets import Ids, Partition, Positions
 from laminar.spark.options import Options
 
 
@@ -31,11 +32,17 @@ class Watch:
     # New partitions and topics are looked for so often, while nothing else makes us look.
     LOOK_S: Final = 5.0
 
-    def __init__(self, cluster: Cluster, options: Options) -> None:
+    def __init__(self, cluster: Cluster, options: Options, ids: Mapping[Partition, str]) -> None:
+        """`ids` are those of the partitions that the query has read from, by its journal."""
         self._cluster = cluster
         self._options = options
         self._polls: dict[Partition, asyncio.Task[None]] = {}
         self._looked_at_s = float("-inf")
+        self.ids: Ids = dict(ids)
+        # Partitions that the query knew, and that its options do not name.
+        self.left_out: Ids = {}
+        # Topics that the options name and that are not there.
+        self.missing: tuple[str, ...] = ()
         self.earliest: Positions = {}
         self.ends: Positions = {}
         # The mean size of a partition's records, as they are stored.
@@ -44,16 +51,38 @@ class Watch:
         self._routes: dict[str, int] = {}
 
     def look(self) -> Positions:
-        """Ask for all ends; the answer as it is. `ends` never go back: what is committed stays so."""
-        described = self._cluster.run(self._describe())
+        """Ask for all ends; the answer as it is.
+
+        `ends` never go back, as what is committed stays so; but a partition of another id begins anew.
+        """
+        return self._cluster.run(self._look())
+
+    def gone(self, ids: Mapping[Partition, str]) -> list[Partition]:
+        """Those of these partitions that are not there any more, as far as it was heard."""
+        return [each for each, id_ in ids.items() if id_ not in (self.ids.get(each), self.left_out.get(each))]
+
+    async def _look(self) -> Positions:
+        described = await self._describe(confirmed=False)
+        if any(described.ids.get(partition) != id_ for partition, id_ in self.ids.items()):
+            # A node may not have heard yet of what is new: of such news the catalog itself is asked.
+            described = await self._describe(confirmed=True)
+        for partition in [each for each, id_ in self.ids.items() if described.ids.get(each) != id_]:
+            for known in (self.ids, self.earliest, self.ends, self.record_bytes, self.replaced):
+                known.pop(partition, None)
+            if partition in self._polls:
+                self._polls.pop(partition).cancel()
+        self.ids |= described.ids
+        self.left_out = described.left_out
+        self.missing = described.missing
         for partition, found in described.bounds.items():
             self.earliest[partition] = max(found.earliest, self.earliest.get(partition, 0))
             self.ends[partition] = max(found.end, self.ends.get(partition, 0))
             self.record_bytes[partition] = found.record_bytes
         return {partition: found.end for partition, found in described.bounds.items()}
 
-    async def _describe(self) -> Description:
-        described = await self._cluster.describe(self._options)
+    async def _describe(self, *, confirmed: bool) -> Description:
+        beside = {topic for topic, _ in (*self.ids, *self.left_out)}
+        described = await self._cluster.describe(self._options, beside=beside, confirmed=confirmed)
         for topic, version in described.routes.items():
             # Route 0 has partitions that never replaced any.
             if version != self._routes.get(topic, 0):
@@ -87,7 +116,7 @@ class Watch:
 
     async def _poll(self, partition: Partition, end: int) -> None:
         try:
-            await self._cluster.wait_past(partition, end, wait_ms=self.POLL_MS)
+            await self._cluster.wait_past(partition, end, id_=self.ids[partition], wait_ms=self.POLL_MS)
         except Error:
             # Whatever is wrong, the next look meets it as well, with retries and a deadline, and says so.
             await asyncio.sleep(self.PAUSE_S)

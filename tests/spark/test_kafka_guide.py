@@ -74,7 +74,7 @@ def ranges(topic: Topic, url: str, no_connection_is_left: None) -> Callable[...,
         given = {"laminar.endpoints": url, **named, **options}
         schema = types.StructType().add("value", types.BinaryType())
         partitions = BatchReader(parse(given, streaming=False), schema).partitions()
-        return [Range(*each.value[0]) for each in partitions]
+        return [Range(*each.value[0][:4]) for each in partitions]
 
     return plan
 

@@ -30,7 +30,7 @@ def test_lag_is_what_lies_between_by_partition() -> None:
     reported: list[QueryLag] = []
     listener = LagListener(reported.append)
 
-    listener.onQueryProgress(progress({"a:0": 5, "v": 1}, {"a:0": 9, "a:1": 2, "v": 1}))
+    listener.onQueryProgress(progress({"a:0": 5, "v": 2}, {"a:0": 9, "a:1": 2, "v": 2}))
 
     (found,) = listener.lags()
     assert [found] == reported
@@ -42,9 +42,9 @@ def test_lag_is_what_lies_between_by_partition() -> None:
 def test_a_query_that_ended_has_no_lag() -> None:
     """And one of which nothing is known yet has none either."""
     listener = LagListener()
-    listener.onQueryProgress(progress({"start": "latest", "v": 1}, None))
+    listener.onQueryProgress(progress({"start": "latest", "v": 2}, None))
     assert [] == listener.lags()
-    listener.onQueryProgress(progress({"a:0": 5, "v": 1}, {"a:0": 9, "v": 1}))
+    listener.onQueryProgress(progress({"a:0": 5, "v": 2}, {"a:0": 9, "v": 2}))
     assert [4] == [each.total for each in listener.lags()]
 
     listener.onQueryTerminated(SimpleNamespace(id="id-1"))  # type: ignore[arg-type]  # all that is looked at
@@ -55,7 +55,7 @@ def test_a_query_that_ended_has_no_lag() -> None:
 def test_it_is_served_as_prometheus_reads_it() -> None:
     """One line a partition, with the query's name; quotes in it are escaped."""
     listener = LagListener()
-    listener.onQueryProgress(progress({"a:0": 5, "v": 1}, {"a:0": 9, "v": 1}, name='the "best"'))
+    listener.onQueryProgress(progress({"a:0": 5, "v": 2}, {"a:0": 9, "v": 2}, name='the "best"'))
     port = listener.serve()
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from laminar.spark.offsets import (
     EARLIEST,
     LATEST,
+    Offset,
     Place,
     Positions,
     decode,
@@ -37,26 +38,32 @@ def test_positions_survive_the_journal(positions: Positions) -> None:
     """What is decoded from the journal's text is what was encoded, and encodes to the same text again."""
     text = json.dumps(encode(positions))
 
-    assert positions == decode(json.loads(text))
-    assert text == json.dumps(encode(decode(json.loads(text))))
+    assert positions == decode(json.loads(text)).positions
+    assert text == json.dumps(encode(decode(json.loads(text)).positions))
 
 
 def test_the_form_of_an_offset_is_fixed() -> None:
-    """Checkpoints hold it: keys sorted, integers only, a version."""
-    text = json.dumps(encode({("b", 10): 7, ("b", 2): 5, ("a.x", 0): 1}))
+    """Checkpoints hold it: keys sorted, positions, ids, a version; of the first batch also its begin."""
+    positions = {("b", 10): 7, ("b", 2): 5, ("a.x", 0): 1}
+    ids = {("b", 10): "02", ("a.x", 0): "01"}
 
-    assert '{"a.x:0": 1, "b:10": 7, "b:2": 5, "v": 1}' == text
+    assert '{"a.x:0": 1, "b:10": 7, "b:2": 5, "v": 2}' == json.dumps(encode(positions))
+    assert (
+        '{"a.x:0": 1, "b:10": 7, "b:2": 5, "ids": {"a.x:0": "01", "b:10": "02"}, "since": {"b:2": 4}, "v": 2}'
+    ) == json.dumps(encode(positions, ids, since={("b", 2): 4}))
+    assert Offset(positions, ids, {("b", 2): 4}) == decode(encode(positions, ids, since={("b", 2): 4}))
 
 
-def test_a_newer_version_is_refused() -> None:
-    """An older program does not guess at a checkpoint of a newer one."""
-    with pytest.raises(ValueError, match="version 2"):
-        decode({"a:0": 1, "v": 2})
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_version_is_refused(version: int) -> None:
+    """Nobody guesses at a newer checkpoint; an older one does not say which partitions it belongs to."""
+    with pytest.raises(ValueError, match=f"version {version}.*new checkpoint"):
+        decode({"a:0": 1, "v": version})
 
 
 def test_keys_that_nobody_knows_are_passed_over() -> None:
     """A later release may add to the offset without a new version."""
-    assert {("a", 0): 1} == decode({"a:0": 1, "hint": "x", "v": 1})
+    assert {("a", 0): 1} == decode({"a:0": 1, "hint": "x", "v": 2}).positions
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from laminar.spark.cluster import (
     Cluster,
     Columns,
 )
-from laminar.spark.plan import DataLoss, Range
+from laminar.spark.loss import DataLoss
+from laminar.spark.plan import Range
 
 WANTED = Range("t", 0, 10, 20)
 

@@ -59,7 +59,7 @@ def cursor_positions(url: str, topic: Topic) -> dict[str, int]:
     return found
 
 
-def read_values(reader: StreamReader, start: dict[str, int], end: dict[str, int]) -> list[int]:
+def read_values(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     return [
         int(value)
         for partition in reader.partitions(start, end)
@@ -71,7 +71,7 @@ def read_values(reader: StreamReader, start: dict[str, int], end: dict[str, int]
 def test_the_first_offset_is_the_same_however_often_it_is_asked_for(
     topic: Topic, reader: Callable[..., StreamReader]
 ) -> None:
-    """Twice in batch 0, and by another process after a restart; what it becomes has no records before it."""
+    """Twice in batch 0, and by another process after a restart: the first end says where it had been."""
     fill(topic, 10)
     one, other = reader(), reader()
     first = json.dumps(one.initialOffset())
@@ -79,8 +79,35 @@ def test_the_first_offset_is_the_same_however_often_it_is_asked_for(
     fill(topic, 10)
 
     assert first == json.dumps(one.initialOffset()) == json.dumps(other.initialOffset())
-    assert {f"{topic.name}:0": 10, f"{topic.name}:1": 0, f"{topic.name}:2": 0, "v": 1} == pinned
+    at = {(topic.name, 0): 10, (topic.name, 1): 0, (topic.name, 2): 0}
+    assert (at, at) == (decode(pinned).positions, decode(pinned).since)
     assert [] == other.partitions(json.loads(first), pinned)
+
+
+def test_the_first_batch_has_records(topic: Topic, reader: Callable[..., StreamReader]) -> None:
+    """From the start on to its limit; a restart within it begins at the same place, whatever was trimmed."""
+    fill(topic, 10)
+    one, other = reader(startingOffsets="earliest"), reader(startingOffsets="earliest")
+    first = one.initialOffset()
+    end = one.latestOffset(first, ReadMaxRows(4))
+
+    assert [0, 1, 2, 3] == read_values(one, first, end) == read_values(other, first, end)
+    assert list(range(4, 10)) == read_values(one, end, one.latestOffset(end, ALL))
+
+
+def test_a_start_past_the_end_is_refused(topic: Topic, reader: Callable[..., StreamReader]) -> None:
+    """By whatever trigger, and with the option, the partition and its end; the end itself is a start."""
+    fill(topic, 10)
+    given = {"0": 11, "1": -2, "2": 0}
+    one = reader(startingOffsets=json.dumps({topic.name: given}))
+    with pytest.raises(ValueError, match=f"option startingOffsets: {topic.name}:0 ends at 10, before 11"):
+        one.latestOffset(one.initialOffset(), ALL)
+    one.prepareForTriggerAvailableNow()
+    with pytest.raises(ValueError, match=f"option startingOffsets: {topic.name}:0 ends at 10, before 11"):
+        one.latestOffset(one.initialOffset(), ALL)
+
+    at_the_end = reader(startingOffsets=json.dumps({topic.name: {**given, "0": 10}}))
+    assert 10 == at_the_end.latestOffset(at_the_end.initialOffset(), ALL)[f"{topic.name}:0"]
 
 
 def test_without_news_the_offset_is_the_very_same_text(
@@ -130,9 +157,8 @@ def test_a_batch_waits_for_its_least_size(topic: Topic, reader: Callable[..., St
     one = reader(
         minOffsetsPerTrigger="10", maxTriggerDelay="1s", pollTimeoutMs="10", startingOffsets="earliest"
     )
-    start = one.latestOffset(one.initialOffset(), ALL)
     fill(topic, 1)
-    first = one.latestOffset(start, ALL)
+    first = one.latestOffset(one.initialOffset(), ALL)
     fill(topic, 5)
     held = one.latestOffset(first, ALL)
     fill(topic, 5)
@@ -141,7 +167,7 @@ def test_a_batch_waits_for_its_least_size(topic: Topic, reader: Callable[..., St
     while full == held:
         full = one.latestOffset(held, ALL)
 
-    assert first != start
+    assert 1 == first[f"{topic.name}:0"]
     assert held == first
     assert 11 == full[f"{topic.name}:0"]
 
@@ -153,7 +179,7 @@ def test_ranges_are_complete_whatever_the_batches_in_the_log(
     for count in (1, 7, 100, 1, 30):
         fill(topic, count)
     one = reader(startingOffsets="earliest")
-    start = one.latestOffset(one.initialOffset(), ALL)
+    start = one.initialOffset()
     found = []
     while (end := one.latestOffset(start, ReadMaxRows(9))) != start:
         found += read_values(one, start, end)
@@ -169,7 +195,7 @@ def test_a_fetch_says_how_far_the_log_goes(
     """Each carries the range's end: a replica that is behind it may not answer with what it has."""
     fill(topic, 50)
     one = reader(startingOffsets="earliest")
-    start = one.latestOffset(one.initialOffset(), ALL)
+    start = one.initialOffset()
     end = one.latestOffset(start, ALL)
     (here,) = clusters._clusters.values()
     fetch = here.session.fetch
@@ -191,8 +217,7 @@ def test_available_now_stops_at_what_was_there(topic: Topic, reader: Callable[..
     one = reader(startingOffsets="earliest")
     one.prepareForTriggerAvailableNow()
     fill(topic, 5)
-    start = one.latestOffset(one.initialOffset(), ALL)
-    end = one.latestOffset(start, ALL)
+    end = one.latestOffset(one.initialOffset(), ALL)
 
     assert 5 == end[f"{topic.name}:0"]
     assert end is one.latestOffset(end, ALL)
@@ -203,15 +228,16 @@ def test_a_cursor_shows_how_far_a_query_has_come(
 ) -> None:
     """What Spark goes on from is committed, so it is written; at the latest when all is read."""
     fill(topic, 10)
-    one = reader(startingOffsets="earliest", cursor="job", pollTimeoutMs="10")
+    one = reader(cursor="job", pollTimeoutMs="10")
     start = one.latestOffset(one.initialOffset(), ALL)
+    fill(topic, 10)
     written = []
     while (end := one.latestOffset(start, ReadMaxRows(4))) != start:
         written.append(cursor_positions(url, topic))
         start = end
 
-    assert {"0": 0, "1": 0, "2": 0} == written[0]
-    assert {"0": 10, "1": 0, "2": 0} == cursor_positions(url, topic)
+    assert {"0": 10, "1": 0, "2": 0} == written[0]
+    assert {"0": 20, "1": 0, "2": 0} == cursor_positions(url, topic)
 
 
 def test_a_cursor_that_belongs_to_others_is_a_warning(
@@ -244,8 +270,8 @@ def test_what_is_made_later_joins_without_a_restart(
     while end == start and time.monotonic() < deadline:
         end = one.latestOffset(start, ALL)
 
-    assert {"later-a:0": 1, "v": 1} == start
-    assert {"later-a:0": 1, "later-b:0": 0, "later-b:1": 1, "v": 1} == end
+    assert {("later-a", 0): 1} == decode(start).positions
+    assert {("later-a", 0): 1, ("later-b", 0): 0, ("later-b", 1): 1} == decode(end).positions
     assert [7] == read_values(one, start, end)
 
 
@@ -253,9 +279,9 @@ def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
     topic: Topic, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The route changes under a running query: a key's records stay in order, from partition to partition."""
-    fill(topic, 10)
-    one = reader(startingOffsets="earliest", pollTimeoutMs="10")
+    one = reader(pollTimeoutMs="10")
     start = one.latestOffset(one.initialOffset(), ALL)
+    fill(topic, 10)
     (here,) = clusters._clusters.values()
     really = here.session.get_json
     old, new = {"from": 0, "to": 65536, "partition": 0}, {"from": 0, "to": 65536, "partition": 1}
@@ -280,13 +306,169 @@ def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
 def test_a_log_that_ends_before_what_was_read_is_a_loss(
     topic: Topic, reader: Callable[..., StreamReader]
 ) -> None:
-    """The topic was made anew: a query must not wait in silence until the offsets come again."""
+    """Somebody accepted a loss: a query must not wait in silence until the offsets come again."""
     fill(topic, 5)
     one = reader(startingOffsets="earliest", pollTimeoutMs="10")
     end = one.latestOffset(one.latestOffset(one.initialOffset(), ALL), ALL)
     one.stop()
     behind = {**end, f"{topic.name}:0": 9}
 
-    with pytest.raises(ValueError, match=r"0 ends at 5, was read to 9.*failOnDataLoss"):
+    with pytest.raises(ValueError, match=r"0 was read to 9 and ends at 5.*failOnDataLoss"):
         one.latestOffset(behind, ALL)
-    assert {(topic.name, 0): 9} == {p: n for p, n in decode(behind).items() if n}
+
+
+def made_anew(topic: Topic, client: laminar.Client, count: int) -> None:
+    """The topic, deleted and made again, with so many records."""
+    topic.delete()
+    fill(client.create_topic(topic.name, partitions=3, replicas=1), count)
+
+
+def all_values(reader: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """What the query's batches have from `start` until there is no more; and where that is."""
+    found = []
+    while (end := reader.latestOffset(start, ALL)) != start:
+        found += read_values(reader, start, end)
+        start = end
+    return start, found
+
+
+@pytest.mark.parametrize("count", [4, 15], ids=["fewer", "more"])
+@pytest.mark.parametrize("trigger", ["default", "available now"])
+def test_a_topic_made_anew_is_a_loss(
+    topic: Topic, client: laminar.Client, reader: Callable[..., StreamReader], count: int, trigger: str
+) -> None:
+    """After a restart, however many records the new one has: offsets of the old one mean nothing there."""
+    fill(topic, 10)
+    one = reader(startingOffsets="earliest", pollTimeoutMs="10")
+    start, _ = all_values(one, one.initialOffset())
+    made_anew(topic, client, count)
+    again = reader(startingOffsets="earliest", pollTimeoutMs="10")
+    if trigger == "available now":
+        again.prepareForTriggerAvailableNow()
+
+    with pytest.raises(
+        ValueError, match=rf"{topic.name}/0 was read to 10, .*made anew.* there are {count} records.*failOn"
+    ):
+        again.latestOffset(start, ALL)
+
+
+@pytest.mark.parametrize("trigger", ["default", "available now"])
+def test_a_topic_made_anew_is_read_from_its_start_if_losses_may_be(
+    topic: Topic,
+    client: laminar.Client,
+    reader: Callable[..., StreamReader],
+    trigger: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All its records, and a warning with counts; also by a query that was running when it happened."""
+    fill(topic, 10)
+    one = reader(startingOffsets="earliest", pollTimeoutMs="10", failOnDataLoss="false")
+    start, _ = all_values(one, one.initialOffset())
+    made_anew(topic, client, 4)
+    if trigger == "available now":
+        one.prepareForTriggerAvailableNow()
+        end, found = all_values(one, start)
+    else:
+        deadline = time.monotonic() + 30
+        end = start
+        while end == start and time.monotonic() < deadline:
+            end = one.latestOffset(start, ALL)
+        found = read_values(one, start, end)
+        fill(client.topic(topic.name), 2)
+        end, more = all_values(reader(pollTimeoutMs="10", failOnDataLoss="false"), end)
+        assert [0, 1] == more
+
+    assert [0, 1, 2, 3] == found
+    assert f"{topic.name}/0 was read to 10, was deleted and made anew" in caplog.text
+    assert "there are 4 records" in caplog.text
+
+
+def test_a_range_of_a_topic_made_anew_is_not_read_from_the_new_one(
+    topic: Topic, client: laminar.Client, reader: Callable[..., StreamReader]
+) -> None:
+    """Whatever the driver knew when it planned the tasks: they name the partition by its id."""
+    fill(topic, 10)
+    one, other = reader(startingOffsets="earliest"), reader(failOnDataLoss="false")
+    first = one.initialOffset()
+    end = one.latestOffset(first, ALL)
+    [planned] = one.partitions(first, end)
+    made_anew(topic, client, 20)
+
+    with pytest.raises(ValueError, match=rf"{topic.name}/0, 0 to 9: .*made anew.*failOnDataLoss"):
+        list(one.read(planned))
+    assert [] == list(other.read(planned))
+    with pytest.raises(ValueError, match=rf"{topic.name}/0, 0 to 9: deleted"):
+        reader(startingOffsets="earliest").partitions(first, end)
+
+
+def test_a_partition_that_is_gone_is_a_loss(
+    client: laminar.Client, reader: Callable[..., StreamReader], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic of a pattern that is deleted, whatever it held; or the query goes on with the others."""
+    pattern: dict[str, str | None] = {"subscribe": None, "subscribePattern": "gone-.*", "pollTimeoutMs": "10"}
+    topics = [client.create_topic(name, partitions=1, replicas=1) for name in ("gone-a", "gone-b")]
+    for each in topics:
+        fill(each, 3)
+    one = reader(startingOffsets="earliest", **pattern)
+    start, _ = all_values(one, one.initialOffset())
+    fill(topics[0], 5)
+    topics[0].delete()
+    fill(topics[1], 1)
+
+    with pytest.raises(ValueError, match=r"gone-a/0 was read to 3 and is deleted.*failOnDataLoss"):
+        reader(**pattern).latestOffset(start, ALL)
+    end, found = all_values(reader(failOnDataLoss="false", **pattern), start)
+    assert [0] == found
+    assert {("gone-b", 0): 4} == decode(end).positions
+    assert "gone-a/0 was read to 3 and is deleted" in caplog.text
+
+
+def test_a_deleted_topic_of_a_list_ends_the_query_or_is_left(
+    topic: Topic,
+    client: laminar.Client,
+    reader: Callable[..., StreamReader],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And a list with a name that never was is an error at the query's start, as a typing error would be."""
+    fill(topic, 3)
+    fill(client.create_topic("listed", partitions=1, replicas=1), 3)
+    listed = {"subscribe": f"listed,{topic.name}", "pollTimeoutMs": "10"}
+    one = reader(startingOffsets="earliest", **listed)
+    start, _ = all_values(one, one.initialOffset())
+    client.topic("listed").delete()
+    fill(topic, 2)
+
+    with pytest.raises(ValueError, match="listed/0 was read to 3 and is deleted"):
+        reader(**listed).latestOffset(start, ALL)
+    end, found = all_values(reader(failOnDataLoss="false", **listed), start)
+    now = reader(failOnDataLoss="false", **listed)
+    now.prepareForTriggerAvailableNow()
+    assert ([0, 1], []) == (found, all_values(now, end)[1])
+    assert "there is no topic 'listed'" in caplog.text
+    with pytest.raises(laminar.NotFound, match="listed"):
+        reader(**listed).latestOffset(end, ALL)
+    with pytest.raises(laminar.NotFound, match="listed"):
+        other = reader(failOnDataLoss="false", **listed)
+        other.latestOffset(other.initialOffset(), ALL)
+
+
+def test_a_topic_that_is_not_subscribed_any_more_was_read_to_its_end_or_is_a_loss(
+    topic: Topic,
+    client: laminar.Client,
+    reader: Callable[..., StreamReader],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The same checkpoint with other options: what was read whole is left without a word."""
+    fill(client.create_topic("before", partitions=1, replicas=1), 3)
+    one = reader(subscribe="before", startingOffsets="earliest", pollTimeoutMs="10")
+    start, _ = all_values(one, one.initialOffset())
+    fill(topic, 2)
+
+    end, found = all_values(reader(pollTimeoutMs="10"), start)
+    assert ([0, 1], {topic.name}) == (found, {name for name, _ in decode(end).positions})
+    fill(client.topic("before"), 5)
+    with pytest.raises(ValueError, match=r"before/0 was read to 3 and ends at 8, and the options do not"):
+        reader().latestOffset(start, ALL)
+    assert "" == caplog.text
+    assert [0, 1] == all_values(reader(failOnDataLoss="false", pollTimeoutMs="10"), start)[1]
+    assert "before/0 was read to 3 and ends at 8" in caplog.text

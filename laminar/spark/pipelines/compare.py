@@ -89,7 +89,7 @@ def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, 
 
     options = parse({**cluster, "subscribe": topic}, streaming=False)
     here = connected(cluster)
-    ends = here.run(here.positions(options, options.end))
+    ends = here.run(here.positions(here.run(here.ids(options)), options.end))
     places = here.run(here.session.topic_map(topic)).places
     fewest = min(len(place.replicas) for place in places)
     if fewest < 2:

@@ -83,8 +83,9 @@ def _extent(cluster: Mapping[str, str], topic: str) -> tuple[dict[Any, int], dic
 
     options = parse({**cluster, "subscribe": topic}, streaming=False)
     here = connected(cluster)
-    ends = here.run(here.positions(options, AT_LATEST))
-    return here.run(here.positions(options, AT_EARLIEST)), ends
+    ids = here.run(here.ids(options))
+    ends = here.run(here.positions(ids, AT_LATEST))
+    return here.run(here.positions(ids, AT_EARLIEST)), ends
 
 
 def _by_day(rows: DataFrame) -> DataFrame:
