@@ -159,6 +159,9 @@ def compare(
     other_url: Annotated[
         str | None, Parameter(help="Nodes of the other cluster, with commas, where it is another.")
     ] = None,
+    other_token: Annotated[
+        str | None, Parameter(help="Who you are there; --token is for this cluster only.")
+    ] = None,
     replicas: Annotated[
         bool, Parameter(negative="", help="Compare the replicas of each partition instead.")
     ] = False,
@@ -184,7 +187,7 @@ def compare(
         raise UsageError("another topic, --other-url or --replicas says what it is compared with")
     compared = columns or RECORD
     here = _options(cluster)
-    there = _options(replace(cluster, url=other_url)) if other_url else here
+    there = _options(replace(cluster, url=other_url, token=other_token)) if other_url else here
     with spark.session("compare") as running:
         if replicas:
             found = job.compare_replicas(running, here, topic, columns=compared)

@@ -30,6 +30,16 @@ class Endpoints:
     token: str | None = field(default=None, repr=False)
     origin: str = "argument"
 
+    def may_hear_token(self, url: str) -> bool:
+        """Whether the token is sent to `url`: a host that `urls` name, at any port, and never in clear where
+        they say https.
+        """
+        asked = Target.of(url)
+        return any(
+            (named.host, named.path) == (asked.host, asked.path) and (asked.tls or not named.tls)
+            for named in map(Target.of, self.urls)
+        )
+
 
 def context_file(environment: Mapping[str, str]) -> Path:
     """The context file's path, after the XDG rules; ``LAMINAR_CONFIG`` names another."""
@@ -48,14 +58,22 @@ def resolve(
 ) -> Endpoints:
     """Argument, then ``LAMINAR_URL`` and ``LAMINAR_TOKEN``, then the current context, then localhost.
 
+    An argument's nodes get the token that is given with them; that of the environment only if they are hosts
+    of its ``LAMINAR_URL``: who may say where to connect is not always who may have the token.
+
     Several URLs in one string are separated by commas. ConfigError for what is no URL of a node.
     """
     given = os.environ if environment is None else environment
-    token = token if token is not None else given.get("LAMINAR_TOKEN") or None
-    if url is None and given.get("LAMINAR_URL"):
-        return Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"), token, "LAMINAR_URL")
     if url is not None:
-        return Endpoints(_urls(url, "url"), token)
+        found = Endpoints(_urls(url, "url"), token)
+        if token is None and given.get("LAMINAR_TOKEN") and given.get("LAMINAR_URL"):
+            own = Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"))
+            if all(map(own.may_hear_token, found.urls)):
+                return Endpoints(found.urls, given["LAMINAR_TOKEN"])
+        return found
+    token = token if token is not None else given.get("LAMINAR_TOKEN") or None
+    if given.get("LAMINAR_URL"):
+        return Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"), token, "LAMINAR_URL")
     path = context_file(given)
     context = _current_context(path)
     if context is None:

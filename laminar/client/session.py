@@ -121,19 +121,22 @@ class Session:
         self._nodes: list[str] = list(endpoints.urls)
         self._maps: dict[str, TopicMap] = {}
         self._refreshing: dict[str, asyncio.Task[TopicMap]] = {}
-        self._authorities: dict[str, str] = {}
-        self._common_headers: dict[str, str] = {"Laminar-Redirect": "1"}
-        if endpoints.token:
-            self._common_headers["Authorization"] = f"Bearer {endpoints.token}"
+        # Of each node's URL its authority, and what all requests to it carry.
+        self._heads: dict[str, tuple[str, dict[str, str]]] = {}
 
     # -- plain calls ---------------------------------------------------------------------------
 
     def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
         """A request's head for the node at `url`."""
-        authority = self._authorities.get(url)
-        if authority is None:
-            authority = self._authorities[url] = Target.of(url).authority
-        return head_bytes(method, target, authority, {**self._common_headers, **headers})
+        known = self._heads.get(url)
+        if known is None:
+            common = {"Laminar-Redirect": "1"}
+            # Not to every node that an answer or a redirect leads to.
+            if self.endpoints.token and self.endpoints.may_hear_token(url):
+                common["Authorization"] = f"Bearer {self.endpoints.token}"
+            known = self._heads[url] = (Target.of(url).authority, common)
+        authority, common = known
+        return head_bytes(method, target, authority, {**common, **headers})
 
     def learn_nodes(self, urls: Sequence[str]) -> None:
         """More nodes to ask than those that `connect` was given."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 import laminar
-from laminar.client.configuration import DEFAULT_URL, context_file, resolve
+from laminar.client.configuration import DEFAULT_URL, Endpoints, context_file, resolve
 from laminar.client.reader import start_parameter
+from laminar.client.session import Session
 from laminar.http.endings import Target
 
 
@@ -33,6 +35,37 @@ def test_the_current_context_is_read(tmp_path: Path) -> None:
     assert (("http://c:7",), "hush", str(file)) == (found.urls, found.token, found.origin)
     assert "mine" == other.token
     assert "hush" not in repr(found)
+
+
+def test_a_token_goes_to_the_hosts_that_are_named_with_it() -> None:
+    """Who may say where to connect, as an option of Spark's does, is not always who may have the token."""
+    environment = {"LAMINAR_URL": "http://a:1,http://b:1", "LAMINAR_TOKEN": "hush"}
+
+    assert resolve(None, None, environment=environment).token == "hush"
+    assert resolve("http://b:7", None, environment=environment).token == "hush"
+    assert resolve("http://stranger:1", None, environment=environment).token is None
+    assert resolve("http://a:1,http://stranger:1", None, environment=environment).token is None
+    assert resolve("http://stranger:1", "mine", environment=environment).token == "mine"
+    assert resolve("http://a:1", None, environment={"LAMINAR_TOKEN": "hush"}).token is None
+
+
+def test_a_token_is_not_sent_to_where_an_answer_leads() -> None:
+    """Other ports of a host that was named are its shards; other hosts are strangers, and https stays so."""
+    named = Endpoints(("https://a:1", "http://b:1", "unix:@c"), "hush")
+
+    heard = ("https://a:1", "https://a:7", "http://b:2", "https://b:2", "unix:@c")
+    assert all(map(named.may_hear_token, heard))
+    strangers = ("http://a:1", "https://d:1", "http://127.0.0.1:1", "unix:@d", "unix:/c")
+    assert not any(map(named.may_hear_token, strangers))
+
+
+async def test_a_request_to_another_host_has_no_token() -> None:
+    """Whoever sent us there: a redirect, or a list of replicas."""
+    session = Session(Endpoints(("http://a:1",), "hush"), timeout_s=1, rng=random.Random(1))
+    heads = {url: session.head(url, "GET", "/", {}) for url in ("http://a:1", "http://a:2", "http://b:1")}
+    await session.close()
+
+    assert {"http://a:1", "http://a:2"} == {url for url, head in heads.items() if b"Bearer hush" in head}
 
 
 @pytest.mark.parametrize("text", ['current = "gone"\n', "not toml", 'current = "a"\n[contexts]\na = 1\n'])
