@@ -29,17 +29,26 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,16})-([0-9]{1,16})/([0-9]{1,16})\Z"
 class Value:
     """A record's value: ``async with topic.open(partition, offset) as value``, then iterate or `read`.
 
-    `size_bytes` and `headers` (of the answer, in lower case) are known within the block.
+    `size_bytes` and `headers` (of the answer, in lower case) are known within the block. With `id_`, of the
+    partition of this id only.
     """
 
     def __init__(
-        self, session: Session, topic: str, partition: int, offset: int, *, timeout_s: float | None
+        self,
+        session: Session,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        timeout_s: float | None,
+        id_: str = "",
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.offset = offset
         self._session = session
         self._timeout_s = timeout_s
+        self._query = f"?id={id_}" if id_ else ""
         self._size_bytes = 0
         self._etag = ""
         self._stated: int | None = None
@@ -140,7 +149,7 @@ class Value:
         leader = places.leader(self.partition)
         return await self._session.call(
             "GET",
-            f"{topic_path(self.topic)}/partitions/{self.partition}/records/{self.offset}",
+            f"{topic_path(self.topic)}/partitions/{self.partition}/records/{self.offset}{self._query}",
             headers={"Range": f"bytes={start}-{start + PIECE_BYTES - 1}"},
             timeout_s=self._timeout_s,
             among=readers(places.replicas(self.partition), leader, from_leader=False),

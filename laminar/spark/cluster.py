@@ -16,13 +16,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from crc32c import crc32c
+
 from laminar.batch import Batch, split
 from laminar.client.client import Client
 from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import NotFound, OffsetExpired, Unavailable
 from laminar.client.portal import Portal
 from laminar.client.session import Session, topic_path
+from laminar.client.values import Value
 from laminar.http.endings import Answer
+from laminar.large import checksum_of, size_of
 from laminar.spark.loss import DataLoss, partition_loss, retention_loss
 from laminar.spark.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
 from laminar.spark.options import Options
@@ -38,6 +42,8 @@ FETCH_BYTES: Final = 4 << 20
 LEAST_FETCH_BYTES: Final = 64 << 10
 # Answers without a record, from replicas that have them all, before that counts as a fault.
 EMPTY_ANSWERS: Final = 3
+# Of a record that is larger than a batch: Spark and Arrow hold a value whole, and below 2 GiB.
+MOST_LARGE_BYTES: Final = 1 << 30
 # Codes that say of a partition that it is deleted, whatever has its name now.
 NO_MORE: Final = ("no_such_topic", "no_such_partition", "made_anew")
 
@@ -325,6 +331,27 @@ class Cluster:
                     return
         finally:
             pending.cancel()
+
+    def large_value(self, wanted: Range, stub: Batch) -> bytes:
+        """The value of the record that `stub` stands for, compared with length and checksum as appended.
+
+        ValueError for one over `MOST_LARGE_BYTES`, or the client's `Error`.
+        """
+        named = f"{wanted.topic}/{wanted.partition}: the value at {stub.base_offset}"
+        size = size_of(stub)
+        if size > MOST_LARGE_BYTES:
+            raise ValueError(f"{named} has {size} bytes; Spark is given up to {MOST_LARGE_BYTES}")
+        value = self.run(self._large_value(wanted, stub.base_offset))
+        if (len(value), crc32c(value)) != (size, checksum_of(stub)):
+            raise ValueError(f"{named} is not what was appended: {len(value)} bytes of {size}")
+        return value
+
+    async def _large_value(self, wanted: Range, offset: int) -> bytes:
+        value = Value(
+            self.session, wanted.topic, wanted.partition, offset, timeout_s=self.timeout_s, id_=wanted.id
+        )
+        async with value:
+            return await value.read()
 
     def _fetch(self, wanted: Range, offset: int, columns: Columns, replica: int | None) -> Future[Answer]:
         narrowed: dict[str, str | int] = {"to": wanted.end}

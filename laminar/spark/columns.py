@@ -7,7 +7,7 @@ fails; `Builder` starts from that translation. Batches of 1 to 4 MB pass Spark's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from laminar.batch import Batch, Column
+from laminar.large import CRC_HEADER, SIZE_HEADER
 from laminar.spark.options import COLUMNS
 from laminar.spark.plan import EVERY_ROW, RowFilter
 
@@ -52,15 +53,26 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 class Builder:
-    """Makes one partition's record batches in the form of `schema`, of the records that `rows` lets pass."""
+    """Makes one partition's record batches in the form of `schema`, of the records that `rows` lets pass.
+
+    `large` is asked for the value of each record that is larger than a batch, if values are wanted; with None
+    for an answer the row has none.
+    """
 
     def __init__(
-        self, schema: StructType, *, topic: str, partition: int, rows: RowFilter = EVERY_ROW
+        self,
+        schema: StructType,
+        *,
+        topic: str,
+        partition: int,
+        rows: RowFilter = EVERY_ROW,
+        large: Callable[[Batch], bytes | None] = lambda stub: None,
     ) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._names = check_schema(schema)
         self._rows = rows
+        self._large = large
         # Columns that decide about rows, shown or not.
         timed = rows.since_us is not None or rows.until_us is not None
         self._deciding = (["tag"] if rows.tag is not None else []) + (["timestamp"] if timed else [])
@@ -117,11 +129,25 @@ class Builder:
             columns["traceId"] = _trace_ids(batch)
         if first or stop < len(batch):
             columns = {name: column.slice(first, stop - first) for name, column in columns.items()}
-        if not self._deciding:
-            return columns, stop - first
-        mask = self._mask(batch.to_arrow(self._deciding).slice(first, stop - first))
-        rows = mask.true_count
-        return {name: column.filter(mask) for name, column in columns.items()} if rows else {}, rows
+        rows = stop - first
+        if self._deciding:
+            mask = self._mask(batch.to_arrow(self._deciding).slice(first, rows))
+            rows = mask.true_count
+            columns = {name: column.filter(mask) for name, column in columns.items()} if rows else {}
+        if rows and batch.is_large and "value" in columns:
+            self._put_large(columns, batch)
+        return columns, rows
+
+    def _put_large(self, columns: dict[str, pyarrow.Array], stub: Batch) -> None:
+        """The one record's value in its place; without the headers that told of it, once it is there."""
+        value = self._large(stub)
+        if value is None:
+            return
+        columns["value"] = pyarrow.array([value], pyarrow.binary())
+        if "headers" in columns:
+            [cell] = columns["headers"].to_pylist()
+            own = [each for each in cell or () if each[0] not in (SIZE_HEADER, CRC_HEADER)]
+            columns["headers"] = pyarrow.array([own or None], columns["headers"].type)
 
     def _mask(self, rows: pyarrow.RecordBatch) -> pyarrow.Array:
         """True for each row that passes; a row without a tag has none of any name."""

@@ -46,6 +46,7 @@ OPTIONS: Final = {
     "endingTimestamp": "batch",
     "endingOffsetsByTimestamp": "batch",
     "failOnDataLoss": "both",
+    "largeRecords": "both",
     "maxOffsetsPerTrigger": "stream",
     "maxBytesPerTrigger": "stream",
     "minOffsetsPerTrigger": "stream",
@@ -105,6 +106,7 @@ class Options:
     end: Place = AT_LATEST
     start_beyond_is_error: bool = True
     fail_on_data_loss: bool = True
+    large_records: str = "error"
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
@@ -149,6 +151,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         end=end,
         start_beyond_is_error=strategy == "error",
         fail_on_data_loss=options.flag("failOnDataLoss", True),
+        large_records=options.word("largeRecords", "error", ("error", "null", "fetch")),
         max_offsets_per_trigger=options.optional_number("maxOffsetsPerTrigger"),
         max_bytes_per_trigger=options.size_bytes("maxBytesPerTrigger"),
         min_offsets_per_trigger=options.optional_number("minOffsetsPerTrigger"),

@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 
 from laminar.arrow_build import frame
+from laminar.client.decisions_window import MAX_RECORD_BYTES
 from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 # A stage is an entry in its partition's log: see `bench_state` for what smaller ones cost.
@@ -87,6 +88,12 @@ class Rows:
         columns = {name: _plain(name, batch.column(at)) for name, at in self._positions.items()}
         if columns["value"].null_count:
             raise ValueError("column value: a record has a value, and here one is null")
+        longest = pyarrow.compute.max(pyarrow.compute.binary_length(columns["value"])).as_py()
+        if longest > MAX_RECORD_BYTES:
+            raise ValueError(
+                f"column value: a record of {longest} bytes; the sink writes values of up to"
+                f" {MAX_RECORD_BYTES}. Larger ones are appended by a client, as a stream (append_stream)"
+            )
         topics = columns.pop("topic", None)
         names = [name for name in columns if name != "partition"]
         rows = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)

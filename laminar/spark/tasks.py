@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from laminar.client.configuration import Endpoints
+from laminar.large import size_of
 from laminar.spark.options import Options
 from laminar.spark.plan import Range, RowFilter
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
+
+    from laminar.batch import Batch
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,17 @@ class RangePartition(InputPartition):
         return RowFilter(*self.value[1])
 
 
+class LargeRecord(ValueError):
+    """A value that is larger than a batch, which the query did not say how to read."""
+
+    def __init__(self, wanted: Range, stub: Batch) -> None:
+        super().__init__(
+            f"{wanted.topic}/{wanted.partition}: the value at {stub.base_offset} has {size_of(stub)} bytes,"
+            " and is not in the batches. With the option largeRecords=fetch each such value is read by"
+            " itself, with largeRecords=null it is null"
+        )
+
+
 def read_partition(
     partition: InputPartition, *, endpoints: Endpoints, options: Options, schema: StructType
 ) -> Iterator[pyarrow.RecordBatch]:
@@ -52,9 +66,17 @@ def read_partition(
     from laminar.spark.columns import Builder
 
     wanted = partition.range
-    builder = Builder(schema, topic=wanted.topic, partition=wanted.partition, rows=partition.rows)
-    columns = Columns(builder.fields, partition.rows.tag)
     here = cluster(endpoints, timeout_ms=options.timeout_ms)
+
+    def large(stub: Batch) -> bytes | None:
+        if options.large_records == "error":
+            raise LargeRecord(wanted, stub)
+        return here.large_value(wanted, stub) if options.large_records == "fetch" else None
+
+    builder = Builder(
+        schema, topic=wanted.topic, partition=wanted.partition, rows=partition.rows, large=large
+    )
+    columns = Columns(builder.fields, partition.rows.tag)
     if options.gc_freeze:
         tune()
     pieces = here.read(

@@ -54,6 +54,7 @@ def archive(
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", str(batch_records))
         .option("columns", ",".join((*PLACE, *RECORD)))
+        .option("largeRecords", "fetch")
         .load()
     )
     query = (

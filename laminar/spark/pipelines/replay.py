@@ -124,7 +124,7 @@ def _extents(rows: DataFrame, *, since_ms: int | None, until_ms: int | None) -> 
 
 def _read_ranges(spark: SparkSession, cluster: Mapping[str, str], ranges: Mapping[str, str]) -> DataFrame:
     """Ranges of offsets of a topic: a task for each partition, in order."""
-    options = {**cluster, **ranges, "columns": ",".join((*PLACE, *RECORD))}
+    options = {**cluster, **ranges, "columns": ",".join((*PLACE, *RECORD)), "largeRecords": "fetch"}
     return spark.read.format("laminar").options(**options).load()
 
 

@@ -65,8 +65,9 @@ def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterat
 def read_topic(
     spark: SparkSession, cluster: Mapping[str, str], topic: str, *columns: str, **options: str
 ) -> DataFrame:
-    """What a topic holds now, as a batch: these columns."""
-    given = {**cluster, "subscribe": topic, "columns": ",".join(columns), **options}
+    """What a topic holds now, as a batch: these columns, with values of any length."""
+    columns_ = {"columns": ",".join(columns), "largeRecords": "fetch"}
+    given = {**cluster, "subscribe": topic, **columns_, **options}
     return spark.read.format("laminar").options(**given).load()
 
 
