@@ -361,13 +361,14 @@ class Staged(NamedTuple):
 class SinkInfo(NamedTuple):
     """``GET /v1/sinks/{sink}``. `committed` is the last batch that was decided, None before the first.
 
-    `publishing`: not all of its partitions show it yet.
+    `publishing`: not all of its partitions show it yet. `fingerprint`: what its commit gave; "" for none.
     """
 
     sink: str
     epoch: int
     committed: int | None
     publishing: bool
+    fingerprint: str = ""
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> SinkInfo:
@@ -377,4 +378,5 @@ class SinkInfo(NamedTuple):
             int(answer["epoch"]),
             None if committed is None else int(committed),
             bool(answer["publishing"]),
+            str(answer.get("fingerprint") or ""),
         )

@@ -129,6 +129,7 @@ class Sink:
         stages: Iterable[Staged],
         *,
         epoch: int | None = None,
+        fingerprint: str = "",
         timeout: float | None = None,
     ) -> CommitResult:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
@@ -138,6 +139,8 @@ class Sink:
         of this commit may have been decided before that); `OutcomeUnknown` when nobody can tell in time:
         `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
         epoch that another client began, `already` may be what an earlier try of this very commit did.
+        `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
+        that of the last one. `Error` (``other_batch``) where this number is committed with another.
         """
         own = self._epoch
         if epoch is None:
@@ -145,7 +148,8 @@ class Sink:
                 raise ConfigError(f"sink {self.name!r} has no epoch", code="not_begun", hint="begin first")
             epoch = own.number
         parts = joined(stages, sink=self.name, number=number, epoch=epoch)
-        body = msgspec.json.encode({"epoch": epoch, "parts": [part._asdict() for part in parts]})
+        commit = {"epoch": epoch, "parts": [part._asdict() for part in parts]}
+        body = msgspec.json.encode(commit | ({"fingerprint": fingerprint} if fingerprint else {}))
         try:
             result = await self._commit(number, body, timeout)
         except Fenced as error:

@@ -78,6 +78,7 @@ class Sink:
         stages: Iterable[Staged],
         *,
         epoch: int | None = None,
+        fingerprint: str = "",
         timeout: float | None = None,
     ) -> CommitResult:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
@@ -86,8 +87,12 @@ class Sink:
         numbers rising. `Fenced` when a newer driver began; `OutcomeUnknown` when nobody can tell in time:
         `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
         epoch that another client began, `already` may be what an earlier try of this very commit did.
+        `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
+        that of the last one. `Error` (``other_batch``) where this number is committed with another.
         """
-        return self._portal.run(lambda: self._sink.commit(number, stages, epoch=epoch, timeout=timeout))
+        return self._portal.run(
+            lambda: self._sink.commit(number, stages, epoch=epoch, fingerprint=fingerprint, timeout=timeout)
+        )
 
 
 class Stager:

@@ -129,6 +129,12 @@ _ROWS: Final = (
     ),
     _row("already_committed", 409, "This batch is committed already"),
     _row(
+        "other_batch",
+        409,
+        "Another batch is committed under this number",
+        hint="Nothing of this one is written. Has the driver lost count, or gone back to an older state?",
+    ),
+    _row(
         "out_of_sequence",
         409,
         "The sequence does not follow the last one",

@@ -172,19 +172,22 @@ class Coordinator:
         await self.partition.confirmed_end()
         return self.partition.tables.sinks.committed_at(sink_id) or Sink("")
 
-    async def commit(self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part]) -> bool:
+    async def commit(
+        self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part], fingerprint: str = ""
+    ) -> bool:
         """Commit a batch atomically; done when all its partitions have published it. False: it was already,
         or a later one was: numbers rise.
 
         Raises 409 `fenced` for an older epoch, `no_stage` where something is not staged any more, 422 for
         an epoch that never began, 404 `no_such_sink` for one of a sink that was forgotten, 504
         `outcome_unknown` when the commit is not known to be over, and `stages_lost` when this or the batch
-        before was decided and can't be published any more.
+        before was decided and can't be published any more. With a `fingerprint` 409 `other_batch` where this
+        number is decided with another: what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
             # Who was deposed unawares has not heard of it: only a leader may deny it.
             await self.partition.confirmed_end()
-        if self._decided(sink_id, number, epoch):
+        if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
         groups = await asyncio.gather(
@@ -192,7 +195,7 @@ class Coordinator:
         )
         # Whatever came between is in the table now: no turn passes from here to the proposal. It may have
         # decided this very batch, which then is why it could not be pinned.
-        if self._decided(sink_id, number, epoch):
+        if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
         for group in groups:
@@ -207,18 +210,20 @@ class Coordinator:
                 if problem.code == "stages_lost":
                     problem.outcome = "not_applied"  # of this batch nothing is decided
                 raise
-            return await self.commit(sink_id, number, epoch, parts)
+            return await self.commit(sink_id, number, epoch, parts, fingerprint)
         targets = tuple(
             Target(part.topic, part.partition, group)
             for part, group in zip(parts, groups, strict=True)
             if isinstance(group, bytes)
         )
         decision = Decision(number, epoch, targets)
-        await self._change(sink_id, msgspec.structs.replace(sink, number=number, undone=decision))
+        await self._change(
+            sink_id, msgspec.structs.replace(sink, number=number, undone=decision, fingerprint=fingerprint)
+        )
         await self._finished(sink_id, number)
         return True
 
-    def _decided(self, sink_id: bytes, number: int, epoch: int) -> bool:
+    def _decided(self, sink_id: bytes, number: int, epoch: int, fingerprint: str) -> bool:
         """Whether this batch is decided already; raises `Problem` when it may not be by who asks."""
         sink = self._sink(sink_id)
         if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
@@ -232,6 +237,16 @@ class Coordinator:
             )
         if epoch != sink.epoch:
             raise _not_the_epoch(sink, epoch)
+        known = sink.fingerprint
+        if number == sink.number and fingerprint and known and fingerprint != known:
+            raise Problem(
+                "other_batch",
+                f"batch {number} of sink {sink.name!r} is committed, with another fingerprint",
+                field="fingerprint",
+                value=fingerprint,
+                limit=known,
+                outcome="not_applied",
+            )
         return number <= sink.number
 
     # -- publishing ------------------------------------------------------------------------

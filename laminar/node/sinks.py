@@ -70,6 +70,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     decision while it is not published everywhere. `producer` is the id that belongs to a producer's name.
     `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
     `first`: the epoch that it began with. `once`: it is forgotten some time after its last change.
+    `fingerprint`: what its driver said that tells the batch of the last decision from others; "": nothing.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     begun_by: str = ""
     first: int = 1
     once: bool = False
+    fingerprint: str = ""
 
 
 class SinkChange(msgspec.Struct, frozen=True, array_like=True):

@@ -44,18 +44,22 @@ _SPARKS_OWN: Final = ("checkpointlocation", "queryname", "path")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What was asked for. `transaction` is (sink, number) of a batch that must not be written twice."""
+    """What was asked for. `transaction` is (sink, number) of a batch that must not be written twice;
+    `checkpoint` is where Spark keeps that of a stream, if an option said so.
+    """
 
     topic: str | None = None
     endpoints: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     timeout_ms: int = 120_000
     transaction: tuple[str, int] | None = None
+    checkpoint: str | None = None
     gc_freeze: bool = True
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """The options of a sink. Raises ValueError, which names the option."""
+    by_lower = {name.lower(): value for name, value in given.items()}
     own = {name: value for name, value in given.items() if not (streaming and name.lower() in _SPARKS_OWN)}
     options = Given(own, streaming, SINK_OPTIONS)
     options.flag("includeHeaders", True)
@@ -74,6 +78,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         endpoints=endpoints_of(options.get("laminar.endpoints")),
         token=options.get("laminar.token"),
         timeout_ms=options.number("laminar.timeoutMs", 120_000),
+        checkpoint=by_lower.get("checkpointlocation") if streaming else None,
         transaction=None if application is None or version is None else (application, version),
         gc_freeze=options.flag("gcFreeze", True),
     )

@@ -56,6 +56,8 @@ class TaskStager:
         self._under_way: deque[Future[None]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
         self._records = 0
+        # What it was given, staged or not.
+        self.rows = 0
 
     def stage(
         self, batches: Iterable[pyarrow.RecordBatch], positions: dict[str, int], *, topic: str | None
@@ -67,6 +69,7 @@ class TaskStager:
         rows = Rows(positions, topic=topic, places_of=self._places)
         try:
             for batch in batches:
+                self.rows += batch.num_rows
                 for stage in rows.put(batch):
                     self._send(stage)
             for stage in rows.finish():
@@ -76,8 +79,7 @@ class TaskStager:
         except Error as error:
             if error.code != "already_committed":
                 raise
-            for _ in batches:
-                pass
+            self.rows += sum(batch.num_rows for batch in batches)
             return None
         finally:
             for future in self._under_way:

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import Fenced
 from laminar.client.records import Staged
+from laminar.spark.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
 from laminar.spark.sink_options import SinkOptions, check_sink_schema
 
 try:
@@ -41,11 +42,12 @@ WRITE_PREFIX = "spark-write-"
 
 @dataclass(frozen=True)
 class StagedMessage(WriterCommitMessage):
-    """What a task tells its driver: `staged` is None if the batch was committed before."""
+    """What a task tells its driver: how many rows it had; no `staged` if the batch was committed before."""
 
     sink: str
     number: int
     epoch: int
+    records: int
     staged: Staged | None
 
 
@@ -79,14 +81,13 @@ class _Writer:
             tune()
         stager = TaskStager(here, name, number=number, epoch=epoch, task=_context().partitionId())
         staged = stager.stage(rows, self._positions, topic=self._options.topic)
-        return StagedMessage(name, number, epoch, staged)
+        return StagedMessage(name, number, epoch, stager.rows, staged)
 
     def _committed_before(
         self, rows: Iterable[pyarrow.RecordBatch], name: str, *, number: int, epoch: int
     ) -> StagedMessage:
-        for _ in rows:
-            pass  # Spark waits until all is taken
-        return StagedMessage(name, number, epoch, None)
+        # Spark waits until all is taken.
+        return StagedMessage(name, number, epoch, sum(each.num_rows for each in rows), None)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -99,16 +100,23 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         sink = self._sink(self._name)
         self._epoch = self._cluster().run(sink.begin(once=options.transaction is None))
         self._already = sink.committed is not None and sink.committed >= self._number
+        if sink.committed is not None and sink.committed > self._number:
+            raise older_than_its_sink(self._name, self._number, sink.committed)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
         do = self._committed_before if self._already else self._stage
         return do(iterator, self._name, number=self._number, epoch=self._epoch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        staged = [each.staged for each in _told(messages) if each.staged is not None]
-        if self._already or any(each.parts for each in staged):
-            work = self._sink(self._name).commit(self._number, staged, epoch=self._epoch)
-            self._cluster().run(work)
+        told = _told(messages)
+        staged = [each.staged for each in told if each.staged is not None]
+        fingerprint = Fingerprint(sum(each.records for each in told))
+        here, sink = self._cluster(), self._sink(self._name)
+        if self._already:
+            committed_before(here.run(sink.describe()), self._number, fingerprint)
+            here.run(sink.commit(self._number, [], epoch=self._epoch))
+        elif any(each.parts for each in staged):
+            here.run(sink.commit(self._number, staged, epoch=self._epoch, fingerprint=str(fingerprint)))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Nothing: what is not committed goes away, and what is stays, though Spark was not told so."""
@@ -123,6 +131,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         name, number = _batch_of_task()
         here = self._cluster()
         known = here.run(sink_info(here, name))
+        if known.committed is not None and known.committed > number:
+            raise older_than_its_sink(name, number, known.committed)
         already = known.committed is not None and known.committed >= number
         do = self._committed_before if already else self._stage
         return do(iterator, name, number=number, epoch=known.epoch + 1)
@@ -132,15 +142,21 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         staged = [each.staged for each in told if each.staged is not None]
         if len(staged) == len(told) and not any(each.parts for each in staged):
             return
-        self._cluster().run(self._commit(told, staged, batchId))
+        fingerprint = Fingerprint(
+            sum(each.records for each in told), journal_of(self._options.checkpoint, batchId)
+        )
+        self._cluster().run(self._commit(told, staged, batchId, fingerprint))
 
-    async def _commit(self, told: list[StagedMessage], staged: list[Staged], number: int) -> None:
+    async def _commit(
+        self, told: list[StagedMessage], staged: list[Staged], number: int, fingerprint: Fingerprint
+    ) -> None:
         sink = self._sink(told[0].sink)
         if len(staged) < len(told):
             # Committed in an earlier run: what may be missing is that all partitions show it.
             epoch = await sink.begin()
             # Else this would commit the batch as an empty one.
             assert sink.committed is not None and sink.committed >= number, (sink.committed, number)
+            committed_before(await sink.describe(), number, fingerprint)
             await sink.commit(number, [], epoch=epoch)
             return
         epochs = {each.epoch for each in told}
@@ -153,7 +169,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise _fenced(sink.name, number, f"its epoch is {error.limit}") from error
         if sink.committed is not None and sink.committed >= number:
             raise _fenced(sink.name, number, f"batch {sink.committed} is committed")
-        await sink.commit(number, staged, epoch=epoch)
+        await sink.commit(number, staged, epoch=epoch, fingerprint=str(fingerprint))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: what is not committed goes away, and what is stays, though Spark was not told so."""

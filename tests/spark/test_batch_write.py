@@ -65,11 +65,17 @@ def test_rows_stand_in_sparks_order(spark: SparkSession, topic: Topic, write: Wr
 
 
 def test_a_named_write_counts_once(spark: SparkSession, topic: Topic, write: Write) -> None:
-    """The same txnAppId and txnVersion again change nothing, nor do lower ones; the next is written."""
+    """The same txnAppId and txnVersion again change nothing; the next is written. What can't be the same, as
+    its number or its records show, is an error: it would be lost.
+    """
     name = {"txnAppId": f"job-{topic.name}"}
-    for version in ("3", "3", "2", "4"):
+    for version in ("3", "3", "4"):
         write(numbers(spark, 50), **name, txnVersion=version)
 
+    with pytest.raises(Exception, match=r"batch 3 is below the last that sink .* has committed, 4"):
+        write(numbers(spark, 50), **name, txnVersion="3")
+    with pytest.raises(Exception, match=r"committed batch 4 with 50 records, .* with 51: nothing of this"):
+        write(numbers(spark, 51), **name, txnVersion="4")
     assert sorted(2 * list(range(50))) == values(topic)
 
 

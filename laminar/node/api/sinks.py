@@ -44,6 +44,7 @@ RETRY_S = 0.05
 LOOK_S = 0.5
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
+MAX_FINGERPRINT = 200
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
 
@@ -61,6 +62,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
 class _Commit(msgspec.Struct, forbid_unknown_fields=True):
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
     parts: Annotated[list[_Part], msgspec.Meta(max_length=MAX_PARTS)]
+    fingerprint: Annotated[str, msgspec.Meta(max_length=MAX_FINGERPRINT)] = ""
 
 
 class StageRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +117,8 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     request: str = ""
     # Of a sink that begins: it writes one batch and is never heard of again.
     once: bool = False
+    # Of a commit: what tells this batch from others.
+    fingerprint: str = ""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -234,7 +238,12 @@ class SinkRoutes:
             raise Problem("invalid", "a partition occurs once", field="parts")
         await self._made()
         answer = await self._ask_coordinator(
-            "commit", id_of(sink), number=int(number), epoch=body.epoch, parts=parts
+            "commit",
+            id_of(sink),
+            number=int(number),
+            epoch=body.epoch,
+            parts=parts,
+            fingerprint=body.fingerprint,
         )
         result = "applied" if answer.applied else "already"
         return Response.json({"sink": sink, "number": int(number), "result": result})
@@ -346,7 +355,9 @@ class SinkRoutes:
             return SinkAnswer(await coordinator.status(request.sink))
         if request.operation == "end":
             return SinkAnswer(await coordinator.end(request.sink, request.epoch))
-        applied = await coordinator.commit(request.sink, request.number, request.epoch, request.parts)
+        applied = await coordinator.commit(
+            request.sink, request.number, request.epoch, request.parts, request.fingerprint
+        )
         return SinkAnswer(Sink("", request.epoch, request.number), applied)
 
     def _coordinator(self, partition: Partition) -> Coordinator:
@@ -425,4 +436,5 @@ def _described(name: str, sink: Sink) -> dict[str, Any]:
         "epoch": sink.epoch,
         "committed": sink.number if sink.number >= 0 else None,
         "publishing": sink.undone is not None,
+        "fingerprint": sink.fingerprint or None,
     }

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.ipc
 import pytest
 
-from tests.node.api.asking import ARROW, Partition
+from tests.node.api.asking import ARROW, Partition, problem
 
 
 def stage(
@@ -72,6 +72,26 @@ def test_a_batch_is_seen_whole_in_all_its_partitions_once_it_is_committed(
     assert "applied" == commit(http, "s1", 1, newer, (topic, 0, [0])).json()["result"]
     assert ["1", "2", "5"] == Partition(http, topic, 0).values()
     assert ["1", "2", "3"] == Partition(http, topic, 1).values()
+
+
+def test_a_batch_of_another_fingerprint_is_not_taken_for_the_one_that_is_committed(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """A driver that went back to an older state would lose what it read anew; without one nobody compares."""
+    topic = new_topic()
+    epoch = begin(http, "s-fingerprint")
+    stage(http, "s-fingerprint", 0, topic, 0, "1", epoch=epoch)
+    path = "/v1/sinks/s-fingerprint/batches/0"
+    body = {"epoch": epoch, "parts": [{"topic": topic, "partition": 0, "stages": [0]}], "fingerprint": "a"}
+
+    assert "applied" == http.put(path, json=body).json()["result"]
+    assert "already" == http.put(path, json=body).json()["result"]
+    epoch = begin(http, "s-fingerprint")
+    assert "a" == http.get("/v1/sinks/s-fingerprint").json()["fingerprint"]
+    other = {"epoch": epoch, "parts": [], "fingerprint": "b"}
+    problem(http.put(path, json=other), 409, "other_batch", field="fingerprint", value="b", limit="a")
+    assert "already" == commit(http, "s-fingerprint", 0, epoch).json()["result"]
+    problem(http.put(path, json={**other, "fingerprint": "x" * 201}), 422, "invalid")
 
 
 def test_metrics_tell_what_is_staged_until_it_is_published(
