@@ -17,8 +17,9 @@ when it is truncated. It knows one partition; who decides, and over which partit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -64,18 +65,63 @@ def upload_key(upload: bytes) -> BatchKey:
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age.
-
-    No stage has a number above `highest`; -1: not known.
-    """
+    """A batch in a stored table: its stages in order of their entries, and whether it is pinned."""
 
     stages: tuple[Stage, ...]
     pinned: bool = False
-    highest: int = -1
+
+
+class OpenBatch:
+    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age.
+
+    It never changes: `with_stage` makes another. Both share one list, of which each has its first `count`, so
+    that a stage costs the same however many there are. What lies beyond was truncated from the log, or
+    belongs to a later one of these.
+    """
+
+    __slots__ = ("_all", "_places", "count", "pinned", "size_bytes")
+
+    def __init__(self, stages: Iterable[Stage] = (), *, pinned: bool = False) -> None:
+        self._all = list(stages)
+        # Where each number stands in the list.
+        self._places = {stage.number: place for place, stage in enumerate(self._all)}
+        self.count = len(self._all)
+        self.pinned = pinned
+        self.size_bytes = sum(stage.size_bytes for stage in self._all)
 
     @property
-    def size_bytes(self) -> int:
-        return sum(stage.size_bytes for stage in self.stages)
+    def stages(self) -> list[Stage]:
+        """All of them, as a new list."""
+        return self._all[: self.count]
+
+    @property
+    def first(self) -> Stage:
+        return self._all[0]
+
+    @property
+    def last(self) -> Stage:
+        return self._all[self.count - 1]
+
+    def get(self, number: int) -> Stage | None:
+        """The stage with this number."""
+        place = self._places.get(number)
+        return None if place is None or place >= self.count else self._all[place]
+
+    def with_stage(self, stage: Stage) -> OpenBatch:
+        """This and one more; only of the one that the log's end has."""
+        while len(self._all) > self.count:
+            self._places.pop(self._all.pop().number, None)
+        self._all.append(stage)
+        self._places[stage.number] = self.count
+        made = OpenBatch.__new__(OpenBatch)
+        made._all, made._places = self._all, self._places
+        made.count = self.count + 1
+        made.pinned = self.pinned
+        made.size_bytes = self.size_bytes + stage.size_bytes
+        return made
+
+    def stored(self) -> StagedBatch:
+        return StagedBatch(tuple(self.stages), self.pinned)
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True):
@@ -169,7 +215,7 @@ class Stages:
         # What is open, what was published of sinks, what publishes name (in order of their entries), which
         # uploads were published.
         self._maps: tuple[
-            dict[BatchKey, StagedBatch],
+            dict[BatchKey, OpenBatch],
             dict[bytes, Published],
             dict[int, int],
             dict[bytes, PublishedUpload],
@@ -191,18 +237,14 @@ class Stages:
         """Whether anything is."""
         return any(batch.pinned for batch in self._maps[0].values())
 
-    def batch(self, key: BatchKey) -> StagedBatch | None:
+    def batch(self, key: BatchKey) -> OpenBatch | None:
         """What is staged of a batch, as the log's end has it."""
         return self._maps[0].get(key)
 
     def stage(self, key: BatchKey, number: int) -> Stage | None:
         """A stage that is open, as the log's end has it."""
         batch = self._maps[0].get(key)
-        if batch is None or -1 < batch.highest < number:
-            return None
-        if number < len(batch.stages) and batch.stages[number].number == number:
-            return batch.stages[number]
-        return next((stage for stage in batch.stages if stage.number == number), None)
+        return None if batch is None else batch.get(number)
 
     def published(self, sink: bytes) -> Published | None:
         """The last batch of a sink that was published here, as the log's end has it."""
@@ -214,18 +256,18 @@ class Stages:
 
     def open_uploads(self) -> int:
         """How many uploads have parts here and are not published."""
-        return sum(1 for batch in self._maps[0].values() if not batch.stages[0].records)
+        return sum(1 for batch in self._maps[0].values() if not batch.first.records)
 
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
         """Of the uploads that nothing was added to since a time of the log: the one that holds least."""
         idle = [
-            (batch.size_bytes, batch.stages[-1].append_time_ms, key)
+            (batch.size_bytes, batch.last.append_time_ms, key)
             for key, batch in self._maps[0].items()
-            if not batch.stages[0].records and batch.stages[-1].append_time_ms < before_ms
+            if not batch.first.records and batch.last.append_time_ms < before_ms
         ]
         return min(idle)[2] if idle else None
 
-    def batches(self) -> Iterator[tuple[BatchKey, StagedBatch]]:
+    def batches(self) -> Iterator[tuple[BatchKey, OpenBatch]]:
         """All that is open, in order of first entry."""
         return iter(self._maps[0].items())
 
@@ -234,7 +276,7 @@ class Stages:
         return [
             key
             for key, batch in self._maps[0].items()
-            if not batch.pinned and batch.stages[-1].append_time_ms < before_ms
+            if not batch.pinned and batch.last.append_time_ms < before_ms
         ]
 
     def start_limit(self, index: int) -> int:
@@ -242,7 +284,7 @@ class Stages:
 
         What is open stays, and so does everything that a publish behind the start names.
         """
-        lowest = [batch.stages[0].index for batch in self._maps[0].values()]
+        lowest = [batch.first.index for batch in self._maps[0].values()]
         limit = min([index, *(first - 1 for first in lowest)])
         # Later publishes first: what one keeps may lie before another's entry, which then stays too.
         for publish, first in sorted(self._maps[2].items(), reverse=True):
@@ -273,10 +315,8 @@ class Stages:
                 append_time_ms=header.append_time_ms,
                 body_crc=header.body_crc,
             )
-            before = self._maps[0].get(key, StagedBatch(stages=()))
-            known = before.highest >= 0 or not before.stages
-            highest = max(before.highest, stage.number) if known else -1
-            self._put(header.index, 0, key, StagedBatch((*before.stages, stage), before.pinned, highest))
+            before = self._maps[0].get(key) or OpenBatch()
+            self._put(header.index, 0, key, before.with_stage(stage))
         elif header.kind is Kind.PIN:
             pin = _pin_decoder.decode(memoryview(frame)[_HEADER:])
             self._pinned(header.index, pin)
@@ -291,10 +331,10 @@ class Stages:
             self._put(index, 0, key, None)
         elif batch is not None:
             wanted = set(pin.stages)
-            kept = tuple(stage for stage in batch.stages if stage.number in wanted)
+            kept = [stage for stage in batch.stages if stage.number in wanted]
             # Its leader had them all. Where damage has taken one from all replicas no part is ever published.
             whole = len(kept) == len(wanted)
-            self._put(index, 0, key, StagedBatch(kept, pinned=True) if whole and kept else None)
+            self._put(index, 0, key, OpenBatch(kept, pinned=True) if whole and kept else None)
 
     def _published(self, header: Header, record: PublishRecord) -> None:
         # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
@@ -373,7 +413,10 @@ class Stages:
         """The whole table as the log's end has it; the same for the same log."""
         open_, published, named, uploads = self._maps
         return StoredStages(
-            sorted(open_.items()), sorted(published.items()), sorted(named.items()), sorted(uploads.items())
+            [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
+            sorted(published.items()),
+            sorted(named.items()),
+            sorted(uploads.items()),
         )
 
     def stored_at(self, index: int) -> StoredStages:
@@ -388,7 +431,8 @@ class Stages:
     def restore(self, stored: StoredStages) -> None:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
         self._undo.clear()
-        self._maps = (dict(stored.open), dict(stored.published), dict(stored.named), dict(stored.uploads))
+        open_ = {key: OpenBatch(batch.stages, pinned=batch.pinned) for key, batch in stored.open}
+        self._maps = (open_, dict(stored.published), dict(stored.named), dict(stored.uploads))
 
 
 def _by_index(item: tuple[bytes, PublishedUpload]) -> int:

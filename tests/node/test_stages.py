@@ -15,7 +15,7 @@ from laminar.http.records import Records
 from laminar.node import stages as stages_module
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
-from laminar.node.stages import Stages
+from laminar.node.stages import OpenBatch, Stage, Stages
 from laminar.node.staging import Batch as SinkBatch
 from laminar.node.staging import Staging
 from tests.node.alone import lone_partition, values
@@ -350,3 +350,24 @@ async def test_a_reader_whose_records_go_meanwhile_is_told_so(tmp_path: Path, mo
         with pytest.raises(Problem) as problem:
             await partition.frames(0, max_bytes=1 << 20)
         assert ("offset_expired", 2) == (problem.value.code, problem.value.limit)
+
+
+def test_a_batch_is_as_it_was_however_many_stages_came_after() -> None:
+    """Thousands of stages share one list; what was truncated is gone from it, and nothing else."""
+
+    def stage(number: int, index: int) -> Stage:
+        return Stage(index, number, 1, 100, 0, 0, 0)
+
+    versions = [OpenBatch()]
+    for number in range(2_000):
+        # As several tasks stage: numbers that do not rise.
+        versions.append(versions[-1].with_stage(stage(number * 7_919 % 2_003, number)))
+    early = versions[10]
+    assert (10, 1_000, 9) == (early.count, early.size_bytes, early.last.index)
+    assert [early.get(each.number) for each in early.stages] == early.stages == versions[-1].stages[:10]
+    assert early.get(10 * 7_919 % 2_003) is None, "one that came later is found"
+
+    again = early.with_stage(stage(5_000, 10))
+    assert [*early.stages, stage(5_000, 10)] == again.stages == again.with_stage(stage(1, 11)).stages[:11]
+    assert again.get(10 * 7_919 % 2_003) is None, "what was truncated is found"
+    assert 1 == len({id(each._all) for each in (*versions, again)}), "a stage costs a copy of all others"

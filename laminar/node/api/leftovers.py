@@ -58,9 +58,9 @@ class Leftovers:
         now_ms = self._shard.clock.wall_ms()
         staging = Staging(partition)
         old = [
-            (key, now_ms - held.stages[-1].append_time_ms)
+            (key, now_ms - held.last.append_time_ms)
             for key, held in partition.tables.stages.batches()
-            if held.pinned and held.stages[-1].append_time_ms < now_ms - STAGE_AGE_MS
+            if held.pinned and held.last.append_time_ms < now_ms - STAGE_AGE_MS
         ]
         try:
             staging.drop_left_behind(before_ms=now_ms - STAGE_AGE_MS)
