@@ -33,7 +33,7 @@ class DiscardWriter(BatchWriter):
         records = sum(stage[3] for batch in iterator for stage in rows.put(batch))
         records += sum(stage[3] for stage in rows.finish())
         staged = Staged(self._name, self._number, self._epoch, (), records)
-        return StagedMessage(self._name, self._number, self._epoch, staged)
+        return StagedMessage(self._name, self._number, self._epoch, records, staged)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Nothing was staged."""

@@ -158,27 +158,6 @@ def test_a_batch_that_spark_does_not_know_to_be_committed_is_not_written_again(
     assert expected(RECORDS + 100) == by_key(out)
 
 
-@pytest.mark.parametrize("put_back", [1, 2])
-def test_a_checkpoint_that_was_put_back_is_refused(
-    topic: Topic, out: Topic, start: Start, tmp_path: Path, put_back: int
-) -> None:
-    """Its next batches have numbers that are committed, and are others: they would be dropped as written."""
-    for number in range(3):
-        fill(topic, 50, first=50 * number)
-        finish(start(out))
-    for folder in ("offsets", "commits"):
-        there = [path for path in (tmp_path / "checkpoint" / folder).iterdir() if path.name.isdecimal()]
-        for path in sorted(there, key=lambda path: int(path.name))[-put_back:]:
-            path.unlink()
-            path.with_name(f".{path.name}.crc").unlink()
-    fill(topic, 50, first=150)
-
-    said = "committed batch .* and it was another" if put_back == 1 else "is below the last that sink"
-    with pytest.raises(Exception, match=said):
-        finish(start(out))
-    assert expected(150) == by_key(out)
-
-
 def test_a_wiped_checkpoint_is_another_sink(topic: Topic, out: Topic, start: Start, tmp_path: Path) -> None:
     """Its batches begin at 0 again: none is taken for one that the old query committed."""
     fill(topic, RECORDS)
