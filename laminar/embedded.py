@@ -136,6 +136,7 @@ class EmbeddedNode:
             lifeline=-1,
             ready_fd=-1,
             founding=identity.founding,
+            epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
             lives=identity.lives,
             record_lives=self._folder.record_lives,

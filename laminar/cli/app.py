@@ -36,6 +36,7 @@ FAMILIES = (
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
     Family("group", "The replicas of one partition together."),
+    Family("catalog", "The cluster's own records: nodes, topics and places."),
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("steer", "Packets to the CPU of their shard, by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
@@ -128,6 +129,12 @@ COMMANDS = (
         "laminar.cli.group:recover",
         "Let partitions go on that wait for replicas that never come back.",
         "laminar group recover flights/3 --accept-loss",
+    ),
+    Command(
+        "catalog recover",
+        "laminar.cli.catalog:recover",
+        "Let the cluster's catalog go on when a majority of its voters is gone for good.",
+        "laminar catalog recover /var/lib/laminar",
     ),
     Command(
         "node list",

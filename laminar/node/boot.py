@@ -156,8 +156,12 @@ class Boot:
     """How often in a row this process ended to bring back logs that had failed."""
     founding: bool = False
     """This node makes the cluster, and has not finished: only then may the controller found group 0."""
-    record_cluster: Callable[[bytes], None] = lambda cluster_id: None
-    """Writes the cluster id into the identity, which ends joining or founding; blocks. Use `join_cluster`."""
+    epoch: bytes = b""
+    """Of the last recovery of the cluster's catalog (`laminar.node.catalog_recovery`); empty for none."""
+    record_cluster: Callable[[bytes, bytes], None] = lambda cluster_id, epoch: None
+    """Writes cluster id and epoch into the identity, which ends joining or founding; blocks. Use
+    `join_cluster`.
+    """
     lives: tuple[Life, ...] = ()
     """What the data folder shows of its past (`membership.lives`); the last is this start of the node."""
     record_lives: Callable[[tuple[Life, ...]], None] = lambda lives: None
@@ -186,14 +190,14 @@ class Boot:
         """
         return f"laminar-{self.store_id.hex()}-{purpose}-{role_number(role)}"
 
-    async def join_cluster(self, cluster_id: bytes) -> None:
+    async def join_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
         """Keep the cluster's id in the data folder, durably: from now on the node belongs to it (controller
         only).
 
         The controller calls it when it has joined, and when it has founded group 0 of a new cluster.
         """
-        await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id)
-        self.cluster_id = cluster_id
+        await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id, epoch)
+        self.cluster_id, self.epoch = cluster_id, epoch
         self.founding = False
 
     async def keep_lives(self, lives: tuple[Life, ...]) -> None:

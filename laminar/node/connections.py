@@ -91,6 +91,9 @@ class ConnectionsOwner(Protocol):
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
         """A frame came after the greeting; `ProtocolError` ends the connection. Pings don't come here."""
 
+    def outdated(self, text: str) -> None:
+        """A peer has shown that the cluster goes on without this node."""
+
     def peer_up(self, peer: Peer) -> None: ...
     def peer_lost(self, whom: Peer | Address) -> None: ...
     def link_gone(self, link: Link) -> None:
@@ -345,6 +348,8 @@ class Connections:
 
     def _refuse(self, link: Link, error: HandshakeError) -> None:
         self._counters[f"refused_{error.reason}"] += 1
+        if error.outdated:
+            self._owner.outdated(str(error))
         self._conversations[link].greeted = False
         line = self._conversations[link].line
         if line is None:

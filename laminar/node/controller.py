@@ -305,7 +305,7 @@ class Controller(Process):
             await self.stopped_within(JOIN_RETRY_S)
 
     async def _accept(self, answer: JoinAnswer) -> None:
-        self.cluster_id = answer.cluster_id
+        self.cluster_id, self.epoch = answer.cluster_id, answer.epoch
         self._where.joined = answer.catalog
         await self._own.join(answer)
         _log.info("joined cluster %s", answer.cluster_id.hex())
@@ -331,6 +331,7 @@ class Controller(Process):
                 replica_id=result.node.catalog_replica,
                 configuration=replica.configuration_record.encoded(),
                 catalog=self.state(),
+                epoch=self.epoch,
             )
         )
 
@@ -431,6 +432,7 @@ class Controller(Process):
             catalog_leader=self._leader(),
             lives={node: life for node in self.state().nodes if (life := self.known_life(node)) is not None},
             confirmed=self._folder.confirmed,
+            epoch=self.epoch,
         )
 
     def _leader(self) -> str:

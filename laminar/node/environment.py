@@ -57,11 +57,19 @@ class Environment:
         nonce: bytes,
         secret: bytes | None,
         chain: bytes,
+        epoch: Callable[[], bytes],
         rng: random.Random,
     ) -> Transport:
         """Connections to the other processes. Called inside the loop they live in."""
         return Transport(
-            cluster_id=cluster_id, node=node, role=role, nonce=nonce, secret=secret, chain=chain, rng=rng
+            cluster_id=cluster_id,
+            node=node,
+            role=role,
+            nonce=nonce,
+            secret=secret,
+            chain=chain,
+            epoch=epoch,
+            rng=rng,
         )
 
     def gossip(self, **arguments: Any) -> Gossip:

@@ -20,6 +20,7 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 CHALLENGE_SIZE = 32
+EPOCH_SIZE = 16
 MAX_HANDSHAKE_BYTES = 4096
 """A frame before the handshake is over is never longer, so a stranger can't make us reserve memory."""
 
@@ -46,9 +47,11 @@ class Channel(IntEnum):
 class HandshakeError(Exception):
     """The peer's greeting was refused. `.reason` is the counter's name in `Transport.statistics()`."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, *, outdated: bool = False) -> None:
+        """`outdated`: the peer has shown that the cluster was recovered, without this node."""
         super().__init__(detail)
         self.reason = reason
+        self.outdated = outdated
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +69,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     challenge: bytes
     chain: bytes = b""
     """What its data folder shows of its past, in a form that is the caller's."""
+    epoch: bytes = b""
+    """Which recovery of its catalog the cluster goes on from; empty for none."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -111,6 +116,8 @@ def decode_hello(payload: bytes | memoryview) -> Hello:
         raise HandshakeError("malformed", "greeting with a challenge or cluster id of a wrong length")
     if not _NODE.match(hello.node) or not 0 <= hello.role < _MAX_ROLE or len(hello.nonce) > MAX_NONCE_BYTES:
         raise HandshakeError("malformed", f"greeting of {hello.node!r}, role {hello.role}: no node and role")
+    if len(hello.epoch) not in (0, EPOCH_SIZE):
+        raise HandshakeError("malformed", "greeting with an epoch of a wrong length")
     if hello.channel not in (Channel.CONTROL, Channel.BULK, Channel.CALL):
         raise HandshakeError("malformed", f"greeting for unknown channel {hello.channel}")
     return hello
@@ -125,6 +132,26 @@ def check_cluster(mine: bytes | None, hello: Hello) -> None:
         return
     names = [cluster.hex() if cluster else "none yet" for cluster in (theirs, mine)]
     raise HandshakeError("cluster", f"node {hello.node!r} is of cluster {names[0]}, we are of {names[1]}")
+
+
+def check_epoch(mine: Hello, theirs: Hello) -> None:
+    """Refuse a peer of the same cluster by another recovery of its catalog. Only once it has shown its proof:
+    who believes this ends.
+    """
+    if not mine.cluster or not theirs.cluster or mine.epoch == theirs.epoch:
+        return
+    # The first eight bytes count the recoveries.
+    if theirs.epoch[:8] > mine.epoch[:8]:
+        detail = (
+            f"the catalog of this cluster was recovered without this node (node {theirs.node!r} is of epoch "
+            f"{theirs.epoch.hex()}, this one of {mine.epoch.hex() or 'none'}): what it holds was given up"
+        )
+        raise HandshakeError("epoch", detail, outdated=True)
+    detail = (
+        f"node {theirs.node!r} is of epoch {theirs.epoch.hex() or 'none'}, we are of {mine.epoch.hex()}: "
+        "the catalog was recovered without it"
+    )
+    raise HandshakeError("epoch", detail)
 
 
 def acceptor_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
@@ -165,6 +192,7 @@ class Initiator:
         theirs = decode_hello(reply.hello)
         check_proof(acceptor_proof(self._secret, self.hello, reply.hello), reply.proof)
         check_cluster(self._mine.cluster or None, theirs)
+        check_epoch(self._mine, theirs)
         return initiator_proof(self._secret, self.hello, reply.hello), theirs
 
 
@@ -194,4 +222,5 @@ class Acceptor:
         if self._theirs is None:
             raise HandshakeError("malformed", "a proof before a greeting")
         check_proof(self._expected, payload)
+        check_epoch(self._mine, self._theirs)
         return self._theirs

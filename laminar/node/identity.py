@@ -54,6 +54,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The node made the cluster id, and its first catalog is not complete: it may be begun again."""
     lives: tuple[Life, ...] = ()
     """The last life that the catalog surely knows, and all since; the last is this one."""
+    epoch: bytes = b""
+    """Which recovery of its catalog this node's cluster goes on from: 8 bytes that count, 8 random ones."""
     company: bool = False
     """Others have joined the cluster that this node founded or joined; never false again."""
 
@@ -80,7 +82,12 @@ class DataFolder:
         self.identity = identity
         return identity
 
-    def record_cluster(self, cluster_id: bytes) -> None:
+    def record_epoch(self, epoch: bytes) -> None:
+        """The cluster goes on from this recovery of its catalog; durable when it returns."""
+        self.identity = msgspec.structs.replace(self.read_identity(), epoch=epoch)
+        _write(self.disk, self.directory, self.identity)
+
+    def record_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
         """The node belongs to this cluster from now on; durable when it returns. Never changes a known id."""
         assert len(cluster_id) == 16, f"cluster id of {len(cluster_id)} bytes"
         known = self.read_identity()
@@ -88,7 +95,8 @@ class DataFolder:
             raise IdentityError(
                 f"{self.directory} belongs to cluster {known.cluster_id.hex()}, not {cluster_id.hex()}"
             )
-        self.identity = msgspec.structs.replace(known, cluster_id=cluster_id, founding=False)
+        epoch = known.epoch if known.cluster_id else epoch
+        self.identity = msgspec.structs.replace(known, cluster_id=cluster_id, founding=False, epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
     def record_lives(self, lives: tuple[Life, ...]) -> None:
@@ -180,6 +188,21 @@ def check_owner(directory: str) -> None:
         )
     if found.st_mode & stat.S_IWOTH:
         raise IdentityError(f"every user can write in {directory}: take that away (chmod o-w {directory})")
+
+
+def open_stopped(disk: Disk, directory: str) -> DataFolder:
+    """Lock the folder of a node that does not run, without a new life. Raises `IdentityError`."""
+    if not disk.exists(os.path.join(directory, _LOCK_NAME)):
+        raise IdentityError(f"{directory} is no data folder")
+    lock = _lock(disk, directory)
+    try:
+        identity = _read(disk, directory)
+        if identity is None:
+            raise IdentityError(f"{directory} has no identity: it is no data folder, or has lost it")
+    except BaseException:
+        lock.close()
+        raise
+    return DataFolder(disk, directory, lock, identity)
 
 
 def _begin_life(

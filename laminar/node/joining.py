@@ -40,6 +40,7 @@ class JoinAnswer(msgspec.Struct, frozen=True):
     configuration: bytes = b""
     catalog: CatalogState = CatalogState()
     refused: str = ""
+    epoch: bytes = b""
 
 
 class _Node(msgspec.Struct):

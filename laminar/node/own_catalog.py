@@ -73,7 +73,7 @@ class OwnCatalog:
         if controller.boot.founding:
             # Also when a crash came between the two: from now on an empty folder is a loss, not a beginning.
             assert controller.cluster_id is not None
-            await controller.boot.join_cluster(controller.cluster_id)
+            await controller.boot.join_cluster(controller.cluster_id, controller.epoch)
             _log.info("a new cluster: %s", controller.cluster_id.hex())
         await self._start(entry)
 
@@ -85,7 +85,7 @@ class OwnCatalog:
         entry = self._entry(log.log_id, replica_id=answer.replica_id, record=record)
         await controller.storage.sync()  # a manifest never names a log that the journal does not know
         await controller.storage.write_manifest([entry])
-        await controller.boot.join_cluster(answer.cluster_id)
+        await controller.boot.join_cluster(answer.cluster_id, answer.epoch)
         await self._start(entry)
 
     async def _found(self) -> ReplicaEntry:

@@ -47,6 +47,11 @@ _READ_BYTES = 4 * 1024 * 1024
 _QUIET_S = 1.0
 _LONGEST_WAIT_S = 30.0
 
+STARTED_ANEW = (
+    "Start it on an empty folder under a new name (--node); or, if this folder is to be kept in the cluster, "
+    "`laminar catalog recover --into` first"
+)
+
 Method = Callable[[Peer, bytes], Awaitable[bytes]]
 
 
@@ -65,6 +70,7 @@ class Process:
         self.rng = self.environment.rng()
         self.storage = storage
         self.cluster_id: bytes | None = boot.cluster_id
+        self.epoch = boot.epoch
         self.stopping = asyncio.Event()
         self.health = LoopHealth()
         self.failure: BaseException | None = None
@@ -87,6 +93,7 @@ class Process:
             nonce=boot.nonce,
             secret=secret.encode() if secret else None,
             chain=encode_chain(boot.lives),
+            epoch=lambda: self.epoch,
             rng=self.rng,
         )
         self.driver = Driver(
@@ -116,6 +123,7 @@ class Process:
         self.methods[REPAIR] = self.repairs.answer
         self.transport.on_call = self._on_call
         self.transport.on_lost = self._on_lost
+        self.transport.on_outdated = lambda text: self.fatal(Hopeless(f"{text}. {STARTED_ANEW}"))
 
     # -- to be said by each kind ---------------------------------------------------------
 

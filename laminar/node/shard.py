@@ -210,7 +210,7 @@ class Shard(Process):
         self.view.message = message
         self._in_line.stop_given_up()
         if self.cluster_id is None:
-            self.cluster_id = message.cluster_id
+            self.cluster_id, self.epoch = message.cluster_id, message.epoch
         if not self._ready and self.boot.node in message.catalog.nodes:
             self._ready = True
             self.boot.ready()

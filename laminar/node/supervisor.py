@@ -304,6 +304,7 @@ class Supervisor:
             lifeline=self._lifeline,
             ready_fd=ready_end,
             founding=identity.founding,
+            epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
             lives=identity.lives,
             record_lives=self._folder.record_lives,

@@ -69,6 +69,7 @@ class Transport:
         nonce: bytes,
         secret: bytes | None,
         chain: bytes = b"",
+        epoch: Callable[[], bytes] = lambda: b"",
         limits: Limits | None = None,
         rng: random.Random | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -82,7 +83,9 @@ class Transport:
         self.on_call: Callable[[Peer, str, bytes], Awaitable[bytes]] = _refuse_call
         self.on_lost: Callable[[Peer | Address], None] = lambda whom: None
         self.on_up: Callable[[Peer], None] = lambda peer: None
+        self.on_outdated: Callable[[str], None] = lambda text: None
         self._cluster_id = cluster_id
+        self._epoch = epoch
         self._loop = loop or asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._counters: Counter[str] = Counter()
@@ -190,6 +193,7 @@ class Transport:
             channel=channel,
             challenge=os.urandom(CHALLENGE_SIZE),
             chain=self.chain,
+            epoch=self._epoch(),
         )
 
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
@@ -209,6 +213,10 @@ class Transport:
                 raise ProtocolError(f"frame of kind {kind} out of place")
         except (struct.error, UnicodeDecodeError, msgspec.MsgspecError) as error:
             raise ProtocolError(f"frame of kind {kind} can't be read: {error}") from error
+
+    def outdated(self, text: str) -> None:
+        """(For the connections.)"""
+        self.on_outdated(text)
 
     def peer_up(self, peer: Peer) -> None:
         """(For the connections.)"""

@@ -29,6 +29,8 @@ class ViewMessage(msgspec.Struct, array_like=True):
     """By node: the newest life of its data folder that the catalog has ever said."""
     confirmed: bool = False
     """The catalog has said, since this node's start, that its data folder is what it should be."""
+    epoch: bytes = b""
+    """Of the last recovery of the catalog."""
 
 
 class View:

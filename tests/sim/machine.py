@@ -161,6 +161,7 @@ class Machine:
             lifeline=nobody,
             ready_fd=-1,
             founding=identity.founding,
+            epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
             lives=identity.lives,
             record_lives=self._folder.record_lives,

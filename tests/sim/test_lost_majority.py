@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ import pytest
 
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.catalog_lead import CatalogLead
-from tests.sim.machine import Machine
-from tests.sim.scene import REPLACED_SOON, Scene, members
+from laminar.node.catalog_recovery import StoppedNode
+from laminar.node.own_catalog import CATALOG_NAME
+from tests.sim.machine import DATA, Machine
+from tests.sim.scene import REPLACED_SOON, SOON, Scene, members
 from tests.sim.simulation import TOPIC
 from tests.sim.test_full_disk import begin, deaths
 
@@ -129,4 +132,36 @@ def test_nothing_is_given_up_while_a_node_is_alive_that_does_not_answer() -> Non
 
     assert status == 412
     assert not leads(scene, survivor)
+    scene.world.close()
+
+
+def test_the_catalog_goes_on_with_one_of_three_and_then_its_partitions_do() -> None:
+    """Two machines are lost with their disks: the folder of the third, and two words of a person."""
+    scene = Scene(6, topic_settings={}, node_settings=SOON)
+    scene.load()
+    scene.world.loop.run_for(10.0)
+    scene.calm()
+    survivor, *lost = scene.world.machines.values()
+    end = scene.held(survivor).end_offset
+    for machine in (survivor, *lost):
+        machine.kill()
+    node = StoppedNode(survivor.disk, DATA)
+    assert 3 == len(asyncio.run(node.standing()).voters)
+    epoch = asyncio.run(node.recover())
+    node.close()
+    catalog = next(group for group in scene.watch.groups.values() if group.name == CATALOG_NAME)
+    catalog.configuration = None  # what a person decides is no step
+    survivor.start()
+    assert scene.world.loop.run_until(
+        lambda: (led := scene.world.catalog_leader()) is not None and led[0] is survivor, at_most_s=60.0
+    )
+    assert survivor.controller is not None and survivor.controller.epoch == epoch
+    assert scene.world.loop.run_until(lambda: scene.partition(survivor) is not None, at_most_s=60.0)
+    scene.world.loop.run_for(15.0)
+    assert not leads(scene, survivor)
+
+    status, done = post(scene, survivor.node, RECOVER + "?accept_loss=true")
+    assert (200, [survivor.node]) == (status, done["accepted"])
+    held = scene.held(survivor)
+    assert scene.world.loop.run_until(lambda: held.leads and held.end_offset == end, at_most_s=20.0)
     scene.world.close()

@@ -70,6 +70,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "nodes of different epochs talk",
+        "laminar.node.handshake:check_epoch",
+        "if not mine.cluster or not theirs.cluster or mine.epoch == theirs.epoch:",
+        "if True:",
+        tests=("tests/node/test_catalog_recovery.py",),
+        tests_only=True,
+    ),
+    case(
         "another folder is taken for the one that a node had",
         "membership.catalog_rules:register_node",
         "if known is not None and known.store_id != record.store_id:",
