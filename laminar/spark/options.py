@@ -169,12 +169,21 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     )
 
 
+# Spark asks for the schema of a table that is made, but does not hand its options to whoever reads it.
+_NO_TABLES: Final = (
+    "A table of Spark's catalog gives its options to no source in Python: use CREATE TEMPORARY VIEW name"
+    " USING laminar OPTIONS (...) to read, and df.write.format('laminar') to write"
+)
+
+
 class Given:
     """Options of a `table` by their proper names, read as what they should be."""
 
     def __init__(self, given: Mapping[str, str], streaming: bool | None, table: Mapping[str, str]) -> None:
         self._table = table
         self._values: dict[str, str] = {}
+        if any(key.lower() == "provider" for key in given):
+            raise ValueError(_NO_TABLES)
         by_lower = {name.lower(): name for name in table}
         for key, value in given.items():
             name = by_lower.get(key.lower())
@@ -184,6 +193,11 @@ class Given:
             if where != "both" and streaming is not None and (where == "stream") is not streaming:
                 raise ValueError(f"option {name} means nothing in a {'stream' if streaming else 'batch'}")
             self._values[name] = value
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was given."""
+        return not self._values
 
     def get(self, name: str) -> str | None:
         assert name in self._table, f"{name} is not in the table of options"
@@ -246,7 +260,8 @@ def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
 def _subject(options: Given) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
     """(topics, pattern, partitions), of which one is not empty."""
     if len([way for way in SUBJECTS if options.get(way) is not None]) != 1:
-        raise ValueError(f"exactly one of the options {', '.join(SUBJECTS)} says what to read")
+        hint = f". {_NO_TABLES}" if options.is_empty else ""
+        raise ValueError(f"exactly one of the options {', '.join(SUBJECTS)} says what to read{hint}")
     subscribed, pattern, assigned = map(options.get, SUBJECTS)
     if subscribed is not None:
         topics = tuple(sorted({name.strip() for name in subscribed.split(",") if name.strip()}))

@@ -132,3 +132,15 @@ def test_every_option_column_and_setting_is_documented() -> None:
 
     assert sorted([*OPTIONS, *COLUMNS, *SETTINGS]) == sorted(rows)
     assert sorted([*SINK_OPTIONS, *SINK_COLUMNS]) == sorted(written)
+
+
+def test_a_table_of_spark_s_catalog_is_refused_by_name() -> None:
+    """Spark gives its own keys when a table is made, and nothing at all when it is read."""
+    made = {"provider": "laminar", "owner": "me", "option.subscribe": "t", "subscribe": "t"}
+
+    with pytest.raises(ValueError, match=r"table of Spark's catalog .* use CREATE TEMPORARY VIEW"):
+        parse(made)
+    with pytest.raises(ValueError, match=r"exactly one of the options .* use CREATE TEMPORARY VIEW"):
+        parse({}, streaming=False)
+    with pytest.raises(ValueError, match=r"says what to read$"):
+        parse({"tag": "t"}, streaming=False)
