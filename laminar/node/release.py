@@ -78,6 +78,9 @@ class Roster(Protocol):
     def unmade(self, replica: Replica, replica_id: int) -> bool:
         """Whether the catalog has never heard that this replica was made."""
 
+    def removed(self, replica: Replica, replica_id: int) -> bool:
+        """Whether the catalog knows that the removal of this replica is committed."""
+
 
 _ends_decoder = msgspec.msgpack.Decoder(list[LogEnd | None])
 _floors_decoder = msgspec.msgpack.Decoder(list[Floor])
@@ -149,7 +152,9 @@ class Releases:
         members = dict(self._roster.recorded(replica) or {}) | members_of(replica)
         for end in ends.values():
             members |= end.members
-        return members
+        # A removal is told to the catalog when it is committed, and is synced before anything follows it: so
+        # one of the others has it, and all before it. The removed one may be deleted, or dead for good.
+        return {each: node for each, node in members.items() if not self._roster.removed(replica, each)}
 
     def _remote(self, node: str, replica: Replica) -> Address | None:
         """Where a member is asked; None: here."""

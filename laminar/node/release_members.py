@@ -51,6 +51,11 @@ class PartitionMembers:
         known = self._records(replica) or []
         return any(each.replica_id == replica_id and not each.made for each in known)
 
+    def removed(self, replica: Replica, replica_id: int) -> bool:
+        """See `Roster`. Replica ids only grow: one above all that are on record is newer than the record."""
+        known = {each.replica_id for each in self._records(replica) or []}
+        return bool(known) and replica_id not in known and replica_id < max(known)
+
     def _records(self, replica: Replica) -> list[ReplicaRecord] | None:
         partition = self._shard.by_group.get(replica.group)
         if partition is None:
@@ -90,4 +95,8 @@ class CatalogMembers:
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
         """See `Roster`."""
+        return False
+
+    def removed(self, replica: Replica, replica_id: int) -> bool:
+        """See `Roster`: who left group 0 stays a member of it."""
         return False
