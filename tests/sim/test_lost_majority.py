@@ -12,6 +12,7 @@ from laminar.node.catalog_group import CatalogGroup
 from laminar.node.catalog_lead import CatalogLead
 from laminar.node.catalog_recovery import StoppedNode
 from laminar.node.own_catalog import CATALOG_NAME
+from laminar.node.replica import TERMS_PASSED
 from tests.sim.machine import DATA, Machine
 from tests.sim.scene import REPLACED_SOON, SOON, Scene, members
 from tests.sim.simulation import TOPIC
@@ -94,6 +95,7 @@ def test_those_given_up_come_back_together_and_neither_lead_nor_serve(
     assert status == 200
     assert scene.world.loop.run_until(lambda: leads(scene, survivor), at_most_s=20.0)
     term = scene.held(survivor).replica.core.term
+    assert term > TERMS_PASSED, "those given up reach none of its terms by elections of theirs"
     led: set[str] = set()
 
     def watch() -> bool:
