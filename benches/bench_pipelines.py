@@ -154,7 +154,9 @@ class Pipelines:
             must_be(sum(each.records for each in held), count)
             must_be([(each.missing, each.doubled) for each in held], [(0, 0)] * PARTITIONS)
         with timed(f"{name}: archive replayed", count):
-            must_be(replay(spark, cluster, again, archive=folder).records, count)
+            must_be(
+                replay(spark, cluster, again, archive=folder, checkpoint=f"{folder}-replay").records, count
+            )
         claims = given.rows.select("id", "ordinal")
         with timed(f"{name}: audited", count):
             sound = audit(spark, cluster, again, claims, id="header:id")

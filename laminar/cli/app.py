@@ -182,7 +182,7 @@ COMMANDS = (
         "pipeline replay",
         "laminar.cli.pipeline:replay",
         "Write an archive, or a time range of a topic, into another topic: once, each key in order.",
-        "laminar pipeline replay flights-again --archive archive/flights",
+        "laminar pipeline replay flights-again --checkpoint replay-1 --archive archive/flights",
     ),
     Command(
         "pipeline audit",

@@ -89,6 +89,10 @@ def archive(
 def replay(
     to: Annotated[str, Parameter(help="The topic that is written.")],
     *,
+    checkpoint: Annotated[
+        str,
+        Parameter(help="A folder of this job's own, as Spark names it: with it the same command goes on."),
+    ],
     archive: Annotated[str | None, Parameter(help="A folder that `laminar pipeline archive` wrote.")] = None,
     topic: Annotated[str | None, Parameter(help="Or the topic that is read.")] = None,
     since: Annotated[
@@ -118,6 +122,7 @@ def replay(
             running,
             _options(cluster),
             to,
+            checkpoint=checkpoint,
             archive=archive,
             topic=topic,
             since_ms=_time_ms("since", since),

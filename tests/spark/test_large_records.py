@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,9 @@ types = pytest.importorskip("pyspark.sql.types")
 pytest.importorskip("pyarrow")
 
 from laminar.spark.batch_reader import BatchReader  # noqa: E402  # only with pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Topic = laminar.Topic[bytes]
 _HEADER = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
@@ -76,3 +80,29 @@ def test_a_large_record_is_fetched_whole(topic: Topic, read: Callable[..., list[
     found = read("offset,key,value,tag,headers", largeRecords="fetch", tag="t")
 
     assert [(1, b"a key", b"A" * LARGE, "t", [{"key": "own", "value": b"1"}])] == found
+
+
+def test_pipelines_keep_large_records_or_say_that_they_can_not(
+    spark: SparkSession, url: str, topic: Topic, client: laminar.Client, tmp_path: Path
+) -> None:
+    """An archive has the value; a comparison sees that one differs; a replay says what it can't write."""
+    import pyarrow.dataset
+
+    from laminar.spark.pipelines.archive import archive
+    from laminar.spark.pipelines.compare import Side, compare
+    from laminar.spark.pipelines.replay import replay
+    from laminar.spark.pipelines.session import cluster_options
+
+    other = client.create_topic(f"{topic.name}-other", partitions=3, replicas=1)
+    put(topic, b"A")
+    put(other, b"B")
+    cluster, folder = cluster_options(url), tmp_path / "archive"
+
+    assert 3 == archive(spark, cluster, topic.name, str(folder))
+    kept = pyarrow.dataset.dataset(list(folder.rglob("*.parquet"))).to_table(["offset", "value"]).to_pylist()
+    assert {0: 5, 1: LARGE, 2: 4} == {row["offset"]: len(row["value"]) for row in kept}
+    sides = [Side(cluster=cluster, topic=each.name) for each in (topic, other)]
+    found = compare(spark, *sides, columns=["value"])
+    assert {"different": 1} == {each.kind: each.count for each in found.differences if each.count}
+    with pytest.raises(Exception, match=f"column value: a record of {LARGE} bytes; the sink writes values"):
+        replay(spark, cluster, other.name, archive=str(folder), checkpoint=str(tmp_path / "replay"))

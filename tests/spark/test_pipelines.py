@@ -62,19 +62,27 @@ def test_an_archive_goes_on_and_is_replayed_once(
     fill(topic, 100, first=RECORDS)
     second = archive(spark, cluster, topic.name, folder)
     held = check(spark, folder)
-    done = replay(spark, cluster, out.name, archive=folder, slice_records=150)
-    again = replay(spark, cluster, out.name, archive=folder, slice_records=150)
+    job: dict[str, Any] = {"slice_records": 150, "checkpoint": str(tmp_path / "replay")}
+    done = replay(spark, cluster, out.name, archive=folder, **job)
+    fill(topic, 5, first=RECORDS + 100)
+    archive(spark, cluster, topic.name, folder)
+    again = replay(spark, cluster, out.name, archive=folder, **job)
 
     assert (RECORDS, 100, RECORDS) == (first, second, told[-1])
-    assert topic.offsets() == {each.partition: each.records for each in held}
+    assert RECORDS + 100 == sum(each.records for each in held)
     assert all((0, 0, 0) == (each.first_offset, each.missing, each.doubled) for each in held)
     assert (RECORDS + 100, 0) == (done.records, done.slices_before)
     assert (0, 0, done.slices) == (again.records, again.slices, again.slices_before)
-    assert by_key(topic) == by_key(out)
+    assert [RECORDS + 100 + n for n in range(5)] == sorted(
+        row[0] for key, rows in by_key(topic).items() for row in rows if row not in by_key(out)[key]
+    )
+    assert RECORDS + 100 == sum(map(len, by_key(out).values()))
+    with pytest.raises(ValueError, match="is of a replay with slice_records 150, not 7"):
+        replay(spark, cluster, out.name, archive=folder, **{**job, "slice_records": 7})
 
 
 def test_a_replay_that_died_goes_on(
-    spark: SparkSession, url: str, topic: Topic, make: Callable[[str], Topic]
+    spark: SparkSession, url: str, topic: Topic, make: Callable[[str], Topic], tmp_path: Path
 ) -> None:
     """Behind the last slice that was committed; of a time range, and into the same partitions."""
     from laminar.spark.pipelines.replay import replay
@@ -89,9 +97,12 @@ def test_a_replay_that_died_goes_on(
     fill(topic, RECORDS)
     out = make("out")
     given: dict[str, Any] = {"topic": topic.name, "slice_records": 60, "keep_partitions": True}
+    given |= {"checkpoint": str(tmp_path)}
     given |= {"since_ms": 1_700_000_000_000 + 100 * 60_000, "until_ms": 1_700_000_000_000 + 700 * 60_000}
     with pytest.raises(Died):
         replay(spark, cluster_options(url), out.name, **given, progress=die)
+    # As a command with relative times does when it is given again.
+    given |= {"since_ms": 1_700_000_000_000 + 200 * 60_000, "until_ms": None}
     done = replay(spark, cluster_options(url), out.name, **given)
 
     assert 2 == done.slices_before

@@ -1,19 +1,20 @@
 """Replay: records of an archive, or of a time range of a topic, into another topic, each key in order.
 
-The work is cut into slices of offsets, the same in each partition; a slice is one batch of a sink that is
-named after the whole job. So each is written whole and once: a job that died is started again with the same
-arguments and goes on with the slice behind the last that was committed.
+The work is cut into slices of offsets, the same in each partition; a slice is one batch of a sink of the
+job's own. So each is written whole and once. What is replayed is found out by the first run, which puts it
+into the job's checkpoint before it writes anything: a job that died is started again and goes on with the
+slice after the last that was committed, and one that is done does nothing, however the source has grown.
 
 A partition of the source is one task, and a task's rows keep their order in the sink: so a key does.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from laminar.spark.pipelines.archive import read_archive
 from laminar.spark.pipelines.session import PLACE, RECORD, connected, read_topic
@@ -51,6 +52,7 @@ def replay(
     cluster: Mapping[str, str],
     to: str,
     *,
+    checkpoint: str,
     archive: str | None = None,
     topic: str | None = None,
     since_ms: int | None = None,
@@ -63,7 +65,11 @@ def replay(
 
     Of records from `since_ms` to before `until_ms` only, epoch milliseconds, by the time that they carry;
     within each partition all between the first and the last of them. Keys say where they go, unless
-    `keep_partitions`. A slice has up to `slice_records` of each partition. Raises what Spark raises.
+    `keep_partitions`. A slice has up to `slice_records` of each partition.
+
+    `checkpoint` is a folder as Spark names it, one for each job. The first run fixes there what is replayed:
+    later ones go on with that, whatever their times are and what came since. ValueError where the folder is
+    another job's. Raises what Spark raises.
     """
     if (archive is None) is (topic is None):
         raise ValueError("either an archive or a topic is replayed")
@@ -72,16 +78,27 @@ def replay(
         if archive is not None
         else read_topic(spark, cluster, topic or "", *PLACE, *RECORD)
     )
-    extents = _extents(rows, since_ms=since_ms, until_ms=until_ms)
-    job = [
-        archive,
-        topic,
-        to,
-        slice_records,
-        keep_partitions,
-        [(e.partition, e.start, e.end) for e in extents],
-    ]
-    sink = f"replay-{hashlib.sha256(json.dumps(job).encode()).hexdigest()[:24]}"
+    job = {
+        "archive": archive,
+        "topic": topic,
+        "to": to,
+        "slice_records": slice_records,
+        "keep_partitions": keep_partitions,
+    }
+    pinned = _pinned(spark, checkpoint)
+    if pinned is None:
+        extents = _extents(rows, since_ms=since_ms, until_ms=until_ms)
+        found = [(each.partition, each.start, each.end) for each in extents]
+        pinned = {"job": job, "sink": f"replay-{uuid.uuid4().hex}", "extents": found}
+        _pin(spark, checkpoint, pinned)
+    odd = [name for name, value in job.items() if pinned["job"].get(name) != value]
+    if odd:
+        raise ValueError(
+            f"checkpoint {checkpoint} is of a replay with {odd[0]} {pinned['job'].get(odd[0])!r},"
+            f" not {job[odd[0]]!r}: another replay wants a checkpoint of its own"
+        )
+    extents = [Extent(*each) for each in pinned["extents"]]
+    sink = str(pinned["sink"])
     slices = max((-(-(each.end - each.start) // slice_records) for each in extents), default=0)
     first = _committed(cluster, sink) + 1
     records = 0
@@ -106,6 +123,30 @@ def replay(
     return Replayed(
         sink=sink, records=records, slices=max(0, slices - first), slices_before=min(first, slices)
     )
+
+
+def _pinned(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
+    """What the first run of this job has put into its checkpoint; None if this is the first."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        rows = spark.read.text(_plan(checkpoint), wholetext=True).collect()
+    except AnalysisException as error:
+        if "PATH_NOT_FOUND" not in str(error):
+            raise
+        return None
+    found: dict[str, Any] | None = json.loads(rows[0][0]) if rows else None
+    return found
+
+
+def _pin(spark: SparkSession, checkpoint: str, plan: Mapping[str, Any]) -> None:
+    # One file, which Spark renames when it is whole. A folder without it is of a run that died here.
+    rows = spark.createDataFrame([(json.dumps(plan),)], "value string").coalesce(1)
+    rows.write.mode("overwrite").text(_plan(checkpoint))
+
+
+def _plan(checkpoint: str) -> str:
+    return f"{checkpoint.rstrip('/')}/replay"
 
 
 def _extents(rows: DataFrame, *, since_ms: int | None, until_ms: int | None) -> list[Extent]:
