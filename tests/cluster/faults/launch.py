@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from laminar.log.disk import Buffer, Disk, File, RealDisk
@@ -146,7 +147,10 @@ class FaultyEnvironment(Environment):
 def main(arguments: Sequence[str]) -> int:
     """The exit code of `laminar.node.supervisor.serve`."""
     names = {row.flag: row.name for row in SETTINGS}
-    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    given: dict[str, str] = {}
+    for flag, value in pairwise([*arguments, "--"]):
+        if flag.startswith("--"):
+            given[flag] = "true" if value.startswith("--") else value
     # Wires are cut here by other means, and a program on them would only cost each start its compiling.
     flags = {"steer": "off"} | {names[flag]: value for flag, value in given.items()}
     settings = load(config=None, environ={}, flags=flags).settings
