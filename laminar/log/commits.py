@@ -102,6 +102,7 @@ class GroupCommit:
         # When what is not synced is due, by the loop's clock, and whether the next cut is to be synced.
         self._due_s = _NEVER_S
         self._sync_timer: asyncio.TimerHandle | None = None
+        self._timer_s = _NEVER_S
         self._sync_next = False
         # Frames that are not durable yet, and durable ones that wait to be applied together; the journal's
         # thread only.
@@ -197,7 +198,16 @@ class GroupCommit:
         self._cut()
 
     def _cut(self) -> None:
-        """Hand what is recorded to the journal's thread."""
+        """Hand what is recorded to the journal's thread.
+
+        A mistake of ours in it ends the process: what it took would be in no frame, and nobody would hear.
+        """
+        try:
+            self._cut_now()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._fail(error)
+
+    def _cut_now(self) -> None:
         recorder = self._recorder
         if self.failure is not None or not (recorder.pending or self._sync_next):
             return
@@ -238,18 +248,23 @@ class GroupCommit:
             if policy.interval_records and log.unsynced_records >= policy.interval_records:
                 self._sync_next = True
             self._due_s = min(self._due_s, now_s + policy.interval_ms / 1000)
-        if self._due_s < _NEVER_S and (self._sync_timer is None or self._due_s < self._sync_timer.when()):
-            if self._sync_timer is not None:
-                self._sync_timer.cancel()
-            self._sync_timer = self.loop().call_at(self._due_s, self._sync_due)
+        if self._due_s < self._timer_s:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+        # Kept here: what uvloop returns for an instant that is near does not know it.
+        self._timer_s = self._due_s
+        self._sync_timer = self.loop().call_at(self._due_s, self._sync_due)
 
     def _sync_due(self) -> None:
-        self._sync_timer = None
+        self._sync_timer, self._timer_s = None, _NEVER_S
         if self.closed or self._due_s == _NEVER_S:
             return
         if self.loop().time() < self._due_s:
             # What was due first is synced already.
-            self._sync_timer = self.loop().call_at(self._due_s, self._sync_due)
+            self._arm()
             return
         self._sync_next = True
         self._cut()

@@ -8,6 +8,7 @@ import errno
 import random
 
 import pytest
+import uvloop
 
 from laminar.log import Log, StorageError
 from laminar.log.errors import LogGone
@@ -229,6 +230,28 @@ def test_one_sync_covers_all_logs_that_wait_for_one() -> None:
     run(main())
 
     assert 1 == len(synced)
+
+
+def test_a_sync_that_is_due_at_once_holds_nothing_up() -> None:
+    """uvloop's timer for an instant that is near is another object than its others."""
+
+    async def main() -> None:
+        storage = open_inline(FaultDisk())
+        log = storage.create_log("log", 1, policy=FlushPolicy(interval_ms=60_000))
+        other = storage.create_log("other", 2, policy=FlushPolicy(interval_ms=10))
+        for each in (log, other, log):
+            each.append([frame_for(each, [b"a"])])
+            await storage.sync()
+        commits = storage._commits
+        commits._due_s = commits.loop().time() + 0.0003
+        commits._sync_due()
+        commits._due_s = commits.loop().time() + 0.0002
+        other.append([frame_for(other, [b"b"])])
+        async with asyncio.timeout(10):
+            await storage.sync()
+        await storage.close()
+
+    uvloop.run(main())
 
 
 def test_more_than_so_many_bytes_are_synced_at_once() -> None:
