@@ -144,7 +144,7 @@ class Subscription(Generic[T]):
         finally:
             await self.close()
 
-    def check_entered(self) -> None:
+    def _check_entered(self) -> None:
         """ConfigError before `with`: nobody would renew the membership, so no partition would ever come."""
         if not self._tasks:
             raise ConfigError(
@@ -154,7 +154,7 @@ class Subscription(Generic[T]):
             )
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
-        self.check_entered()
+        self._check_entered()
         # One for all loops: the rest of a batch that a loop broke off in is the next loop's.
         if self._records is None:
             self._records = self._iterate()
@@ -174,7 +174,7 @@ class Subscription(Generic[T]):
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
         """The records batch-wise, without an object per record."""
-        self.check_entered()
+        self._check_entered()
         while True:
             lease, batch = await self.take()
             if self.may_hand_out(lease) or await self.still_owned(lease):

@@ -48,7 +48,7 @@ class Subscription(Generic[T]):
             self._portal.run(lambda: self._subscription.__aexit__(kind, error, trace))
 
     def __iter__(self) -> Iterator[Record[T]]:
-        self._subscription.check_entered()
+        self._subscription._check_entered()
         # One for all loops: the rest of a batch that a loop broke off in is the next loop's.
         if self._records is None:
             self._records = self._iterate()
@@ -72,7 +72,7 @@ class Subscription(Generic[T]):
     def batches(self) -> Iterator[ReadBatch[T]]:
         """The records batch-wise, without an object per record."""
         subscription = self._subscription
-        subscription.check_entered()
+        subscription._check_entered()
         while True:
             lease, batch = self._portal.run(lambda: subscription.take())
             if subscription.may_hand_out(lease) or self._portal.run(partial(subscription.still_owned, lease)):
