@@ -70,6 +70,8 @@ def stats(spark: SparkSession, cluster: Mapping[str, str], topic: str, *, top: i
     times = read_topic(spark, cluster, topic, "timestamp", "tag", **given)
     with persisted(_by_day(times)) as days:
         survey = _survey(days, top)
+    # Sizes are no reason to read values of a gigabyte: those larger than a batch are counted only.
+    given["largeRecords"] = "null"
     rows = read_topic(spark, cluster, topic, "partition", "key", "value", "timestamp", **given)
     with persisted(_grouped(rows, survey.grid)) as grouped:
         counted = _counted(grouped, top)
