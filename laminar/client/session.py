@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("laminar.client")
 
 ATTEMPT_TIMEOUT_S = 10.0
+# An attempt that ends so close to its call's deadline was cut off by it.
+CUT_OFF_S = 0.05
 CONNECT_TIMEOUT_S = 2.0
 # Who wants to know where a partition begins or ends asks its replicas when no leader was found for so long,
 # which is longer than an election; and waits so long for each.
@@ -348,7 +350,7 @@ class Session:
         redirects = 0
         behind: set[str] = set()
         url: str | None = None
-        last = "no replica is known"
+        last = nobody = "no replica is known"
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -377,7 +379,9 @@ class Session:
                     timeout_s=min(left_s, ATTEMPT_TIMEOUT_S + wait_ms / 1000),
                 )
             except ConnectionFailed as failure:
-                last = str(failure)
+                # A try that our own deadline cut off says less than an answer before it.
+                if last is nobody or time.monotonic() < deadline - CUT_OFF_S:
+                    last = str(failure)
                 verdict = judge_loss(sent=failure.sent, repeatable=True)
                 self.balancer.failed(url, now_ms=now_ms())
             except BaseException:
