@@ -25,7 +25,7 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         ),
         _mutant(
             "writer:Writer.adopt",
-            "if last.file in kept or last.file.data().size() != size:",
+            "if last.file.data().size() != last.size:",
             "if False:",
         ),
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import runs, trace
+from tests.crash import mutants, runs, trace
 from tests.crash.model import Crash, Disk, Folder
 from tests.crash.trace import Call, Kind
 
@@ -62,6 +62,13 @@ def test_a_crash_of_a_node_loses_and_invents_nothing(real_disk: Path, states: Pa
     recorded = runs.record_node(folder, recorder, seed=11, seconds=SECONDS)
 
     _check(recorded, folder / "root", list(runs.crash_node(recorded, states, states=STATES, seed=11)))
+
+
+@pytest.mark.parametrize("name", mutants.MUTANTS)
+def test_the_text_that_a_mutant_changes_is_there(name: str) -> None:
+    """Else the mutant would switch nothing off."""
+    for mutant in mutants.MUTANTS[name]:
+        mutant.check()
 
 
 # The model itself: what is legal on a disk, and what is not.
