@@ -291,6 +291,7 @@ class Sender:
         if partition in self._backoffs:
             self._backoffs[partition].reset()
             self._redirects.pop(partition, None)
+            self._last.pop(partition, None)
         self.outbox.accepted(
             lane,
             pending,
@@ -364,6 +365,7 @@ class Sender:
         if partition in self._backoffs:
             self._backoffs[partition].reset()
             self._redirects.pop(partition, None)
+            self._last.pop(partition, None)
         self.outbox.acknowledged(
             lane,
             pending,
@@ -376,7 +378,12 @@ class Sender:
         partition = lane.partition
         redirects = self._redirects.get(partition, 0)
         verdict, problem = judged(answer, repeatable=True, redirects=redirects)
-        self._last[partition] = str(problem.get("detail") or f"{url} answered {answer.status}")
+        told = str(problem.get("detail") or f"{url} answered {answer.status}")
+        if problem.get("code") in OUT_OF_SEQUENCE:
+            # Often only because the batch before it was refused, and that refusal is the reason.
+            self._last.setdefault(partition, told)
+        else:
+            self._last[partition] = told
         if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
             # Who sends us there has not noticed yet; soon it has, and names another.
             verdict = Verdict(step=Step.RETRY)

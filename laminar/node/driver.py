@@ -211,16 +211,19 @@ class Driver:
         else:
             self.settle(replica)
 
-    def propose(self, replica: Replica, frame: bytearray | memoryview) -> tuple[int, int]:
+    def propose(
+        self, replica: Replica, frame: bytearray | memoryview, *, opens_segment: bool = False
+    ) -> tuple[int, int]:
         """Propose one unstamped batch; (index, term) of its place.
 
+        `opens_segment`: a segment begins with it, even if the present one is not full.
         Raises NotLeader, TooMuchUncommitted, EntryTooLarge.
         """
         if not self.drives(replica):
             raise NotLeader(0)
         place = replica.log.last_index + 1, replica.core.term
         # What cannot be stamped is refused alone: nothing has changed yet.
-        entry = replica.stamped(frame)
+        entry = replica.stamped(frame, opens_segment=opens_segment)
         try:
             replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
         except REFUSALS:

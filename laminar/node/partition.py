@@ -21,6 +21,7 @@ from laminar.batch import Header, Kind, build_control
 from laminar.http.errors import Outcome, Problem
 from laminar.http.records import Records
 from laminar.log.log import Log
+from laminar.log.rows import Row
 from laminar.node import reads
 from laminar.node.copies import Copies
 from laminar.node.cursors import MAX_CURSORS, Cursor, CursorChange, Cursors
@@ -38,6 +39,8 @@ from laminar.node.wire import Buffer
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
+# A start that gives up so much of the segment that is written to ends that segment.
+WORTH_A_SEGMENT = 1024 * 1024
 # Readers that a commit wakes in one turn of the loop.
 WOKEN_AT_ONCE = 64
 
@@ -390,7 +393,14 @@ class Partition:
             outcome="not_applied",
         )
 
-    def _propose(self, frame: bytearray | memoryview, askers: Askers, *, copied: bool = False) -> int:
+    def _propose(
+        self,
+        frame: bytearray | memoryview,
+        askers: Askers,
+        *,
+        copied: bool = False,
+        opens_segment: bool = False,
+    ) -> int:
         """`copied`: who asked is answered only when it has the copies that the topic asks for."""
         offset = self.log.next_offset
         # The waiters are there before the proposal: with one voter the commit may follow within it.
@@ -404,7 +414,7 @@ class Partition:
         self._sizes[index] = len(frame)
         self._uncommitted_bytes += len(frame)
         try:
-            placed = self._driver.propose(self.replica, frame)
+            placed = self._driver.propose(self.replica, frame, opens_segment=opens_segment)
         except (NotLeader, TooMuchUncommitted, EntryTooLarge) as error:
             # It hands over, or too much waits, also of leaders before. Nothing of this may stay behind.
             self._waiters.pop(index, None)
@@ -501,8 +511,15 @@ class Partition:
             state=encode_state(self.tables.state()),
         )
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        self._propose(record.frame(), [(future, 0)])
+        self._propose(record.frame(), [(future, 0)], opens_segment=self._is_worth_a_segment(row))
         return future
+
+    def _is_worth_a_segment(self, row: Row) -> bool:
+        """Whether the segment that is written to should end, as much of it is given up: all up to this entry.
+
+        If nothing in it lies after that, its files go at once, else with the next start.
+        """
+        return row.index >= self.log.segment_first_indexes[-1] and row.position + row.size >= WORTH_A_SEGMENT
 
     # -- cursors -----------------------------------------------------------------------
 

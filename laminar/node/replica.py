@@ -163,7 +163,9 @@ class Replica:
 
     # -- proposing ---------------------------------------------------------------------
 
-    def _stamp(self, frame: bytearray | memoryview, place: Place, *, base_offset: int) -> None:
+    def _stamp(
+        self, frame: bytearray | memoryview, place: Place, *, base_offset: int, opens_segment: bool = False
+    ) -> None:
         log = self.log
         stamp(
             frame,
@@ -173,7 +175,7 @@ class Replica:
             base_offset=base_offset,
             append_time_ms=max(self.wall_ms(), log.last_append_time_ms),
             committed_index=place.committed_index,
-            opens_segment=log.segment_full or place.index == log.start.index + 1,
+            opens_segment=opens_segment or log.segment_full or place.index == log.start.index + 1,
         )
 
     def _noop(self, place: Place) -> Entry:
@@ -181,14 +183,14 @@ class Replica:
         self._stamp(frame, place, base_offset=self.log.next_offset)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
-    def stamped(self, frame: bytearray | memoryview) -> Entry:
+    def stamped(self, frame: bytearray | memoryview, *, opens_segment: bool = False) -> Entry:
         """One unstamped batch as the entry to propose next. Leader only; changes nothing but the frame.
 
         The driver performs the core's `Ready` before the next proposal, so the log's end is
         always the end the next stamp continues from.
         """
         place = self.core.place()
-        self._stamp(frame, place, base_offset=self.log.next_offset)
+        self._stamp(frame, place, base_offset=self.log.next_offset, opens_segment=opens_segment)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:

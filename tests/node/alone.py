@@ -26,13 +26,17 @@ SMALL = StorageSettings(
 
 @asynccontextmanager
 async def lone_partition(
-    directory: Path, *, voters: ConfigurationRecord = VOTER, stopped: list[str] | None = None
+    directory: Path,
+    *,
+    voters: ConfigurationRecord = VOTER,
+    stopped: list[str] | None = None,
+    settings: StorageSettings = SMALL,
 ) -> AsyncIterator[Partition]:
     """Opens, or opens again, the one partition in `directory`; it leads if it is the only voter.
 
     `stopped`: names of replicas that stop by a mistake, where a test makes one.
     """
-    storage = Storage.open(RealDisk(), str(directory / "home"), str(directory / "logs"), settings=SMALL)
+    storage = Storage.open(RealDisk(), str(directory / "home"), str(directory / "logs"), settings=settings)
     transport = Transport(cluster_id=lambda: b"c" * 16, node="here", role=1, nonce=b"n" * 16, secret=None)
     failures: list[object] = []
     driver = Driver(

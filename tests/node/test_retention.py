@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from laminar.batch import Batch, Header, Kind
 from laminar.http.errors import Problem
+from laminar.log import StorageSettings
 from laminar.log.errors import StorageError
 from laminar.log.log import Log
 from laminar.node.clock import Clock
@@ -91,6 +92,10 @@ def test_size_counts_sealed_segments_only() -> None:
 # -- one replica -----------------------------------------------------------------------------
 
 
+# One segment holds all that a test appends.
+LARGE = StorageSettings(segment_size_bytes=1 << 30)
+
+
 async def fill(partition: Partition, batches: int, *, first: int = 0) -> None:
     """Batches of one producer, of 300 kB each: a segment of the lone partition holds four."""
     for number in range(first, first + batches):
@@ -138,6 +143,54 @@ async def test_records_given_up_are_gone_and_what_they_led_to_is_not(tmp_path: P
         assert 26 == partition.start_offset
         await fill(partition, 1, first=13)
         assert 28 == partition.end_offset
+
+
+async def test_a_start_after_everything_takes_the_segment_that_is_written_to(tmp_path: Path) -> None:
+    """The entry that says so opens a new one: room is made at once, and after a restart all is as it was."""
+    async with lone_partition(tmp_path, settings=LARGE) as partition:
+        await fill(partition, 4)
+        await partition.set_cursor("billing", 3, expected=None, check=False, owner="me", now_ms=5)
+        last = partition.committed_index
+
+        await partition.move_start(last)
+
+        assert [last + 1] == partition.log.segment_first_indexes
+        assert partition.log.size_bytes < 10_000
+        await partition._driver._storage.sync()
+        await partition._driver._storage.checkpoint()
+        assert [f"{last + 1:020d}.log"] == [path.name for path in (tmp_path / "logs").rglob("*.log")]
+
+    async with lone_partition(tmp_path, settings=LARGE) as partition:
+        await partition.wait_past(7, 5.0)
+        assert (8, 8) == (partition.start_offset, partition.end_offset)
+        cursor = partition.cursor("billing")
+        assert cursor is not None and (3, 5, "me") == (cursor.position, cursor.changed_ms, cursor.owner)
+        retried = batch(2, b"2", b"x" * 300_000)
+        assert 4 == (await partition.append_frame(retried, Header.unpack(retried))).offset
+        await fill(partition, 1, first=4)
+        assert 10 == partition.end_offset
+
+
+async def test_a_start_in_the_segment_that_is_written_to_ends_it(tmp_path: Path) -> None:
+    """What follows the start stays; all of it goes with the next start. Not where little is given up: who
+    trims often would have a file for each time.
+    """
+    async with lone_partition(tmp_path, settings=LARGE) as partition:
+        await fill(partition, 2)
+        first = partition.log.segment_first_indexes
+
+        await partition.move_start(await partition.index_before(2))
+        assert first == partition.log.segment_first_indexes, "what is small is not worth a segment"
+        await fill(partition, 3, first=2)
+        kept = partition.committed_index
+        await partition.move_start(await partition.index_before(9))
+        assert [*first, kept + 1] == partition.log.segment_first_indexes
+        assert (8, 10) == (partition.start_offset, partition.end_offset)
+        await partition.move_start(await partition.index_before(10))
+
+        assert [kept + 1] == partition.log.segment_first_indexes
+        await fill(partition, 1, first=5)
+        assert b"5" == bytes(Batch((await partition.frames(10, max_bytes=1))[0]).values[0])
 
 
 async def test_the_segment_that_is_written_to_never_expires(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import laminar
 from laminar.log.disk import RealDisk
 from laminar.log.trash import Trash
 from laminar.node.space import Space
@@ -134,6 +135,34 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
         until_low(http, False)
         assert 4 == partition.append("again")
         assert ["again"] == partition.values(offset=4)
+
+
+def test_trimming_a_full_disk_makes_room_at_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the segment that is written to: here it holds all there is. Until then a producer, of whom
+    several batches are under way, is told that it is the disk.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    settings: dict[str, str | int] = {"journal_file_bytes": 4 * MIB, "low_water_percent": "20"}
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+        assert 201 == http.put("/v1/topics/t", json={}).status_code
+        partition = Partition(http, "t")
+        for _ in range(30):
+            assert 201 == partition.post(b"x" * MIB).status_code
+        with (small_disk / "ballast").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RealDisk().free_bytes(str(small_disk)) - 10 * MIB)
+        until_low(http, True)
+
+        with laminar.connect(url) as client, pytest.raises(laminar.ProduceError) as undelivered:
+            with client.topic("t").producer(batch_bytes=1, timeout=2) as producer:
+                for _ in range(8):
+                    producer.send(b"no")
+        assert all("low-water mark" in str(each.error) for each in undelivered.value.undelivered)
+
+        trimmed = http.delete(f"{partition.path}/records", params={"before": 30}).json()
+
+        assert 30 == trimmed["deleted"]
+        until_low(http, False)
+        assert 30 == partition.append("again")
 
 
 # -- the trash -------------------------------------------------------------------------------
