@@ -19,9 +19,9 @@ EXIT_INTERRUPTED = 130
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code. What is wrong is one line on standard error."""
-    from laminar.cli.app import app
-
     try:
+        from laminar.cli.app import app
+
         result = app(arguments, result_action="return_value")
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_DONE

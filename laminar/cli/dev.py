@@ -24,9 +24,14 @@ from laminar.cli import EXIT_DONE
 from laminar.cli.cluster import Partitions, node_rows
 from laminar.cli.contexts import Contexts
 from laminar.cli.faults import Failed, UsageError, complain
+from laminar.cli.output import console_of, table_of
+from laminar.cli.topic import all_topics
 from laminar.client.configuration import process_mark
+from laminar.client.errors import Error
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from laminar.client.sync import Client
     from laminar.testing.cluster import LocalCluster
 
@@ -50,6 +55,7 @@ def dev(
     ] = None,
 ) -> int:
     """Start, show, and end with Ctrl-C. Every node is a real one, on 127.0.0.1."""
+    from laminar.client.sync import connect
     from laminar.testing.cluster import PORT_STEP, LocalCluster
     from laminar.testing.nodes import ServerFailed
 
@@ -65,9 +71,13 @@ def dev(
         except ServerFailed as failure:
             raise Failed(str(failure)) from None
         name, is_current = stack.enter_context(own_context(cluster.urls))
+        client = stack.enter_context(connect(cluster.urls, timeout=ASK_TIMEOUT_S))
+        table = _table()
+        # From here on nothing is imported. Python ends itself by SIGINT after an interrupt that came while it
+        # ran `exec`, as the import of a dataclass does, even if the interrupt was caught.
         print(welcome(cluster.urls[0], context=None if is_current else name), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            watch(cluster)
+            watch(cluster, client, table)
     return EXIT_DONE
 
 
@@ -176,25 +186,29 @@ class Revival:
                 self.cluster.spawn(node.number)
 
 
-def watch(cluster: LocalCluster) -> None:
-    """Show the table on a terminal until Ctrl-C; elsewhere only wait. Nodes that end are started again."""
-    from laminar.client.sync import connect
-
-    with connect(cluster.urls, timeout=ASK_TIMEOUT_S) as client, _shown() as show:
-        rates = Rates()
-        revival = Revival(cluster)
+def watch(cluster: LocalCluster, client: Client, table: Live | None) -> None:
+    """Keep the table up to date until Ctrl-C; None: only wait. Nodes that end are started again."""
+    rates = Rates()
+    revival = Revival(cluster)
+    with table or contextlib.nullcontext():
         while True:
             revival.look(now_s=time.monotonic())
-            if show is not None:
-                show(_look(client, rates))
+            if table is not None and (rows := _look(client, rates)) is not None:
+                table.update(table_of(rows, COLUMNS), refresh=True)
             time.sleep(REFRESH_S)
+
+
+def _table() -> Live | None:
+    """The table, still empty, to be shown in place; None where there is no terminal."""
+    if not sys.stdout.isatty():
+        return None
+    from rich.live import Live
+
+    return Live(table_of([], COLUMNS), console=console_of(sys.stdout), auto_refresh=False, transient=True)
 
 
 def _look(client: Client, rates: Rates) -> list[dict[str, Any]] | None:
     """The rows as they are now; None if nobody answers."""
-    from laminar.cli.topic import all_topics
-    from laminar.client.errors import Error
-
     try:
         nodes = client.cluster()["nodes"]
         topics = {
@@ -204,22 +218,3 @@ def _look(client: Client, rates: Rates) -> list[dict[str, Any]] | None:
     except Error:
         return None
     return table_rows(nodes, topics, rates.look(topics, now_s=time.monotonic()))
-
-
-@contextlib.contextmanager
-def _shown() -> Iterator[Any]:
-    """A function that shows rows in place, or None where there is no terminal."""
-    if not sys.stdout.isatty():
-        yield None
-        return
-    from rich.live import Live
-
-    from laminar.cli.output import console_of, table_of
-
-    with Live(console=console_of(sys.stdout), auto_refresh=False, transient=True) as live:
-
-        def show(rows: list[dict[str, Any]] | None) -> None:
-            if rows is not None:
-                live.update(table_of(rows, COLUMNS), refresh=True)
-
-        yield show

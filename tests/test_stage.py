@@ -1,0 +1,78 @@
+"""A stage of `make test`: what passes only when it runs again fails the stage, unless it is listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stage import UNSTEADY, BadList, listed, run
+
+# Passes from its second run on.
+UNSTEADY_TEST = """
+from pathlib import Path
+
+def test_steady():
+    pass
+
+def test_unsteady():
+    seen = Path("seen")
+    before = seen.exists()
+    seen.touch()
+    assert before
+"""
+NAME = "test_it.py::test_unsteady"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A place for a run of its own, with our settings of pytest and none of our fixtures."""
+    (tmp_path / "test_it.py").write_text(UNSTEADY_TEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:xdist -p no:asyncio -p no:laminar\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("list_", "code"), [("", 1), (f"2026-11-22 {NAME} a clock\n", 0)], ids=["not listed", "listed"]
+)
+def test_what_passes_only_again_must_be_listed(
+    folder: Path, list_: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Both runs are shown, the second has only what failed, and the last lines name it."""
+    (folder / "unsteady.txt").write_text(list_)
+
+    ended = run(["test_it.py"], root=folder, unsteady=folder / "unsteady.txt")
+    said = capfd.readouterr().out
+
+    assert code == ended
+    assert ("1 failed, 1 passed" in said, "1 passed, 1 deselected" in said) == (True, True), said
+    assert f"failed first and passed alone: 1, of which {code} are not in unsteady.txt" in said
+    assert (code == 1) == said.rstrip().endswith(NAME)
+
+
+def test_what_fails_twice_is_failed_even_if_it_is_listed(folder: Path) -> None:
+    """The list excuses a second run that passed, and nothing else."""
+    (folder / "test_it.py").write_text(UNSTEADY_TEST.replace("seen.touch()", ""))
+    (folder / "unsteady.txt").write_text(f"2026-11-22 {NAME} a clock\n")
+
+    assert 1 == run(["test_it.py"], root=folder, unsteady=folder / "unsteady.txt")
+
+
+def test_no_test_is_not_a_pass(folder: Path) -> None:
+    """pytest's own code for it, 5; nothing runs again, whatever failed here before."""
+    (folder / "unsteady.txt").touch()
+    run(["test_it.py"], root=folder, unsteady=folder / "unsteady.txt")
+
+    assert 5 == run(["test_it.py", "-k", "nothing"], root=folder, unsteady=folder / "unsteady.txt")
+
+
+@pytest.mark.parametrize("line", ["yesterday a::b why", "2026-11-22 a::b", "2026-11-22"])
+def test_a_line_of_the_list_has_a_date_a_test_and_a_reason(line: str) -> None:
+    """What lacks one is refused with its place."""
+    with pytest.raises(BadList, match=r"unsteady.txt:2: "):
+        listed(f"# why\n{line}\n", file="unsteady.txt")
+
+
+def test_the_list_is_empty() -> None:
+    """A test that is put there changes this line, too: nobody does it in passing."""
+    assert set() == listed(UNSTEADY.read_text(), file=UNSTEADY.name)
