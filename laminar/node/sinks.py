@@ -26,9 +26,9 @@ from laminar.node.wire import Buffer
 _HEADER = 128
 # Of producers; of more, those are forgotten that were not taken for longest. Their next epochs have new ids.
 MAX_NAMES = 10_000
-# Of sinks that write once and have nothing undone; of more, those go that were not changed for longest, but
-# none that was changed within ONCE_MS by times in the log: stages go after an hour, and commits are tried
-# again for a while.
+# Of sinks that write once and have done so; of more, those go that were not changed for longest, but none
+# that was changed within ONCE_MS by times in the log, as commits are tried again for a while. As many of
+# those that have not: so one that takes long is not forgotten for others that come and go meanwhile.
 MAX_ONCE = 10_000
 # Sinks of one coordinator that are kept for ever: no more are begun.
 MAX_KEPT = 10_000
@@ -139,13 +139,14 @@ class _ByAge:
 class Sinks:
     """The sinks of one coordinator by id."""
 
-    __slots__ = ("_names", "_once", "_sinks", "_undo")
+    __slots__ = ("_begun", "_names", "_once", "_sinks", "_undo")
 
     def __init__(self) -> None:
         self._sinks: dict[bytes, Sink] = {}
         self._undo: deque[tuple[int, bytes, Sink | None]] = deque()
-        # What may be forgotten of the sinks: names of producers, and what writes once and has nothing undone.
+        # What may be forgotten of the sinks: names of producers; what writes once, before that and after it.
         self._names = _ByAge()
+        self._begun = _ByAge()
         self._once = _ByAge()
 
     def __len__(self) -> int:
@@ -154,7 +155,7 @@ class Sinks:
     @property
     def kept(self) -> int:
         """How many are never forgotten."""
-        return len(self._sinks) - len(self._names) - len(self._once)
+        return len(self._sinks) - len(self._names) - len(self._begun) - len(self._once)
 
     def get(self, sink_id: bytes) -> Sink | None:
         """The sink as the log's end has it: what a leader decides by."""
@@ -182,21 +183,20 @@ class Sinks:
                 self._change(header.index, self._names.oldest()[1], None)
         self._change(header.index, change.sink_id, msgspec.structs.replace(change.sink, changed_ms=now_ms))
         if change.sink.once:
-            for _ in range(_FORGOTTEN_AT_ONCE):
-                if len(self._once) <= MAX_ONCE:
-                    break
-                changed_ms, oldest = self._once.oldest()
-                if changed_ms + ONCE_MS > now_ms:
-                    break
-                self._change(header.index, oldest, None)
+            for table in [self._begun, self._once] * _FORGOTTEN_AT_ONCE:
+                if len(table) <= MAX_ONCE:
+                    continue
+                changed_ms, oldest = table.oldest()
+                if changed_ms + ONCE_MS <= now_ms:
+                    self._change(header.index, oldest, None)
 
     def _change(self, index: int, sink_id: bytes, sink: Sink | None) -> None:
         self._undo.append((index, sink_id, self._sinks.get(sink_id)))
         self._set(sink_id, sink)
 
     def _set(self, sink_id: bytes, sink: Sink | None) -> None:
-        self._names.discard(sink_id)
-        self._once.discard(sink_id)
+        for table in (self._names, self._begun, self._once):
+            table.discard(sink_id)
         if sink is None:
             self._sinks.pop(sink_id, None)
             return
@@ -204,7 +204,7 @@ class Sinks:
         if sink.producer:
             self._names.put(sink_id, sink.changed_ms)
         elif sink.once and sink.undone is None:
-            self._once.put(sink_id, sink.changed_ms)
+            (self._begun if sink.number < 0 else self._once).put(sink_id, sink.changed_ms)
 
     def truncated(self, index: int) -> None:
         """Entry `index` and all behind it are gone: roll back."""
@@ -235,7 +235,8 @@ class Sinks:
 
     def restore(self, entries: list[SinkEntry]) -> None:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
-        self._sinks, self._names, self._once = {}, _ByAge(), _ByAge()
+        self._sinks = {}
+        self._names, self._begun, self._once = _ByAge(), _ByAge(), _ByAge()
         self._undo.clear()
         for entry in entries:
             self._set(entry.sink_id, entry.sink)

@@ -65,28 +65,32 @@ def upload_key(upload: bytes) -> BatchKey:
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch in a stored table: its stages in order of their entries, and whether it is pinned."""
+    """A batch in a stored table: its stages in order of their entries, whether it is pinned, since when."""
 
     stages: tuple[Stage, ...]
     pinned: bool = False
+    # 0 in tables that were stored before this was kept.
+    pinned_ms: int = 0
 
 
 class OpenBatch:
-    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age.
+    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age;
+    `pinned_ms` is the time of its pin in the log.
 
     It never changes: `with_stage` makes another. Both share one list, of which each has its first `count`, so
     that a stage costs the same however many there are. What lies beyond was truncated from the log, or
     belongs to a later one of these.
     """
 
-    __slots__ = ("_all", "_places", "count", "pinned", "size_bytes")
+    __slots__ = ("_all", "_places", "count", "pinned", "pinned_ms", "size_bytes")
 
-    def __init__(self, stages: Iterable[Stage] = (), *, pinned: bool = False) -> None:
+    def __init__(self, stages: Iterable[Stage] = (), *, pinned: bool = False, pinned_ms: int = 0) -> None:
         self._all = list(stages)
         # Where each number stands in the list.
         self._places = {stage.number: place for place, stage in enumerate(self._all)}
         self.count = len(self._all)
         self.pinned = pinned
+        self.pinned_ms = pinned_ms
         self.size_bytes = sum(stage.size_bytes for stage in self._all)
 
     @property
@@ -116,12 +120,12 @@ class OpenBatch:
         made = OpenBatch.__new__(OpenBatch)
         made._all, made._places = self._all, self._places
         made.count = self.count + 1
-        made.pinned = self.pinned
+        made.pinned, made.pinned_ms = self.pinned, self.pinned_ms
         made.size_bytes = self.size_bytes + stage.size_bytes
         return made
 
     def stored(self) -> StagedBatch:
-        return StagedBatch(tuple(self.stages), self.pinned)
+        return StagedBatch(tuple(self.stages), self.pinned, self.pinned_ms)
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True):
@@ -271,12 +275,19 @@ class Stages:
         """All that is open, in order of first entry."""
         return iter(self._maps[0].items())
 
-    def left_behind(self, *, before_ms: int) -> list[BatchKey]:
-        """Batches that nobody has pinned, and that nothing was added to since a time of the log."""
+    def left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
+        """Batches that nobody has pinned: of sinks those that began before a time of the log, and uploads
+        that nothing was added to since another.
+        """
         return [
             key
             for key, batch in self._maps[0].items()
-            if not batch.pinned and batch.last.append_time_ms < before_ms
+            if not batch.pinned
+            and (
+                batch.first.append_time_ms < begun_before_ms
+                if batch.first.records
+                else batch.last.append_time_ms < idle_before_ms
+            )
         ]
 
     def start_limit(self, index: int) -> int:
@@ -319,22 +330,23 @@ class Stages:
             self._put(header.index, 0, key, before.with_stage(stage))
         elif header.kind is Kind.PIN:
             pin = _pin_decoder.decode(memoryview(frame)[_HEADER:])
-            self._pinned(header.index, pin)
+            self._pinned(header, pin)
         elif header.kind is Kind.PUBLISH:
             record = publish_record(frame)
             self._published(header, record)
 
-    def _pinned(self, index: int, pin: PinRecord) -> None:
+    def _pinned(self, header: Header, pin: PinRecord) -> None:
         key = (pin.sink, pin.number, pin.epoch)
         batch = self._maps[0].get(key)
         if pin.operation is PinOperation.DROP:
-            self._put(index, 0, key, None)
+            self._put(header.index, 0, key, None)
         elif batch is not None:
             wanted = set(pin.stages)
             kept = [stage for stage in batch.stages if stage.number in wanted]
             # Its leader had them all. Where damage has taken one from all replicas no part is ever published.
             whole = len(kept) == len(wanted)
-            self._put(index, 0, key, OpenBatch(kept, pinned=True) if whole and kept else None)
+            after = OpenBatch(kept, pinned=True, pinned_ms=header.append_time_ms) if whole and kept else None
+            self._put(header.index, 0, key, after)
 
     def _published(self, header: Header, record: PublishRecord) -> None:
         # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
@@ -431,8 +443,12 @@ class Stages:
     def restore(self, stored: StoredStages) -> None:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
         self._undo.clear()
-        open_ = {key: OpenBatch(batch.stages, pinned=batch.pinned) for key, batch in stored.open}
+        open_ = {key: _opened(batch) for key, batch in stored.open}
         self._maps = (open_, dict(stored.published), dict(stored.named), dict(stored.uploads))
+
+
+def _opened(batch: StagedBatch) -> OpenBatch:
+    return OpenBatch(batch.stages, pinned=batch.pinned, pinned_ms=batch.pinned_ms)
 
 
 def _by_index(item: tuple[bytes, PublishedUpload]) -> int:

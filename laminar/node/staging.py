@@ -152,12 +152,14 @@ class Staging:
             )
         return self._pin(batch, PinOperation.DROP, [])
 
-    def drop_left_behind(self, *, before_ms: int) -> int:
-        """Propose to drop what nobody pinned and nothing was added to since; returns how many batches.
+    def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
+        """Propose to drop what is `Stages.left_behind`; returns how many batches.
 
-        The time is one of the log's clock: all replicas do it at the same entry, none by a clock of its own.
+        The times are of the log's clock: all replicas do it at the same entry, none by a clock of its own.
         """
-        keys = self._partition.tables.stages.left_behind(before_ms=before_ms)
+        keys = self._partition.tables.stages.left_behind(
+            idle_before_ms=idle_before_ms, begun_before_ms=begun_before_ms
+        )
         for sink, number, epoch in keys:
             self.drop(Batch(sink=sink, number=number, epoch=epoch)).add_done_callback(_ignore)
         return len(keys)

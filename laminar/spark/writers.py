@@ -10,6 +10,7 @@ Spark pickles a writer into each task, and makes another for each commit: none k
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from laminar.client.configuration import Endpoints, resolve
-from laminar.client.errors import Fenced
+from laminar.client.errors import Error, Fenced
 from laminar.client.records import Staged
 from laminar.spark.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
 from laminar.spark.sink_options import SinkOptions, check_sink_schema
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 STREAM_PREFIX = "spark-"
 WRITE_PREFIX = "spark-write-"
+# How long an aborted write tries to say so.
+ABORT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,14 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             here.run(sink.commit(self._number, staged, epoch=self._epoch, fingerprint=str(fingerprint)))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: what is not committed goes away, and what is stays, though Spark was not told so."""
+        """What is not committed goes away, and what is stays, though Spark was not told so.
+
+        A sink of this write alone is begun anew: so the nodes know that it is over, and wait for nobody.
+        """
+        if self._options.transaction is None:
+            with contextlib.suppress(Error):
+                sink = self._sink(self._name)
+                self._cluster().run(sink.begin(once=True, timeout=ABORT_S))
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -14,7 +14,8 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.http.errors import Problem
 from laminar.node import sinks as module
-from laminar.node.api.leftovers import STAGE_AGE_MS, Leftovers
+from laminar.node.api import leftovers
+from laminar.node.api.leftovers import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
 from laminar.node.coordinator import Coordinator, Part
 from laminar.node.partition import Partition
 from laminar.node.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, SinkChange, Sinks, Target
@@ -88,14 +89,27 @@ def test_what_is_kept_is_forgotten_by_nobody(log: Log) -> None:
     log.put("later", 3, once=False)
     log.put("producer", 4, once=False, producer=b"p" * 16)
     for time_ms in range(10_000, 100_000, 10_000):
-        log.put(f"x{time_ms}", time_ms)
+        log.put(f"x{time_ms}", time_ms, number=0)
     assert "chosen later producer undone x80000 x90000" == log.names
 
     log.put("undone", 100_000, number=0)
-    log.put("y", 100_999)
+    log.put("y", 100_999, number=0)
     assert "chosen later producer undone x90000 y" != log.names, "it was published just now"
-    log.put("z", 101_000)
+    log.put("z", 101_000, number=0)
     assert "chosen later producer y z" == log.names, "a second after it was"
+
+
+def test_one_whose_batch_takes_long_is_not_forgotten_for_others_that_come_and_go(log: Log) -> None:
+    """Of those that have not committed there is a bound of their own."""
+    log.put("backfill", 0)
+    for time_ms in range(10_000, 100_000, 10_000):
+        log.put("short", time_ms)
+        log.put(f"x{time_ms}", time_ms, number=0)
+        log.put("short", time_ms, number=0)
+    assert "backfill short x90000" == log.names
+    log.put("y", 100_000)
+    log.put("z", 101_000)
+    assert "short x90000 y z" == log.names, "but for as many that never did"
 
 
 def test_lasting_ones_forget_nothing(log: Log) -> None:
@@ -185,8 +199,8 @@ async def stage(partition: Partition, epoch: int, *, sink: bytes = SINK, number:
 
 
 async def forget(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that may be forgotten, but one that came last."""
-    monkeypatch.setattr(module, "MAX_ONCE", 1)
+    """All that may be."""
+    monkeypatch.setattr(module, "MAX_ONCE", 0)
     monkeypatch.setattr(module, "ONCE_MS", -1)
     # Behind the sink also when all of it is done within a millisecond.
     for other in (b"x" * 16, b"y" * 16):
@@ -268,11 +282,17 @@ async def test_a_newer_driver_of_one_that_is_known_fences_as_ever(tmp_path: Path
 # -- what is left of them in partitions --------------------------------------------------------
 
 
-def janitor(partition: Partition, coordinator: Coordinator, *, age_ms: int) -> Leftovers:
+def janitor(
+    partition: Partition, coordinator: Coordinators, *, age_ms: int, disk_is_low: bool = False
+) -> Leftovers:
     """Of this partition, when so much time has passed."""
     wall_ms = partition.log.last_append_time_ms + age_ms
     shard: Any = SimpleNamespace(
-        clock=SimpleNamespace(wall_ms=lambda: wall_ms), spawn=lambda work: work.close(), partitions={}
+        clock=SimpleNamespace(wall_ms=lambda: wall_ms),
+        space=SimpleNamespace(low=disk_is_low),
+        rng=random.Random(1),
+        spawn=lambda work: work.close(),
+        partitions={},
     )
     return Leftovers(shard, coordinator)
 
@@ -345,6 +365,102 @@ async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: b
         else:
             assert await coordinator.commit(SINK, 0, begun.epoch, [PART])
         assert 1 == partition.end_offset
+
+
+async def test_a_write_that_takes_hours_commits(tmp_path: Path) -> None:
+    """Some partitions had their last stage long before the end; its driver is the newest, so it is open."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        batch = await stage(partition, epoch)
+        # As a stream's tasks do: under the next epoch, which their driver begins when he commits.
+        first = await stage(partition, 1, sink=b"q" * 16)
+        for hours in range(2, 24):
+            await janitor(partition, coordinator, age_ms=hours * STAGE_AGE_MS).clean(partition)
+        assert {batch.key, first.key} == {key for key, _ in partition.tables.stages.batches()}
+        assert await coordinator.commit(SINK, 0, epoch, [PART])
+
+
+async def test_what_a_long_write_pins_at_its_end_is_not_taken_from_it(tmp_path: Path) -> None:
+    """The age of a pin counts from the pin: that its stages are hours old does not say its driver is gone."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
+        batch = await stage(partition, epoch)
+        pinned_ms = partition.log.last_append_time_ms + ONCE_MS + 60_000
+        partition.replica.wall_ms = lambda: pinned_ms
+        await Staging(partition).pin(batch, [0])
+        assert pinned_ms == partition.log.last_append_time_ms
+        await janitor(partition, coordinator, age_ms=STAGE_AGE_MS // 2).clean(partition)
+        assert await coordinator.commit(SINK, 0, epoch, [PART])
+
+
+@pytest.mark.parametrize("why", ["a newer driver", "a later batch", "a day", "the disk is nearly full"])
+async def test_what_is_staged_goes_when_its_write_is_over_and_in_a_day_at_the_latest(
+    tmp_path: Path, why: str
+) -> None:
+    """So what a client stages, and never commits, keeps the log's start for a bounded time."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        batch = await stage(partition, epoch)
+        if why == "a newer driver":
+            await coordinator.begin(SINK, "s")
+        elif why == "a later batch":
+            await stage(partition, epoch, number=1)
+            decision = Decision(1, epoch, (Target("elsewhere", 0, b"e" * 16),))
+            known = await coordinator.status(SINK)
+            await coordinator._change(SINK, msgspec.structs.replace(known, number=1, undone=decision))
+        before, then = STAGE_AGE_MS - 60_000, STAGE_AGE_MS + 60_000
+        if why == "a day":
+            before, then = OPEN_AGE_MS - 60_000, OPEN_AGE_MS + 60_000
+            # That it goes on staging does not matter.
+            frame = build([b"later"])
+            await Staging(partition).stage(batch, 1, frame, Header.unpack(frame))
+        low = why == "the disk is nearly full"
+        await janitor(partition, coordinator, age_ms=before, disk_is_low=low).clean(partition)
+        assert partition.tables.stages.batch(batch.key) is not None
+
+        await janitor(partition, coordinator, age_ms=then, disk_is_low=low).clean(partition)
+        assert partition.tables.stages.batch(batch.key) is None
+
+
+class Away:
+    """Coordinators that cannot be asked."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.most = 0
+
+    async def status(self, sink: bytes, /) -> Sink:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await asyncio.sleep(0)
+        self.waiting -= 1
+        raise Problem("no_leader", "away", outcome="not_applied")
+
+    async def end(self, sink: bytes, epoch: int, /) -> Sink:
+        raise Problem("no_leader", "away", outcome="not_applied")
+
+
+async def test_while_no_coordinator_answers_what_is_staged_stays_for_a_day_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is pinned stays for ever. A crowd of sinks is not asked for all at once."""
+    monkeypatch.setattr(leftovers, "ASKED_AT_ONCE", 2)
+    async with lone_partition(tmp_path) as partition:
+        away = Away()
+        for number in range(5):
+            await stage(partition, 1, number=number)
+        kept = await pinned(partition, 2)
+        await janitor(partition, away, age_ms=OPEN_AGE_MS - 60_000).clean(partition)
+        assert (6, 2) == (len(partition.tables.stages), away.most)
+
+        await janitor(partition, away, age_ms=OPEN_AGE_MS + 60_000).clean(partition)
+        assert [kept.key] == [key for key, _ in partition.tables.stages.batches()]
 
 
 async def test_a_batch_that_is_decided_while_the_janitor_asks_is_not_ended(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing_in_the_table(tmp_path: P
         last = partition.log.last_index
         assert partition.start_limit(last) < last - 2
         await Uploads(partition).drop(ID)
-        assert 1 == Staging(partition).drop_left_behind(before_ms=1 << 60)
+        assert 1 == Staging(partition).drop_left_behind(idle_before_ms=1 << 60, begun_before_ms=0)
         await partition.append_records(Records([b"more"]))
 
         assert not partition.tables.stages

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.node.api.leftovers import JANITOR_S
+from laminar.node.api.leftovers import JANITOR_S, OPEN_AGE_MS
 from laminar.node.api.sinks import COORDINATORS
 from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
-from laminar.node.sinks import ONCE_MS
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client
 from tests.sim.drivers import Driver, Once
 from tests.sim.environment import SimClock
@@ -202,7 +201,7 @@ def _end_sinks(world: World, watch: Watch, driver: Driver) -> None:
     )
     for machine in world.machines.values():
         now_ms = SimClock(machine).wall_ms()
-        machine.wall_offset_ms += max(ahead_ms - now_ms, 0) + ONCE_MS + 60_000
+        machine.wall_offset_ms += max(ahead_ms - now_ms, 0) + OPEN_AGE_MS + 60_000
     assert world.loop.run_until(
         lambda: not watch.staged_batches(TOPIC, options.partitions), at_most_s=10 * JANITOR_S
     ), "something is staged for ever"

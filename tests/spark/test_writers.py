@@ -86,3 +86,22 @@ def test_no_batch_of_a_checkpoint_that_was_put_back_is_taken_for_an_older_one(
     assert [b"a", b"b", b"c"] == values(topic)
     query.run(3, b"d", journal="3 to 4")
     assert [b"a", b"b", b"c", b"d"] == values(topic)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_write_that_spark_aborts_is_over_and_what_it_committed_stays(
+    topic: Topic, url: str, client: laminar.Client, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """Its sink is begun anew: else what it staged would wait for its driver for a day."""
+    monkeypatch.setattr(writers, "_context", Context)
+    options = {"topic": topic.name, "laminar.endpoints": url}
+    writer = writers.BatchWriter(parse_sink(options, streaming=False), SCHEMA)
+    rows = pyarrow.record_batch({"value": pyarrow.array([b"a"], pyarrow.binary())})
+    message = writer.write(iter([rows]))
+    if committed:
+        writer.commit([message])
+    writer.abort([message])
+
+    assert isinstance(message, writers.StagedMessage)
+    assert client.sink(message.sink).describe().epoch == message.epoch + 1
+    assert values(topic) == ([b"a"] if committed else [])

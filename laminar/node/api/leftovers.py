@@ -1,9 +1,12 @@
-"""What was staged and never committed goes: by its age, or where it can't be decided any more.
+"""What was staged and never committed goes: where it can't be decided any more, or by its age.
 
-The leader of a partition looks at it every now and then. What nobody pinned goes an hour after something was
-added to it. What was pinned a coordinator may have decided, or may decide yet, so it is asked: by what it
-has committed the batch is over when a newer epoch began, or when that number was decided otherwise. Of a sink
-that writes once no newer epoch ever comes; so in time one is made.
+The leader of a partition looks at it every now and then. What is an hour old a coordinator may have decided,
+or may decide yet, so it is asked: by what it has committed the batch is over when a newer epoch began, or
+when that number was decided otherwise. What is not over may be of a job that takes long, so it stays; what
+nobody has pinned for a day, as a driver that is gone for good tells nobody. Of a sink that writes once no
+newer epoch ever comes: so in time one is made for what it had pinned.
+
+The parts of an upload no coordinator knows: they go an hour after the last of them.
 """
 
 from __future__ import annotations
@@ -23,9 +26,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("laminar.transactions")
 
-# What nobody pinned is dropped when nothing was added to it for so long; an older pin asks its coordinator.
+# Of what nothing was added to for so long, and of an older pin, the coordinator is asked.
 STAGE_AGE_MS = 3_600_000
+# What nobody has pinned goes so long after its first stage, whatever a coordinator would say.
+OPEN_AGE_MS = 24 * 3_600_000
 JANITOR_S = 10.0
+# Batches of one partition that are asked for in one look, by lot: none is passed over for ever.
+ASKED_AT_ONCE = 64
 
 
 class Coordinators(Protocol):
@@ -56,28 +63,37 @@ class Leftovers:
     async def clean(self, partition: Partition) -> None:
         """One look at one partition that is led here."""
         now_ms = self._shard.clock.wall_ms()
+        hour_ago_ms = now_ms - STAGE_AGE_MS
+        # On a nearly full disk nothing can be committed, and what is staged keeps retention from making room.
+        begun_before_ms = hour_ago_ms if self._shard.space.low else now_ms - OPEN_AGE_MS
         staging = Staging(partition)
-        old = [
-            (key, now_ms - held.last.append_time_ms)
-            for key, held in partition.tables.stages.batches()
-            if held.pinned and held.last.append_time_ms < now_ms - STAGE_AGE_MS
-        ]
         try:
-            staging.drop_left_behind(before_ms=now_ms - STAGE_AGE_MS)
+            staging.drop_left_behind(idle_before_ms=hour_ago_ms, begun_before_ms=begun_before_ms)
         except Problem as problem:
             _log.debug("%s/%d is cleaned later: %s", partition.topic, partition.number, problem)
-        for key, age_ms in old:
-            try:
-                if await self._is_over(key, partition, age_ms):
-                    await staging.drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
-            except Problem:
-                continue  # the next look tries again
+        old = [
+            (key, now_ms - (held.pinned_ms or held.last.append_time_ms) if held.pinned else 0)
+            for key, held in partition.tables.stages.batches()
+            if held.first.records and (held.pinned_ms or held.last.append_time_ms) < hour_ago_ms
+        ]
+        asked = old if len(old) <= ASKED_AT_ONCE else self._shard.rng.sample(old, ASKED_AT_ONCE)
+        # At once: one whose coordinator is away keeps nobody else waiting.
+        await asyncio.gather(*(self._drop_if_over(partition, key, age_ms) for key, age_ms in asked))
 
-    async def _is_over(self, key: BatchKey, partition: Partition, age_ms: int) -> bool:
-        """Whether a pinned batch can't be published any more, by what its coordinator has committed."""
+    async def _drop_if_over(self, partition: Partition, key: BatchKey, pinned_for_ms: int) -> None:
+        try:
+            if await self._is_over(key, partition, pinned_for_ms):
+                # That stays so: whatever was added or pinned meanwhile can't be decided either.
+                await Staging(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
+        except Problem as problem:
+            # The next look tries again.
+            _log.debug("%s/%d is cleaned later: %s", partition.topic, partition.number, problem)
+
+    async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
+        """Whether a batch can't be published any more, by what its coordinator has committed."""
         sink, number, epoch = key
         known = await self._coordinators.status(sink)
-        if epoch >= FIRST_ONCE_EPOCH and age_ms > ONCE_MS:
+        if epoch >= FIRST_ONCE_EPOCH and pinned_for_ms > ONCE_MS:
             undecided = known.once and known.epoch == epoch and known.number < 0
             if undecided or known.epoch == 0:
                 # Its driver is gone, and for a sink that was forgotten he may have been long ago. Only an

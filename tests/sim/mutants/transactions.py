@@ -61,9 +61,30 @@ TRANSACTIONS = [
     case(
         "a pin is released by time",
         "laminar.node.stages:Stages.left_behind",
-        "if not batch.pinned and",
-        "if",
+        "if not batch.pinned",
+        "if True",
         tests=STAGES,
+    ),
+    case(
+        "what is staged goes by its age though its write is open",
+        "laminar.node.api.leftovers:Leftovers.clean",
+        "hour_ago_ms if self._shard.space.low else now_ms - OPEN_AGE_MS",
+        "hour_ago_ms",
+        tests=ONCE,
+    ),
+    case(
+        "a write that nobody commits is kept for ever",
+        "laminar.node.stages:Stages.left_behind",
+        "batch.first.append_time_ms < begun_before_ms",
+        "False",
+        tests=ONCE,
+    ),
+    case(
+        "the age of a pin counts from the stages",
+        "laminar.node.stages:Stages._pinned",
+        "pinned_ms=header.append_time_ms",
+        "pinned_ms=0",
+        tests=ONCE,
     ),
     case(
         "stages are not rolled back by a truncation",
