@@ -1,9 +1,10 @@
 """What a task does for the sink: it stages its rows for a batch, and tells its driver what it staged.
 
 A stage is seen by nobody until the driver commits it. A commit publishes the stages of a partition in the
-order of their numbers: so a number begins with that of the task, for rows to stand in Spark's order, and
-goes on with one drawn at random, for two attempts at a task not to meet. What counts Spark says; the rest
-goes away.
+order of their numbers: so a number begins with that of the task, for rows to stand in Spark's order and for
+tasks not to meet, and goes on with one drawn at random for the attempt. What counts Spark says; the rest goes
+away. Of each task one attempt counts: where two draw the same, what is equal is taken once and counts once,
+and what is not is refused, so the later attempt fails and Spark makes another.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from laminar.spark.rows import Places, Rows, Stage
 if TYPE_CHECKING:
     import pyarrow
 
-# The 53 bits of a stage's number: task, attempt, and stage of that. Tasks beyond lose their order, no more.
-TASK_BITS: Final = 14
+# The 53 bits of a stage's number: whether the task's number is large, that number, attempt, stage of that.
+SMALL_TASK_BITS: Final = 13
+TASK_BITS: Final = 24
 ATTEMPT_BITS: Final = 21
 COUNT_BITS: Final = 18
 # Stages on their way at a time, of up to 1 MiB each.
@@ -41,6 +43,20 @@ async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
         return SinkInfo(name, 0, None, publishing=False)
 
 
+def first_stage(task: int, attempt: int) -> int:
+    """Where the numbers of an attempt at a task begin: those of two tasks are apart, and in their order.
+
+    `attempt` has `ATTEMPT_BITS`, of which as many count as there is room for. ValueError for too many tasks.
+    """
+    if task >> TASK_BITS:
+        raise ValueError(f"task {task} of a write: Laminar takes up to {1 << TASK_BITS} tasks in one batch")
+    if task >> SMALL_TASK_BITS == 0:
+        return (task << ATTEMPT_BITS | attempt) << COUNT_BITS
+    bits = ATTEMPT_BITS + SMALL_TASK_BITS - TASK_BITS
+    large = 1 << SMALL_TASK_BITS + ATTEMPT_BITS
+    return (large | task << bits | attempt >> ATTEMPT_BITS - bits) << COUNT_BITS
+
+
 class TaskStager:
     """Stages rows for batch `number` of the sink `name`, under `epoch`; one for each attempt at a `task`."""
 
@@ -50,8 +66,7 @@ class TaskStager:
         self._number = number
         self._epoch = epoch
         self._attempt = cluster.session.rng.getrandbits(ATTEMPT_BITS)
-        first = min(task, (1 << TASK_BITS) - 1) << ATTEMPT_BITS | self._attempt
-        self._next_stage = first << COUNT_BITS
+        self._next_stage = first_stage(task, self._attempt)
         self._last_stage = self._next_stage + (1 << COUNT_BITS) - 1
         self._under_way: deque[Future[None]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
