@@ -26,6 +26,9 @@ APT := timeout 300 apt-get -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := laminar raft membership router ebpf tests benches
 
+# What runs here starts Python hundreds of times; compiled anew each time, a node would take twice as long to start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
@@ -36,9 +39,9 @@ help:
 demo: .venv/.spark java
 	$(BIN)/laminar demo
 
-# The first stage is pure or small and shares the cores. The second runs real nodes, then Spark, alone.
-# What `make check` runs is left out here. What fails is run once more, alone, and fails the
-# stage also if it passes then, unless tests/unsteady.txt has it: docs/decisions/0011.
+# The first stage is pure or small and shares the cores. The second runs real nodes, then Spark, alone. What `make
+# check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes then, unless
+# tests/unsteady.txt has it: docs/decisions/0011.
 SMALL := -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs --ignore=tests/spark \
   --ignore=tests/ebpf --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py --ignore=tests/test_licences.py
 WHOLE := -p no:xdist tests/ebpf tests/cluster tests/docs tests/spark

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -144,6 +145,7 @@ def address_of(metadata: Mapping[str, bytes]) -> str:
     return metadata.get(ADDRESS, b"").decode("ascii", "replace")
 
 
+@lru_cache(maxsize=1_024)  # every datagram tells of members, and they stay where they are
 def numeric_address(text: str) -> Address:
     """Return host and port of ``host:port`` with a numeric host (IPv6 in brackets).
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from laminar.testing import tether
 from laminar.testing.nodes import ServerFailed
 
 MARK = "LAMINAR_TEST_CLUSTER"
@@ -242,11 +243,12 @@ class LocalCluster:
         assert not self._stopped, "the cluster was stopped"
         lifeline, end = os.pipe()
         self._lifelines.append(end)
-        tether = [sys.executable, "-P", "-m", "laminar.testing.tether", str(lifeline)]
+        # Without site packages, which it does not need: that takes a fifth of the time.
+        tied = [sys.executable, "-I", "-S", tether.__file__, str(lifeline)]
         try:
             with open(log, "ab") as opened:
                 return subprocess.Popen(
-                    [*tether, *command],
+                    [*tied, *command],
                     env=self.environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=opened,

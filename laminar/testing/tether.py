@@ -1,9 +1,9 @@
 """Ties a process group to the life of whoever holds the other end of a pipe.
 
-Run as ``python -m laminar.testing.tether FD COMMAND...`` in a process group of its own: it asks the kernel to
-send SIGKILL to the group when the last writer of pipe `FD` is gone, and becomes COMMAND. The kernel keeps the
-promise by itself, so no thread waits for it, it holds for all descendants that stay in the group, and a
-``kill -9`` of the starter does not escape it. The promise belongs to the pipe: each group has its own.
+Run as ``python tether.py FD COMMAND...`` in a process group of its own: it asks the kernel to send SIGKILL to
+the group when the last writer of pipe `FD` is gone, and becomes COMMAND. The kernel keeps the promise by
+itself, so no thread waits for it, it holds for all descendants that stay in the group, and a ``kill -9`` of
+the starter does not escape it. The promise belongs to the pipe: each group has its own.
 ``PR_SET_PDEATHSIG`` would be shorter, but it fires when the *thread* that started the process ends, and knows
 only the one process. Linux only, like the server.
 """

@@ -93,13 +93,16 @@ class World:
     def run_until(self, done: Callable[[], bool], *, limit_ms: int) -> bool:
         """Let time pass until the condition holds; return whether it did within the limit."""
         end_ms = self.now_ms + limit_ms
+        # A member's deadline moves only when something happens to it.
+        deadlines_ms = {name: self._deadline_ms(name) for name in self.members}
         while not done():
-            wakes = []
-            for name, swim in self.members.items():
-                deadline_ms = swim.deadline_ms()
-                assert deadline_ms is not None
-                wakes.append((max(deadline_ms, self.stalled.get(name, 0), self.now_ms), name))
-            wake_ms, sleeper = min(wakes, default=(end_ms, ""))
+            wake_ms, sleeper = min(
+                (
+                    (max(deadline_ms, self.stalled.get(name, 0), self.now_ms), name)
+                    for name, deadline_ms in deadlines_ms.items()
+                ),
+                default=(end_ms, ""),
+            )
             arrival_ms = self._events[0][0] if self._events else end_ms
             if min(wake_ms, arrival_ms) >= end_ms:
                 self.now_ms = end_ms
@@ -108,11 +111,20 @@ class World:
                 self.now_ms = wake_ms
                 self.members[sleeper].expire(now_ms=wake_ms)
                 self._collect(sleeper)
+                touched = sleeper
             else:
-                self._arrive()
+                touched = self._arrive()
+            if touched in self.members:
+                deadlines_ms[touched] = self._deadline_ms(touched)
         return True
 
-    def _arrive(self) -> None:
+    def _deadline_ms(self, name: str) -> int:
+        deadline_ms = self.members[name].deadline_ms()
+        assert deadline_ms is not None
+        return deadline_ms
+
+    def _arrive(self) -> str:
+        """Deliver the next datagram, or put it off; to whom it goes."""
         at_ms, order, sender, receiver, data = heapq.heappop(self._events)
         self.now_ms = max(self.now_ms, at_ms)
         if self.stalled.get(receiver, 0) > at_ms:
@@ -121,6 +133,7 @@ class World:
         elif receiver in self.members:
             self.members[receiver].receive(decode(data), sender=address(sender), now_ms=self.now_ms)
             self._collect(receiver)
+        return receiver
 
     def _collect(self, name: str) -> None:
         swim = self.members[name]
