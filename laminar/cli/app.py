@@ -32,6 +32,7 @@ class Family:
 FAMILIES = (
     Family("topic", "Make, list, describe and delete topics."),
     Family("cursor", "Positions of named consumers."),
+    Family("sink", "What commits batches over partitions."),
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
     Family("group", "The replicas of one partition together."),
@@ -116,6 +117,18 @@ COMMANDS = (
         "laminar.cli.cursor:delete",
         "Delete a cursor.",
         "laminar cursor delete flights billing --yes",
+    ),
+    Command(
+        "sink list",
+        "laminar.cli.sink:list_sinks",
+        "Show sinks and the last batch that each committed.",
+        "laminar sink list spark-",
+    ),
+    Command(
+        "sink delete",
+        "laminar.cli.sink:delete",
+        "Delete a sink whose driver is gone for good.",
+        "laminar sink delete nightly-load --yes",
     ),
     Command(
         "cluster status",

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -14,6 +14,7 @@ from laminar.client.codecs import Codec
 from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import AlreadyExists, ConfigError
 from laminar.client.producer import DEFAULT_BUFFER_BYTES
+from laminar.client.records import SinkInfo
 from laminar.client.session import Session, topic_path
 from laminar.client.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 from laminar.client.topic import Topic
@@ -144,6 +145,18 @@ class Client:
         if known is None:
             known = self._sinks[name] = Sink(self.session, name)
         return known
+
+    async def sinks(self, prefix: str = "") -> list[SinkInfo]:
+        """All sinks whose names begin with `prefix`, by name."""
+        found: list[SinkInfo] = []
+        after = ""
+        while True:
+            query = urlencode({"limit": 1000, "prefix": prefix, "after": after})
+            answer = await self.session.get_json(f"/v1/sinks?{query}")
+            found += map(SinkInfo.from_answer, answer["sinks"])
+            after = answer.get("next") or ""
+            if not after:
+                return found
 
     def transaction(
         self,

@@ -362,6 +362,7 @@ class SinkInfo(NamedTuple):
     """``GET /v1/sinks/{sink}``. `committed` is the last batch that was decided, None before the first.
 
     `publishing`: not all of its partitions show it yet. `fingerprint`: what its commit gave; "" for none.
+    `once`: it writes one batch, and is forgotten some time after. `changed`: its last beginning or commit.
     """
 
     sink: str
@@ -369,6 +370,8 @@ class SinkInfo(NamedTuple):
     committed: int | None
     publishing: bool
     fingerprint: str = ""
+    once: bool = False
+    changed: str = ""
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> SinkInfo:
@@ -379,4 +382,6 @@ class SinkInfo(NamedTuple):
             None if committed is None else int(committed),
             bool(answer["publishing"]),
             str(answer.get("fingerprint") or ""),
+            bool(answer.get("once")),
+            str(answer.get("changed") or ""),
         )

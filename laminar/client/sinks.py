@@ -99,6 +99,16 @@ class Sink:
             (await self._session.call("GET", sink_path(self.name), timeout_s=timeout)).json()
         )
 
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
+        committed stays. Begun anew under this name it is another one, that knows of no batch.
+
+        `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
+        """
+        key = {"Idempotency-Key": secrets.token_hex(16)}
+        await self._session.call("DELETE", sink_path(self.name), headers=key, timeout_s=timeout)
+        self._epoch = Epoch()
+
     async def expect(self, epoch: int, *, timeout: float | None = None) -> int:
         """The number of the last committed batch, -1 before the first; `Fenced` if `epoch` is older."""
         told = await self.describe(timeout=timeout)

@@ -15,6 +15,7 @@ from laminar.client import client as aio_client
 from laminar.client.codecs import Codec
 from laminar.client.portal import Portal
 from laminar.client.producer import DEFAULT_BUFFER_BYTES
+from laminar.client.records import SinkInfo
 from laminar.client.sinks import DEFAULT_STAGE_BYTES
 from laminar.client.sync_sinks import Sink, Transaction
 from laminar.client.sync_topic import Topic
@@ -106,6 +107,10 @@ class Client:
         """A sink by name, without asking anything; this client has one epoch of it."""
         portal = self._open()
         return Sink(portal, self._client.sink(name))
+
+    def sinks(self, prefix: str = "") -> list[SinkInfo]:
+        """All sinks whose names begin with `prefix`, by name."""
+        return self._open().run(lambda: self._client.sinks(prefix))
 
     def transaction(
         self,

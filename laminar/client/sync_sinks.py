@@ -54,6 +54,14 @@ class Sink:
         """The sink as it is now; `NotFound` before its first `begin`."""
         return self._portal.run(lambda: self._sink.describe(timeout=timeout))
 
+    def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
+        committed stays. Begun anew under this name it is another one, that knows of no batch.
+
+        `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
+        """
+        self._portal.run(lambda: self._sink.delete(timeout=timeout))
+
     def stage(
         self,
         number: int,

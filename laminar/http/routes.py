@@ -175,6 +175,7 @@ ROUTES: Final = (
         "Get a producer's id and epoch; with a name, who had it before is refused from now on",
         body=Body.JSON,
     ),
+    Route("GET", "/v1/sinks", "list_sinks", "List sinks", _LIST_QUERY),
     Route("GET", _S, "describe_sink", "Describe a sink: its epoch, and the last batch that was committed"),
     Route(
         "POST",
@@ -183,6 +184,7 @@ ROUTES: Final = (
         "Begin to drive a sink: older drivers are refused from now on",
         ("epoch", "once"),
     ),
+    Route("DELETE", _S, "delete_sink", "Delete a sink: its driver is refused, and its name is free"),
     Route(
         "POST",
         _S + "/batches/{number}/stages",

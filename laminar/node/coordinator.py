@@ -29,6 +29,7 @@ from laminar.node.sinks import (
     FIRST_ONCE_EPOCH,
     MAX_KEPT,
     Decision,
+    Deletion,
     Sink,
     SinkChange,
     Target,
@@ -116,11 +117,31 @@ class Coordinator:
             # Who was deposed unawares has not heard of those between: only a leader may deny them.
             await self.partition.confirmed_end()
             sink = self._sink(sink_id)
+        if sink.deletion is Deletion.BEGUN:
+            raise Problem(
+                "in_progress",
+                f"sink {name!r} is being deleted, and some partitions still know of it",
+                field="sink",
+                value=name,
+                hint="DELETE it again, until that is answered 204.",
+                outcome="not_applied",
+            )
+        if epoch and sink.deletion:
+            # A driver that goes on would commit again what it had committed.
+            raise Problem(
+                "no_such_sink",
+                f"sink {name!r} was deleted",
+                field="sink",
+                value=name,
+                hint="Without an epoch it begins anew, and knows of no batch.",
+                outcome="not_applied",
+            )
         if epoch and epoch != sink.epoch + 1 and not (request and sink.begun_by == request):
             raise _not_the_epoch(sink, epoch)
-        if once and sink.epoch == 0:
+        unknown = sink.epoch == 0 or sink.deletion is Deletion.DONE
+        if once and unknown:
             sink = self._new_once()
-        elif sink.epoch == 0 and self.partition.tables.sinks.kept >= MAX_KEPT:
+        elif unknown and self.partition.tables.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
                 "so many sinks were begun that are kept for ever",
@@ -130,8 +151,59 @@ class Coordinator:
                 hint="once=true begins one that is forgotten after its batch.",
                 outcome="not_applied",
             )
+        elif sink.deletion:
+            # Another one; no epoch of the old one comes again.
+            sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1)
         begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
         return await self._raise(sink_id, begun, request)
+
+    async def delete(self, sink_id: bytes, request: str) -> Sink:
+        """Begin to delete a sink: whoever drives it is refused from now on. What was decided is published
+        first. Then every partition forgets it, and `deleted` says so here.
+
+        Raises 404 `no_such_sink`, and 409 `in_progress` where a batch can't be published now.
+        """
+        sink = self._sink(sink_id)
+        if sink.deletion is Deletion.BEGUN or (sink.deletion and sink.begun_by == request):
+            # Nothing is forgotten anywhere before the epoch that refuses its drivers is committed.
+            partition = self.partition
+            await partition.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
+            return sink
+        if not sink.exists:
+            # Who was deposed unawares has not heard of it: only a leader may deny it.
+            await self.partition.confirmed_end()
+            if not self._sink(sink_id).exists:
+                raise Problem("no_such_sink", "there is no such sink", outcome="not_applied")
+            return await self.delete(sink_id, request)
+        if sink.undone is not None:
+            try:
+                await self._finished(sink_id, sink.undone.number)
+            except Problem as problem:
+                raise Problem(
+                    "in_progress",
+                    f"the sink is not deleted: {problem.detail}",
+                    field="sink",
+                    value=sink.name,
+                    outcome="not_applied",
+                ) from problem
+            return await self.delete(sink_id, request)
+        # In this turn nothing is undone: what is decided later is decided under a newer epoch, or not at all.
+        gone = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request, deletion=Deletion.BEGUN)
+        await self._change(sink_id, gone, ends=True)
+        return gone
+
+    async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
+        """Every partition has forgotten what it knew of the sink up to this epoch: its name is free."""
+        sink = self._sink(sink_id)
+        if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
+            sink = msgspec.structs.replace(sink, deletion=Deletion.DONE)
+            await self._change(sink_id, sink, ends=True)
+        return sink
+
+    async def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
+        """The sinks that exist, by name, confirmed by a majority after this call."""
+        await self.partition.confirmed_end()
+        return self.partition.tables.sinks.listed(prefix=prefix, after=after, limit=limit)
 
     def _new_once(self) -> Sink:
         """One that writes once, before its first epoch."""
@@ -235,7 +307,7 @@ class Coordinator:
                 value=epoch,
                 outcome="unknown",
             )
-        if epoch != sink.epoch:
+        if epoch != sink.epoch or sink.deletion:
             raise _not_the_epoch(sink, epoch)
         known = sink.fingerprint
         if number == sink.number and fingerprint and known and fingerprint != known:
@@ -352,7 +424,9 @@ class Coordinator:
 def _not_the_epoch(sink: Sink, epoch: int) -> Problem:
     return Problem(
         "fenced" if epoch <= sink.epoch else "invalid",
-        f"the epoch of sink {sink.name!r} is {sink.epoch}",
+        f"sink {sink.name!r} was deleted"
+        if sink.deletion
+        else f"the epoch of sink {sink.name!r} is {sink.epoch}",
         field="epoch",
         value=epoch,
         limit=sink.epoch,

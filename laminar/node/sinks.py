@@ -10,6 +10,9 @@ A sink that is begun `once` writes one batch and is never heard of again: its na
 are forgotten in time, or each write of that kind would leave an entry for ever. Names of people's choosing
 are kept: forgetting one would make its batches new again.
 
+One that is deleted is known as such: first as one of which partitions still know something, then as one whose
+name is free. Of these so many are kept as of those that wrote once, so that its epochs go on rising.
+
 A function of the coordinator's log, as the tables of producers and stages (docs/consensus.md#derived-tables).
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from enum import IntEnum
 
 import msgspec
 
@@ -49,6 +53,16 @@ def first_once_epoch(index: int) -> int:
     return FIRST_ONCE_EPOCH + index % _ONCE_EPOCHS
 
 
+class Deletion(IntEnum):
+    """How far the deletion of a sink came."""
+
+    NONE = 0
+    # Nothing more is decided; partitions may still know of it.
+    BEGUN = 1
+    # No partition does: its name may be begun anew.
+    DONE = 2
+
+
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """A partition of a decision. `group` tells it from one of the same name that was made later."""
 
@@ -71,6 +85,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
     `first`: the epoch that it began with. `once`: it is forgotten some time after its last change.
     `fingerprint`: what its driver said that tells the batch of the last decision from others; "": nothing.
+    `deletion`: under the epochs up to this one nothing is decided any more.
     """
 
     name: str
@@ -84,6 +99,12 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     first: int = 1
     once: bool = False
     fingerprint: str = ""
+    deletion: Deletion = Deletion.NONE
+
+    @property
+    def exists(self) -> bool:
+        """Whether it began, and was neither deleted nor is a producer's name."""
+        return self.epoch > 0 and not self.deletion and not self.producer
 
 
 class SinkChange(msgspec.Struct, frozen=True, array_like=True):
@@ -161,6 +182,15 @@ class Sinks:
         """The sink as the log's end has it: what a leader decides by."""
         return self._sinks.get(sink_id)
 
+    def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
+        """Sinks that exist and whose names begin with `prefix`, behind `after`, the first `limit` by name."""
+        found = (
+            sink
+            for sink in self._sinks.values()
+            if sink.exists and sink.name > after and sink.name.startswith(prefix)
+        )
+        return heapq.nsmallest(limit, found, key=_name)
+
     def undone(self) -> list[bytes]:
         """Sinks with a decision that is not published everywhere, as far as the log says."""
         return [sink_id for sink_id, sink in self._sinks.items() if sink.undone is not None]
@@ -182,7 +212,7 @@ class Sinks:
             while len(self._names) >= MAX_NAMES:
                 self._change(header.index, self._names.oldest()[1], None)
         self._change(header.index, change.sink_id, msgspec.structs.replace(change.sink, changed_ms=now_ms))
-        if change.sink.once:
+        if change.sink.once or change.sink.deletion is Deletion.DONE:
             for table in [self._begun, self._once] * _FORGOTTEN_AT_ONCE:
                 if len(table) <= MAX_ONCE:
                     continue
@@ -203,7 +233,9 @@ class Sinks:
         self._sinks[sink_id] = sink
         if sink.producer:
             self._names.put(sink_id, sink.changed_ms)
-        elif sink.once and sink.undone is None:
+        elif sink.deletion is Deletion.DONE:
+            self._once.put(sink_id, sink.changed_ms)
+        elif sink.once and sink.undone is None and not sink.deletion:
             (self._begun if sink.number < 0 else self._once).put(sink_id, sink.changed_ms)
 
     def truncated(self, index: int) -> None:
@@ -240,3 +272,7 @@ class Sinks:
         self._undo.clear()
         for entry in entries:
             self._set(entry.sink_id, entry.sink)
+
+
+def _name(sink: Sink) -> str:
+    return sink.name

@@ -154,10 +154,15 @@ class PinOperation(IntEnum):
 
     PIN = 1
     DROP = 2
+    # All that is known of a sink that was deleted, up to this epoch.
+    FORGET = 3
 
 
 class PinRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `pin` entry. `stages` are the numbers that are kept; others of the batch are dropped."""
+    """Payload of a `pin` entry. `stages` are the numbers that are kept; others of the batch are dropped.
+
+    To forget a sink only its id and the epoch say anything.
+    """
 
     sink: bytes
     number: int
@@ -290,6 +295,10 @@ class Stages:
             )
         ]
 
+    def of_sink(self, sink: bytes, *, epoch: int) -> list[BatchKey]:
+        """What is open of a sink under epochs up to this one."""
+        return [key for key in self._maps[0] if key[0] == sink and key[2] <= epoch]
+
     def start_limit(self, index: int) -> int:
         """The highest entry up to `index` that the log may begin behind: nothing that stays is torn.
 
@@ -338,7 +347,13 @@ class Stages:
     def _pinned(self, header: Header, pin: PinRecord) -> None:
         key = (pin.sink, pin.number, pin.epoch)
         batch = self._maps[0].get(key)
-        if pin.operation is PinOperation.DROP:
+        if pin.operation is PinOperation.FORGET:
+            for old in self.of_sink(pin.sink, epoch=pin.epoch):
+                self._put(header.index, 0, old, None)
+            published = self.published(pin.sink)
+            if published is not None and published.epoch <= pin.epoch:
+                self._put(header.index, 1, pin.sink, None)
+        elif pin.operation is PinOperation.DROP:
             self._put(header.index, 0, key, None)
         elif batch is not None:
             wanted = set(pin.stages)

@@ -152,6 +152,20 @@ class Staging:
             )
         return self._pin(batch, PinOperation.DROP, [])
 
+    def forget(self, sink: bytes, epoch: int) -> asyncio.Future[Receipt]:
+        """Forget what is known of a sink that was deleted, up to an epoch that decides nothing any more: what
+        is staged, and which batch was published last. Done when that is committed.
+        """
+        partition = self._partition
+        partition.check_leads()
+        stages = partition.tables.stages
+        published = stages.published(sink)
+        if stages.of_sink(sink, epoch=epoch) or (published is not None and published.epoch <= epoch):
+            return self._pin(Batch(sink=sink, number=0, epoch=epoch), PinOperation.FORGET, [])
+        return partition.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
+        )
+
     def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
         """Propose to drop what is `Stages.left_behind`; returns how many batches.
 
@@ -167,7 +181,7 @@ class Staging:
     def _pin(self, batch: Batch, operation: PinOperation, stages: Sequence[int]) -> asyncio.Future[Receipt]:
         record = PinRecord(batch.sink, batch.number, batch.epoch, operation, sorted(set(stages)))
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        drops = operation is PinOperation.DROP
+        drops = operation is not PinOperation.PIN
         return self._partition.append_control(seal(frame, Kind.PIN), even_if_full=drops)
 
     def _refuse_interval(self) -> None:

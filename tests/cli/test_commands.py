@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import laminar as library
 from tests.cli.conftest import Command, started
 
 pytestmark = pytest.mark.usefixtures("on_node")
@@ -158,6 +159,22 @@ def test_a_cursor_goes_on_where_it_was(topic: str, laminar: Command) -> None:
     assert "billing\n" == laminar("cursor", "list", topic, "-o", "names").text
     assert 0 == laminar("cursor", "delete", topic, "billing", "--yes").code
     assert b"" == laminar("cursor", "list", topic, "-o", "names").out
+
+
+def test_sinks_are_listed_and_deleted(topic: str, laminar: Command) -> None:
+    """Not without being asked: its batches would be new again."""
+    with library.connect() as client, client.transaction(topic, 0) as batch:
+        batch.append(topic, b"a")
+
+    (listed,) = json.loads(laminar("sink", "list", topic, "--json").out)
+    assert (topic, 1, 0) == (listed["sink"], listed["epoch"], listed["committed"])
+    assert 2 == laminar("sink", "delete", topic).code
+    assert f"{topic}\n" == laminar("sink", "list", topic, "-o", "names").text
+    assert 0 == laminar("sink", "delete", topic, "--yes").code
+    assert b"" == laminar("sink", "list", topic, "-o", "names").out
+    again = laminar("sink", "delete", topic, "--yes")
+    assert (1, True) == (again.code, "no_such_sink" in again.err)
+    assert b"a\n" == laminar("consume", topic).out
 
 
 def test_a_cursor_is_set_by_offset_or_time_in_one_partition_or_all(topic: str, laminar: Command) -> None:

@@ -44,6 +44,11 @@ def pin_entry(index: int, sink: bytes, number: int, epoch: int, stages: list[int
     return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
 
 
+def forget_entry(index: int, sink: bytes, epoch: int) -> bytearray:
+    record = PinRecord(sink, 0, epoch, PinOperation.FORGET)
+    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
+
+
 def publish_entry(
     index: int, sink: bytes, number: int, epoch: int, stages: list[tuple[int, int]]
 ) -> bytearray:

@@ -18,7 +18,16 @@ from laminar.node.api import leftovers
 from laminar.node.api.leftovers import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
 from laminar.node.coordinator import Coordinator, Part
 from laminar.node.partition import Partition
-from laminar.node.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, SinkChange, Sinks, Target
+from laminar.node.sinks import (
+    FIRST_ONCE_EPOCH,
+    ONCE_MS,
+    Decision,
+    Deletion,
+    Sink,
+    SinkChange,
+    Sinks,
+    Target,
+)
 from laminar.node.staging import Batch, Staging
 from tests.node.alone import lone_partition
 from tests.node.trio import trio
@@ -142,7 +151,9 @@ def test_replicas_forget_the_same_by_whatever_way_they_got_there(
             log.put(f"name {rng.randrange(8)}", now_ms, once=False, producer=b"p" * 16)
         else:
             undone = UNDONE if rng.random() < 0.2 else None
-            log.put(f"sink {rng.randrange(40)}", now_ms, once=rng.random() < 0.9, undone=undone)
+            deletion = rng.choice([*[Deletion.NONE] * 8, Deletion.BEGUN, Deletion.DONE])
+            name, once = f"sink {rng.randrange(40)}", rng.random() < 0.9
+            log.put(name, now_ms, once=once, undone=None if deletion else undone, deletion=deletion)
         assert sum(1 for entry in log.table.stored() if entry.sink.producer) <= 3
         if step % 20:
             continue

@@ -19,7 +19,7 @@ from laminar.node.stages import OpenBatch, Stage, Stages
 from laminar.node.staging import Batch as SinkBatch
 from laminar.node.staging import Staging
 from tests.node.alone import lone_partition, values
-from tests.node.entries import check_follows_its_log, pin_entry, publish_entry, staged_entry
+from tests.node.entries import check_follows_its_log, forget_entry, pin_entry, publish_entry, staged_entry
 
 SINK = b"s" * 16
 
@@ -193,7 +193,7 @@ def test_the_table_is_a_function_of_the_log() -> None:
     rng = random.Random(4)
 
     def draw(stages: Stages, index: int) -> tuple[int, int, int]:
-        return rng.randrange(8), rng.randrange(3), rng.randrange(3)
+        return rng.randrange(9), rng.randrange(3), rng.randrange(3)
 
     for _ in range(300):
         check_follows_its_log(rng, draw, _apply)
@@ -236,7 +236,9 @@ def test_where_the_log_may_begin_is_known_in_bounded_memory(
 
 def _apply(stages: Stages, index: int, change: tuple[int, int, int]) -> None:
     what, number, epoch = change
-    if what < 4:
+    if what == 8:
+        frame = forget_entry(index, SINK, epoch)
+    elif what < 4:
         frame = staged_entry(index, SINK, number, epoch, stage=index)
     elif what == 4:
         held = stages.batch((SINK, number, epoch))

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # would double something.
 _APPENDS = frozenset({"append_to_topic", "append_to_partition"})
 _PROMISES = {
-    KEY: _APPENDS | {"begin_producer", "begin_sink"},
+    KEY: _APPENDS | {"begin_producer", "begin_sink", "delete_sink"},
     KEY_TIME: _APPENDS,
     PRODUCER: frozenset({"append_to_partition"}),
     EPOCH: frozenset({"append_to_partition"}),
@@ -159,6 +159,8 @@ class Api:
             "leave_group": groups.leave,
             "describe_sink": sinks.describe,
             "begin_sink": sinks.begin,
+            "list_sinks": sinks.sinks,
+            "delete_sink": sinks.delete,
             "stage": sinks.stage,
             "commit_batch": sinks.commit,
             "cluster": cluster.cluster,

@@ -18,18 +18,19 @@ from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.http.payload import batch_problem, parse_append
 from laminar.http.records import Limits
+from laminar.http.times import format_time
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.locate import Locator
 from laminar.node.api.marks import key_of
 from laminar.node.api.parsing import Parsing
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.topics import TopicRoutes, next_link
 from laminar.node.api.tries import may_retry
 from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
 from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
-from laminar.node.sinks import Sink, Target
+from laminar.node.sinks import Deletion, Sink, Target
 from laminar.node.staging import Batch, Staging
 from laminar.node.transport import Peer
 from laminar.route import Route, logical_of_key
@@ -45,6 +46,8 @@ LOOK_S = 0.5
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
 MAX_FINGERPRINT = 200
+# Partitions that are asked at a time to forget a sink.
+FORGOTTEN_AT_ONCE = 64
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
 
@@ -99,9 +102,29 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
     group: bytes
 
 
+class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: forget a sink that was deleted, up to this epoch."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    epoch: int
+    group: bytes
+
+
+class ListRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a coordinator: its sinks by name, the first `limit` behind `after` that begin with `prefix`."""
+
+    topic: str
+    partition: int
+    prefix: str
+    after: str
+    limit: int
+
+
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     """To a coordinator: begin a sink, or tell its state; `end` an epoch of it; `commit` with what is to be
-    committed; `name` with the id that a producer's new name gets.
+    committed; `name` with the id that a producer's new name gets; `delete` it, and say that it is `deleted`.
     """
 
     topic: str
@@ -128,7 +151,7 @@ class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
     applied: bool = False
 
 
-AnyRequest = StageRequest | PinRequest | PublishRequest | SinkRequest
+AnyRequest = StageRequest | PinRequest | PublishRequest | ForgetRequest | ListRequest | SinkRequest
 
 
 class SinkRoutes:
@@ -175,9 +198,61 @@ class SinkRoutes:
         await self._look_for({TOPIC})
         known = TOPIC in self._shard.view.topics()
         answer = await self._ask_coordinator("status", id_of(sink)) if known else None
-        if answer is None or answer.sink.epoch == 0:
+        if answer is None or not answer.sink.exists:
             raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
         return Response.json(_described(sink, answer.sink))
+
+    async def sinks(self, request: Request) -> Response:
+        """GET /v1/sinks?prefix=&limit=&after=."""
+        prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        await self._look_for({TOPIC})
+        found: list[Sink] = []
+        if TOPIC in self._shard.view.topics():
+            asked = [ListRequest(TOPIC, number, prefix, after, limit + 1) for number in range(COORDINATORS)]
+            for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
+                found += each
+        found.sort(key=lambda sink: sink.name)
+        answer: dict[str, Any] = {"sinks": [_described(sink.name, sink) for sink in found[:limit]]}
+        headers = []
+        if len(found) > limit:
+            answer["next"] = found[limit - 1].name
+            headers.append(next_link("/v1/sinks", prefix=prefix, limit=limit, after=answer["next"]))
+        return Response.json(answer, headers=headers)
+
+    async def delete(self, request: Request, sink: str) -> Response:
+        """DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
+        named = key_of(request) or self._shard.rng.randbytes(16).hex()
+        await self._look_for({TOPIC})
+        if TOPIC not in self._shard.view.topics():
+            raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
+        known = (await self._ask_coordinator("delete", id_of(sink), request=named)).sink
+        if known.deletion is Deletion.BEGUN:
+            await self._forget(id_of(sink), known.epoch)
+            await self._ask_coordinator("deleted", id_of(sink), epoch=known.epoch)
+        return Response(204)
+
+    async def _forget(self, sink: bytes, epoch: int) -> None:
+        """Every partition there is forgets a sink. Those that are made later never heard of it."""
+        await self._shard.refresh_view()
+        rest = [
+            ForgetRequest(record.topic, record.number, sink, epoch, record.group)
+            for record in self._shard.view.partitions().values()
+            if record.topic != TOPIC
+        ]
+        while rest:
+            at_once, rest = rest[:FORGOTTEN_AT_ONCE], rest[FORGOTTEN_AT_ONCE:]
+            done = await asyncio.gather(*map(self._forget_in, at_once), return_exceptions=True)
+            for error in done:
+                if isinstance(error, BaseException):
+                    raise error
+
+    async def _forget_in(self, request: ForgetRequest) -> None:
+        try:
+            await self._at_leader(request, type(None))
+        except Problem:
+            if not await self._is_gone(Target(request.topic, request.partition, request.group)):
+                raise
 
     async def stage(self, request: Request, sink: str, number: str) -> Response:
         """POST /v1/sinks/{sink}/batches/{number}/stages?topic=&partition=&stage=&epoch=."""
@@ -324,6 +399,14 @@ class SinkRoutes:
         """As the leader."""
         if isinstance(request, SinkRequest):
             return await self._coordinate(self._coordinator(partition), request)
+        if isinstance(request, ListRequest):
+            coordinator = self._coordinator(partition)
+            return await coordinator.listed(prefix=request.prefix, after=request.after, limit=request.limit)
+        if isinstance(request, ForgetRequest):
+            # One that was deposed unawares has not heard of all that it would have to forget.
+            await partition.confirmed_end()
+            await Staging(partition).forget(request.sink, request.epoch)
+            return None
         batch = Batch(sink=request.sink, number=request.number, epoch=request.epoch)
         staging = Staging(partition)
         if isinstance(request, StageRequest):
@@ -353,6 +436,10 @@ class SinkRoutes:
             )
         if request.operation == "status":
             return SinkAnswer(await coordinator.status(request.sink))
+        if request.operation == "delete":
+            return SinkAnswer(await coordinator.delete(request.sink, request.request))
+        if request.operation == "deleted":
+            return SinkAnswer(await coordinator.deleted(request.sink, request.epoch))
         if request.operation == "end":
             return SinkAnswer(await coordinator.end(request.sink, request.epoch))
         applied = await coordinator.commit(
@@ -404,7 +491,8 @@ class SinkRoutes:
 
 
 _KINDS: dict[str, type[AnyRequest]] = {
-    kind.__name__: kind for kind in (StageRequest, PinRequest, PublishRequest, SinkRequest)
+    kind.__name__: kind
+    for kind in (StageRequest, PinRequest, PublishRequest, ForgetRequest, ListRequest, SinkRequest)
 }
 
 
@@ -437,4 +525,6 @@ def _described(name: str, sink: Sink) -> dict[str, Any]:
         "committed": sink.number if sink.number >= 0 else None,
         "publishing": sink.undone is not None,
         "fingerprint": sink.fingerprint or None,
+        "once": sink.once,
+        "changed": format_time(sink.changed_ms),
     }

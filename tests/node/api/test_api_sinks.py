@@ -335,3 +335,44 @@ def test_a_sink_does_not_begin_by_what_makes_no_sense(http: httpx.Client, query:
     answer = http.post(f"/v1/sinks/s-wrong?{query}")
     assert (422, field) == (answer.status_code, answer.json()["field"]), answer.text
     assert 404 == http.get("/v1/sinks/s-wrong").status_code
+
+
+def test_sinks_are_listed_by_name_page_by_page(http: httpx.Client) -> None:
+    """All that begin with a prefix, and nothing that is no sink, as the names of producers."""
+    names = [f"s-listed-{number}" for number in range(5)]
+    for name in names:
+        begin(http, name)
+    http.post("/v1/producers", json={"name": "s-listed-producer"})
+    answer = http.get("/v1/sinks", params={"prefix": "s-listed-", "limit": 3})
+    assert names[:3] == [each["sink"] for each in answer.json()["sinks"]]
+    assert names[2] == answer.json()["next"]
+    rest = http.get(answer.links["next"]["url"]).json()
+    assert names[3:] == [each["sink"] for each in rest["sinks"]] and "next" not in rest
+    assert http.get(f"/v1/sinks/{names[0]}").json() == answer.json()["sinks"][0]
+    problem(http.get("/v1/sinks?limit=1001"), 422, "invalid", field="limit", value=1001)
+
+
+def test_a_sink_that_is_deleted_is_gone_with_what_it_staged(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """What it committed stays; its driver is refused; begun anew it counts from the beginning."""
+    topic = new_topic(2)
+    epoch = begin(http, "s-deleted")
+    for partition in (0, 1):
+        stage(http, "s-deleted", 0, topic, partition, "1", epoch=epoch)
+    assert 200 == commit(http, "s-deleted", 0, epoch, (topic, 0, [0]), (topic, 1, [0])).status_code
+    stage(http, "s-deleted", 1, topic, 0, "2", epoch=epoch)
+
+    key = {"Idempotency-Key": "deletion"}
+    assert [204, 204] == [http.delete("/v1/sinks/s-deleted", headers=key).status_code for _ in range(2)]
+    problem(http.delete("/v1/sinks/s-deleted"), 404, "no_such_sink")
+    problem(http.get("/v1/sinks/s-deleted"), 404, "no_such_sink")
+    problem(commit(http, "s-deleted", 1, epoch, (topic, 0, [0])), 409, "fenced")
+    assert ["1"] == Partition(http, topic, 0).values()
+
+    newer = begin(http, "s-deleted")
+    assert epoch < newer and http.get("/v1/sinks/s-deleted").json()["committed"] is None
+    problem(commit(http, "s-deleted", 0, newer, (topic, 0, [0])), 409, "no_stage")
+    stage(http, "s-deleted", 0, topic, 0, "3", epoch=newer)
+    assert "applied" == commit(http, "s-deleted", 0, newer, (topic, 0, [0])).json()["result"]
+    assert ["1", "3"] == Partition(http, topic, 0).values()

@@ -7,6 +7,7 @@ from tests.sim.mutants.case import case
 STAGES = ("tests/node/test_stages.py",)
 COORDINATOR = ("tests/node/test_coordinator.py",)
 ONCE = ("tests/node/test_once.py",)
+DELETION = ("tests/node/test_sink_deletion.py",)
 
 TRANSACTIONS = [
     case(
@@ -134,6 +135,27 @@ TRANSACTIONS = [
         "or sink.number >= 0:",
         "or False:",
         tests=ONCE,
+    ),
+    case(
+        "a sink is deleted while its batch is being published",
+        "laminar.node.coordinator:Coordinator.delete",
+        "if sink.undone is not None:",
+        "if False:",
+        tests=DELETION,
+    ),
+    case(
+        "a sink that was deleted begins with an epoch that it had",
+        "laminar.node.coordinator:Coordinator.begin",
+        """sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1)""",
+        """sink = Sink("")""",
+        tests=DELETION,
+    ),
+    case(
+        "a sink is begun anew while partitions still know of the old one",
+        "laminar.node.coordinator:Coordinator.begin",
+        "if sink.deletion is Deletion.BEGUN:",
+        "if False:",
+        tests=DELETION,
     ),
     case(
         "the log begins between a stage and its publish",

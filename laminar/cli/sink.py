@@ -1,0 +1,43 @@
+"""`laminar sink`: what commits batches over partitions, and how far it came."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+Name = Annotated[str, Parameter(help="The sink's name.")]
+
+
+def list_sinks(
+    prefix: Annotated[str, Parameter(help="Only those whose names begin so.")] = "",
+    *,
+    listing: Listing = AS_TABLE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """List sinks."""
+    from laminar.cli.output import show
+
+    with cluster.connect() as client:
+        rows = [each._asdict() for each in client.sinks(prefix)]
+    columns = ("sink", "epoch", "committed", "publishing", "once", "changed")
+    show(rows, listing, columns=columns, name="sink")
+
+
+def delete(
+    name: Name,
+    *,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Delete a sink, after asking. What it committed stays; its batches would be new again."""
+    from laminar.cli.topic import confirm
+
+    with cluster.connect() as client:
+        sink = client.sink(name)
+        told = sink.describe()  # raises no_such_sink
+        if not yes:
+            confirm(f"delete sink {name}, last changed {told.changed}? What it committed stays.")
+        sink.delete()

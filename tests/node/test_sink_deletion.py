@@ -1,0 +1,198 @@
+"""A sink that is deleted: nothing is decided for it any more, what was decided is there, its name is free."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from laminar.http.errors import Problem
+from laminar.node.coordinator import Coordinator, Part
+from laminar.node.partition import Partition
+from laminar.node.sinks import Deletion, Sink, Target
+from laminar.node.staging import Staging
+from tests.node.alone import lone_partition, values
+from tests.node.test_once import PART, SINK, Targets, coordinator_of, forget, stage
+
+
+async def delete(partition: Partition, coordinator: Coordinator) -> int:
+    """All of it, as a node does it; the epoch that refuses all before."""
+    gone = await coordinator.delete(SINK, "delete")
+    await Staging(partition).forget(SINK, gone.epoch)
+    await coordinator.deleted(SINK, gone.epoch)
+    return gone.epoch
+
+
+async def refused(coordinator: Coordinator, number: int, epoch: int) -> str:
+    with pytest.raises(Problem) as problem:
+        await coordinator.commit(SINK, number, epoch, [PART])
+    return problem.value.code
+
+
+async def test_what_was_committed_stays_and_what_was_staged_goes(tmp_path: Path) -> None:
+    """Its driver is refused, under every epoch; and nothing holds the log's start any more."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        await stage(partition, epoch)
+        assert await coordinator.commit(SINK, 0, epoch, [PART])
+        await stage(partition, epoch, number=1)
+        pinned = await stage(partition, epoch, number=2)
+        await Staging(partition).pin(pinned, [0])
+        neighbour = await stage(partition, epoch, sink=b"n" * 16)
+
+        after = await delete(partition, coordinator)
+        assert [neighbour.key] == [key for key, _ in partition.tables.stages.batches()]
+        assert partition.tables.stages.published(SINK) is None
+        await stage(partition, epoch, number=1)
+        for old in range(1, after + 1):
+            assert "fenced" == await refused(coordinator, 1, old)
+        assert [b"x"] == await values(partition)
+        assert not (await coordinator.status(SINK)).exists
+        assert [] == await coordinator.listed(prefix="", after="", limit=10)
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        assert partition.tables.stages.published(SINK) is None
+        assert partition.tables.sinks.get(SINK) is not None
+
+
+async def test_begun_anew_it_counts_from_the_beginning_and_no_epoch_comes_again(tmp_path: Path) -> None:
+    """Numbers that the old one had published are taken; its driver is refused as long as he is remembered."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        old = (await coordinator.begin(SINK, "s")).epoch
+        for number in range(3):
+            await stage(partition, old, number=number)
+            assert await coordinator.commit(SINK, number, old, [PART])
+        gone = await delete(partition, coordinator)
+        with pytest.raises(Problem) as problem:
+            await coordinator.begin(SINK, "s", epoch=gone + 1)
+        assert "no_such_sink" == problem.value.code, "who goes on would write again what was committed"
+
+        anew = await coordinator.begin(SINK, "s")
+        assert (gone + 1, -1, "") == (anew.epoch, anew.number, anew.fingerprint)
+        await stage(partition, anew.epoch)
+        assert "fenced" == await refused(coordinator, 3, old)
+        assert await coordinator.commit(SINK, 0, anew.epoch, [PART])
+        assert 4 == partition.end_offset
+        assert [("s", 0)] == [
+            (each.name, each.number) for each in await coordinator.listed(prefix="", after="", limit=10)
+        ]
+
+
+async def test_while_partitions_still_know_it_the_name_is_not_free(tmp_path: Path) -> None:
+    """Else its first batches would be taken for those that the old one published."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        await coordinator.begin(SINK, "s")
+        gone = await coordinator.delete(SINK, "one")
+        for once in (False, True):
+            with pytest.raises(Problem) as problem:
+                await coordinator.begin(SINK, "s", once=once)
+            assert ("in_progress", "not_applied") == (problem.value.code, problem.value.outcome)
+
+        again = await coordinator.delete(SINK, "another")
+        assert gone.epoch == again.epoch, "who asks again goes on with it"
+        await coordinator.deleted(SINK, gone.epoch)
+        assert Deletion.DONE == (await coordinator.delete(SINK, "one")).deletion, "its answer was lost"
+        with pytest.raises(Problem) as problem:
+            await coordinator.delete(SINK, "another")
+        assert "no_such_sink" == problem.value.code
+
+
+class SlowTargets(Targets):
+    """Publishes when it is told to."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__(partition)
+        self.pinned = asyncio.Event()
+        self.may_pin = asyncio.Event()
+        self.publishing = asyncio.Event()
+        self.may_publish = asyncio.Event()
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+        group = await super().pin(sink, number, epoch, part)
+        self.pinned.set()
+        await self.may_pin.wait()
+        return group
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        self.publishing.set()
+        await self.may_publish.wait()
+        await super().publish(sink, number, epoch, target)
+
+
+@pytest.mark.parametrize("decided", [False, True])
+async def test_a_batch_that_is_being_committed_is_published_first_or_refused(
+    tmp_path: Path, decided: bool
+) -> None:
+    """Decided, it is published before anything is forgotten; before that, it never is."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        targets = SlowTargets(partition)
+        coordinator = Coordinator(partition, targets, spawn=asyncio.ensure_future)
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        await stage(partition, epoch)
+        committing = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        await targets.pinned.wait()
+        if decided:
+            targets.may_pin.set()
+            await targets.publishing.wait()
+            deleting = asyncio.ensure_future(delete(partition, coordinator))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            known = partition.tables.sinks.get(SINK)
+            assert known is not None and not known.deletion and not deleting.done()
+            targets.may_publish.set()
+            assert await committing
+            await deleting
+            assert [b"x"] == await values(partition)
+        else:
+            await delete(partition, coordinator)
+            targets.may_pin.set()
+            with pytest.raises(Problem) as problem:
+                await committing
+            assert ("fenced", "not_applied") == (problem.value.code, problem.value.outcome)
+            assert 0 == partition.end_offset
+        assert not partition.tables.stages
+
+
+async def test_a_publish_that_comes_late_adds_nothing(tmp_path: Path) -> None:
+    """From a coordinator that was deposed and does not know that all was published and then deleted."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, targets = coordinator_of(partition)
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        batch = await stage(partition, epoch)
+        assert await coordinator.commit(SINK, 0, epoch, [PART])
+        await delete(partition, coordinator)
+        with pytest.raises(Problem) as problem:
+            await targets.publish(SINK, 0, epoch, Target("t", 0, b"g" * 16))
+        assert "no_stage" == problem.value.code
+        assert [b"x"] == await values(partition)
+        assert batch.key not in dict(partition.tables.stages.batches())
+
+
+async def test_a_name_that_is_free_again_leaves_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is remembered of it is forgotten as what wrote once is."""
+    monkeypatch.setattr("laminar.node.coordinator.MAX_KEPT", 1)
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        await coordinator.begin(SINK, "s")
+        with pytest.raises(Problem) as problem:
+            await coordinator.begin(b"o" * 16, "other")
+        assert "quota" == problem.value.code
+        await delete(partition, coordinator)
+        await coordinator.begin(b"o" * 16, "other")
+        with pytest.raises(Problem):
+            await coordinator.begin(SINK, "s")
+        await forget(coordinator, monkeypatch)
+        assert Sink("") == await coordinator.status(SINK)
+        assert 1 == partition.tables.sinks.kept
