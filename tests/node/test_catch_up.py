@@ -7,12 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from laminar.batch import build
+from laminar.node.catch_up import install
 from laminar.node.catch_up.files import read_bytes
 from laminar.node.catch_up.install import refusal_to_replace, whole_frames
+from laminar.node.catch_up.messages import Beginning, Offer
 from laminar.node.catch_up.pace import Pace
+from laminar.node.transport import TcpAddress
 from tests.node.entries import stamped
 
 
@@ -88,3 +92,44 @@ async def test_no_more_is_taken_than_the_pace_allows() -> None:
     await asyncio.gather(*(pace.take(100) for _ in range(3)))
 
     assert loop.time() - started_s >= 0.19
+
+
+async def test_a_shard_without_room_keeps_its_replica_from_standing_only_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be the only one that could lead: the catch-up is given up, and comes with a later offer."""
+    monkeypatch.setattr(install, "ROOM_PATIENCE_S", 0.05)
+    monkeypatch.setattr(install, "PAUSE_S", 0.01)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    new = SimpleNamespace(log_id=7, last_index=0, start=SimpleNamespace(index=0))
+    beginning = Beginning(index=0, term=0, offset=0, time_ms=0, committed_index=100, size_bytes=1 << 20)
+    home: Any = SimpleNamespace(
+        storage=SimpleNamespace(
+            refusal="the disk is full",
+            logs={7: new},
+            create_log=lambda name: new,
+            settled=lambda log: done,
+            delete_log=lambda log_id: done,
+        ),
+        driver=SimpleNamespace(drives=lambda replica: True, settle=lambda replica: None),
+        transport=SimpleNamespace(call=lambda *_, **__: asyncio.sleep(0, msgspec.msgpack.encode(beginning))),
+        now_ms=lambda: 0,
+    )
+    sits_out: list[bool] = []
+    core = SimpleNamespace(sit_out=lambda out, now_ms: sits_out.append(out))
+    partition: Any = SimpleNamespace(
+        topic="t", number=0, replica=SimpleNamespace(name="t/0", group=b"g", core=core)
+    )
+    installer = install.Installer(
+        home,
+        by_group={b"g": partition},
+        address_of=lambda node, replica: TcpAddress("127.0.0.1", 1),
+        spawn=asyncio.ensure_future,
+    )
+    offer = Offer(b"g", sender=2, receiver=1, term=1)
+    installer.running[b"g"] = install.Progress(offer, "b")
+
+    await asyncio.wait_for(installer._run(partition, offer, "b"), 10)
+    assert [True, False] == sits_out
+    assert 1 == installer.abandoned

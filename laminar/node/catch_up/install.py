@@ -49,7 +49,8 @@ _log = logging.getLogger("laminar.catch_up")
 AT_ONCE = 2
 # A round of so many pieces, or less, is the last: what came meanwhile is left to appends.
 LAST_PIECES = 4
-CALL_TIMEOUT_S = 60.0
+# For a piece of 256 KiB, at the source's pace. A source that hangs keeps the replica from standing so long.
+CALL_TIMEOUT_S = 20.0
 PAUSE_S = 0.2
 # So long a replica that is caught up is kept from standing because its shard has no room.
 ROOM_PATIENCE_S = 30.0
