@@ -347,6 +347,11 @@ class Driver:
 
         self._step(replica, step)
 
+    def addresses_changed(self) -> None:
+        """News: `address_of` may answer otherwise than before."""
+        if not self._stopped:
+            self._pairs.addresses_changed()
+
     def lost(self, address: Address, peer: Peer | None) -> None:
         """News: the process at this address is gone, or can't be reached; `peer` is the life that ended."""
         if not self._stopped:

@@ -104,7 +104,8 @@ class Pairs:
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._pairs: dict[tuple[str, int], Pair] = {}
-        # Where groups that rest without a member would find it, and how many of them.
+        # Groups led here that rest without a member; where they would find it, and how many of them.
+        self._seekers: dict[bytes, Replica] = {}
         self._sought: Counter[Address] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._due_ms = 0
@@ -164,9 +165,29 @@ class Pairs:
     def _seek_absent(self, replica: Replica) -> None:
         known = {replica.replica_id, *replica.core.rests_on}
         absent = [member for member in replica.configuration.members() if member not in known]
+        if not absent:
+            return
+        self._seekers[replica.group] = replica
         addresses = (self._address_of(replica.nodes[member], replica) for member in absent)
         replica.sought = [address for address in addresses if address is not None]
         self._sought.update(replica.sought)
+
+    def addresses_changed(self) -> None:
+        """Who is away may come back elsewhere: a learner there waits for a leader that finds it."""
+        for replica in list(self._seekers.values()):
+            self._seek_no_more(replica)
+            self._seek_absent(replica)
+        if self._sought:
+            self._arm()
+
+    def _seek_no_more(self, replica: Replica) -> None:
+        if self._seekers.pop(replica.group, None) is None:
+            return
+        for address in replica.sought:
+            self._sought[address] -= 1
+            if not self._sought[address]:
+                del self._sought[address]
+        replica.sought = ()
 
     def removed(self, replica: Replica) -> None:
         """It is driven no more. Those who rest on it hear our beats as before, so they are told."""
@@ -187,11 +208,7 @@ class Pairs:
         for pair in replica.resting or ():
             del pair.resting[replica.group]
         replica.resting = None
-        for address in replica.sought:
-            self._sought[address] -= 1
-            if not self._sought[address]:
-                del self._sought[address]
-        replica.sought = ()
+        self._seek_no_more(replica)
 
     # -- signs of life ---------------------------------------------------------------------
 

@@ -207,7 +207,10 @@ class Shard(Process):
         message = _view_decoder.decode(payload)
         if message.catalog.version < self.view.version:
             return
+        known = self.view.nodes()
         self.view.message = message
+        if known != message.catalog.nodes:
+            self.driver.addresses_changed()
         self._in_line.stop_given_up()
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch

@@ -34,6 +34,7 @@ class ViewFeed:
         """Take the view anew, and let every shard have it."""
         self._number += 1
         self._controller.view.message = self._controller.view_message()
+        self._controller.driver.addresses_changed()
 
         async def notify() -> None:
             async with self._news:

@@ -8,7 +8,8 @@ from typing import Any
 
 from laminar.node.clock import Clock
 from laminar.node.pairs import Pairs
-from laminar.node.transport import Address, Peer
+from laminar.node.transport import Address, Peer, TcpAddress
+from raft.configuration import Configuration
 from raft.values import Role
 from tests.node.trio import SETTINGS, Member, Trio, batch, send, trio
 
@@ -216,3 +217,46 @@ async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_
 
         assert woken + 1 == leader.driver.statistics()["woken"]
         assert 2 == len(leader.replica.core.rests_on)
+
+
+async def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
+    """Its node comes back at another address, and a learner asks nobody for a leader."""
+    clock, sent = Hands(), list[Address]()
+    where = {"b": TcpAddress("127.0.0.1", 1), "c": TcpAddress("127.0.0.1", 2)}
+    core = SimpleNamespace(role=Role.LEADER, leader_id=1, quiet=True, rests_on=(2,), term=1)
+    replica: Any = SimpleNamespace(
+        group=b"g",
+        replica_id=1,
+        core=core,
+        nodes={1: "a", 2: "b", 3: "c"},
+        configuration=Configuration((1, 2), (3,)),
+        resting=None,
+        sought=(),
+    )
+    pairs = Pairs(
+        clock,
+        replicas={b"g": replica},
+        election_timeout_ms=1500,
+        heartbeat_ms=200,
+        address_of=lambda node, replica: where.get(node),
+        address_of_peer=lambda peer: None,
+        send=lambda address, beat: sent.append(address),
+        settle=lambda replica: None,
+        on_failed=lambda replica, error: None,
+        on_error=lambda error: None,
+    )
+    replica.pairs = {2: pairs.heard(Peer("b", 1, b"one life"), now_ms=0)}
+    pairs.settled(replica)
+
+    where["c"] = TcpAddress("127.0.0.1", 3)
+    pairs.addresses_changed()
+    clock.now_ms = pairs._due_ms
+    pairs._beat()
+    assert [where["b"], where["c"]] == sent
+
+    core.quiet = False
+    pairs.settled(replica)
+    sent.clear()
+    pairs._beat()
+    assert [] == sent
+    pairs.close()
