@@ -247,8 +247,13 @@ class Driver:
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
 
-    def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> None:
-        """All replicas of the group have said where their logs end, and this is the latest end."""
+    def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
+        """All replicas of the group have said where their logs end, and this is the latest end.
+
+        False if that is no word for this replica, or not now.
+        """
+        if not self.drives(replica) or replica.core.incarnation != incarnation or replica.leading:
+            return False
         now_ms = self._clock.monotonic_ms()
         self._step(
             replica,
@@ -256,6 +261,7 @@ class Driver:
                 incarnation=incarnation, last_term=last_term, last_index=last_index, now_ms=now_ms
             ),
         )
+        return True
 
     async def hand_over(self, *, timeout_s: float) -> None:
         """Before an orderly end: give each leadership to the follower that is furthest, and wait for it."""
@@ -275,16 +281,6 @@ class Driver:
                     await self._resigned.wait()
         except TimeoutError:
             _log.info("not all leaderships could be handed over in %g s", timeout_s)
-
-    def accept_loss(self, replica: Replica) -> None:
-        """A person accepts what this replica may have forgotten: its mark falls with the next sync."""
-        if replica.core.marked and self.drives(replica):
-            _log.critical(
-                "%s: the loss of what only absent replicas hold behind offset %d is accepted",
-                replica.name,
-                replica.log.next_offset,
-            )
-            self._step(replica, lambda core: core.accept_loss())
 
     def hears(self, replica: Replica, member: int) -> bool:
         """As the leader: whether this member's replica was heard lately; itself always.

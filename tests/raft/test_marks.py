@@ -321,7 +321,7 @@ def test_a_lone_voter_that_forgot_goes_on_with_what_is_left() -> None:
     assert not is_marked(network[1])
 
 
-def test_an_accepted_loss_lets_the_mark_fall_and_only_a_person_accepts() -> None:
+def test_an_accepted_loss_releases_those_that_answer_and_only_a_person_accepts() -> None:
     """2 and 3 forgot, 1 is gone for good: by themselves they wait for ever."""
     network = acknowledged_by_two()
     network[2].forget(1, now_ms=network.now_ms)
@@ -330,11 +330,10 @@ def test_an_accepted_loss_lets_the_mark_fall_and_only_a_person_accepts() -> None
     network.pass_time(20_000)
     assert network.leaders() == []
 
-    for replica in (2, 3):
-        network[replica].core.accept_loss()
-        assert network[replica].perform().mark_fell
+    network.release(2, 3)
     network.pass_time(20_000)
     assert len(network.leaders()) == 1
+    assert not is_marked(network[2]) and not is_marked(network[3])
 
 
 def test_a_replica_that_holds_what_was_given_up_neither_changes_nor_counts() -> None:
@@ -345,9 +344,7 @@ def test_a_replica_that_holds_what_was_given_up_neither_changes_nor_counts() -> 
     network = acknowledged_by_two()
     network[2].forget(1, now_ms=network.now_ms)
     network[1].crash()
-    for replica in (2, 3):
-        network[replica].core.accept_loss()
-        network[replica].perform()
+    network.release(2, 3)
     network.pass_time(20_000)
     leader = network.leader()
     leader.propose(b"b", now_ms=network.now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,11 +26,13 @@ RECOVER = f"/v1/topics/{TOPIC}/partitions/0/recover"
 class Scene:
     """Three nodes, a topic with `flush=interval` whose segments are hardly ever synced, and some records."""
 
-    def __init__(self, *, flush: str = "interval") -> None:
+    def __init__(self, *, flush: str = "interval", nodes: int = 3) -> None:
         settings: dict[str, int | str] = {"flush": flush}
         if flush == "interval":
             settings["flush_interval_ms"] = 60_000
-        self.world = World(Options(seed=7, partitions=1, clients=1, topic_settings=settings))
+        self.world = World(
+            Options(seed=7, nodes=nodes, replicas=nodes, partitions=1, clients=1, topic_settings=settings)
+        )
         self.watch = Watch(self.world)
         [self.client] = _begin(self.world, self.watch)
         self.client.start(pause_s=0.1)
@@ -62,10 +65,10 @@ class Scene:
             TOPIC, 1, 3
         )
 
-    def post(self, target: str) -> tuple[int, dict[str, object]]:
+    def post(self, target: str) -> tuple[int, dict[str, Any]]:
         asking = Client(self.world, self.watch, 9, topic=TOPIC, partitions=1)
 
-        async def ask() -> tuple[int, dict[str, object]]:
+        async def ask() -> tuple[int, dict[str, Any]]:
             asking.connect()
             node = self.world.up[0].node
             answer = await asking.request(node, 0, "POST", target, {}, b"")
@@ -196,6 +199,46 @@ def test_a_person_accepts_the_loss_and_only_where_somebody_waits(scene: Scene) -
     status, done = scene.post(RECOVER + "?accept_loss=true")
     assert (200, marked) == (status, done["accepted"])
     scene.until(lambda: scene.leader is not None, "a leader")
+
+
+def test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins() -> None:
+    """Of five, one is gone for good and three have forgotten almost everything: they are a majority, but what
+    a person was told that it keeps is with the fourth.
+    """
+    scene = Scene(nodes=5)
+    scene.until(lambda: scene.leader is not None, "a leader")
+    gone = scene.leader
+    assert gone is not None
+    scene.client.stopping = True
+    whole, *others = [machine for machine in scene.world.machines.values() if machine is not gone]
+    scene.until(
+        lambda: len({held.log.last_index for each in scene.world.up if (held := scene.partition(each))}) == 1,
+        "copies",
+    )
+    gone.kill()
+    scene.world.losing()
+    for machine in (whole, *others):
+        machine.cut_power(keep=1.0 if machine is whole else 0.0)
+        machine.start()
+    scene.world.loop.run_for(20.0)
+    assert scene.leader is None
+
+    status, done = scene.post(RECOVER + "?accept_loss=true")
+    whole.pause()
+    scene.world.loop.run_for(20.0)
+    assert (200, whole.node, 4) == (status, done["goes_on_from"], len(done["accepted"]))
+    assert done["kept_offset"] > done["committed_offset"]
+    assert not any(held.leads for _, held in scene.watch.partitions(TOPIC, 0)), (
+        "without what the fourth holds"
+    )
+
+    whole.resume()
+
+    def ends() -> list[int]:
+        return [held.end_offset for _, held in scene.watch.partitions(TOPIC, 0)]
+
+    scene.until(lambda: len(ends()) == 4 and min(ends()) >= done["kept_offset"], "what was kept, everywhere")
+    scene.world.close()
 
 
 def test_pitfall_35_a_catalog_with_a_damaged_journal_comes_back_marked() -> None:

@@ -1,13 +1,15 @@
 """A person's word for a partition that waits: the loss of what only absent replicas may hold is accepted.
 
 Two cases (docs/consensus.md#accepting-a-loss). A majority answers, and some of it may have forgotten what it
-acknowledged: their marks fall. Or a majority is gone for good: the catalog records that the group goes on
-with the best log that is left, and without the replicas that don't answer, which never take part again. This
-route names what may be lost, and with `accept_loss` does it. Nothing calls it by itself.
+acknowledged: the votes of these count for the latest log of those that answer. Or a majority is gone for
+good: the catalog records that the group goes on with the best log that is left, and without the replicas that
+don't answer, which never take part again. This route names what may be lost, and with `accept_loss` does it.
+Nothing calls it by itself.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,12 +27,19 @@ from raft.quorum import majority
 if TYPE_CHECKING:
     from laminar.node.shard import Shard
 
+_log = logging.getLogger("laminar.recover")
+
 ASK_TIMEOUT_S = 5.0
 
 
 class _Word(msgspec.Struct, frozen=True, array_like=True):
+    """For one incarnation of one replica: where the latest log of those that answer ends."""
+
     topic: str
     partition: int
+    incarnation: int
+    last_term: int
+    last_index: int
 
 
 class _Standing:
@@ -59,15 +68,17 @@ class _Standing:
 
     @property
     def best(self) -> ReplicaRecord:
-        """The replica with the best log, of those that have a place: what any other that answers knows to be
-        committed is in it.
+        """The replica with the best log, of those that may go on: what any other that answers knows to be
+        committed is in it. One that is to leave goes on only if a majority answers: it goes when that has a
+        leader.
         """
 
         def end(replica: ReplicaRecord) -> tuple[int, int]:
             state = self.here[replica.node]
             return state.last_term, state.last_index
 
-        return max(self.placed, key=end)
+        answering = [each for each in self.members if each.node in self.here]
+        return max(answering if self.has_majority else self.placed, key=end)
 
     def refusal(self, alive: set[str]) -> str:
         """Why nothing is to be accepted; empty if a person may."""
@@ -130,7 +141,7 @@ class RecoverRoutes:
             "answering": sorted(standing.here),
             "marked": standing.marked,
             "absent": standing.absent,
-            # With a majority only marks fall; without one, the absent ones are given up for good.
+            # With a majority the absent ones may come back; without one they are given up for good.
             "given_up": [] if standing.has_majority else standing.absent,
             # It goes on with the log of this one: what only an absent replica has after it is given up.
             "goes_on_from": best.node,
@@ -139,9 +150,12 @@ class RecoverRoutes:
             "accepted": [],
         }
         if accept == "true" and standing.has_majority:
-            answer["accepted"] = [
-                node for node in standing.marked if await self._tell(node, topic, record.number)
-            ]
+            told = {
+                each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
+                for each in sorted(standing.here)
+            }
+            # The others need no word to vote, but one of them may be a learner whose log is the latest.
+            answer["accepted"] = [node for node in standing.marked if told[node]]
         elif accept == "true":
             await self._decide(record, standing, best, state)
             answer["accepted"] = [best.node]
@@ -180,31 +194,43 @@ class RecoverRoutes:
                 outcome="not_applied",
             )
 
-    async def _tell(self, node: str, topic: str, number: int) -> bool:
-        """Let the mark fall on one node; whether it did, durably."""
+    async def _tell(
+        self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
+    ) -> bool:
+        """Let the vote of one node count for logs as late as the latest; whether it heard that."""
+        word = _Word(topic, number, of.incarnation, latest.last_term, latest.last_index)
         view = self._shard.view
         if node == self._shard.boot.node and (topic, number) in self._shard.partitions:
-            return await self._accept(topic, number)
+            return self._accept(word)
         address = view.partition_address(node, topic, number)
         if address is None:
             return False
         try:
-            fell: bool = await self._exchange.ask(
-                address, "accept_loss", _Word(topic, number), kind=bool, timeout_s=ASK_TIMEOUT_S
+            heard: bool = await self._exchange.ask(
+                address, "accept_loss", word, kind=bool, timeout_s=ASK_TIMEOUT_S
             )
         except Problem:
             return False  # it is not among those that the answer names; the word may be given again
-        return fell
+        return heard
 
     async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:
         """Another shard passes a person's word on."""
-        word = msgspec.msgpack.decode(payload, type=_Word)
-        return await self._accept(word.topic, word.partition)
+        return self._accept(msgspec.msgpack.decode(payload, type=_Word))
 
-    async def _accept(self, topic: str, number: int) -> bool:
-        partition = self._shard.partitions.get((topic, number))
+    def _accept(self, word: _Word) -> bool:
+        partition = self._shard.partitions.get((word.topic, word.partition))
         if partition is None or partition.replica.core.leader_id:
             return False
-        self._shard.driver.accept_loss(partition.replica)
-        await self._shard.storage.sync()
+        replica = partition.replica
+        if not self._shard.driver.release(
+            replica,
+            incarnation=word.incarnation,
+            last_term=word.last_term,
+            last_index=word.last_index,
+        ):
+            return False
+        _log.critical(
+            "%s: it goes on from entry %d of term %d by decision: what only absent replicas hold is given up",
+            *(replica.name, word.last_index, word.last_term),
+        )
         return True

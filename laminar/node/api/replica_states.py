@@ -46,6 +46,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     in_sync: list[str] = []
     # It may have forgotten what it acknowledged; and what it holds, committed or not.
     marked: bool = False
+    incarnation: int = 0
     last_term: int = 0
     last_offset: int = 0
     # It holds committed entries that the others gave up: it takes no part any more.
@@ -142,6 +143,7 @@ class ReplicaStates:
                     bytes=partition.log.size_bytes,
                     in_sync=in_sync_of(partition) if core.is_leader else [],
                     marked=core.marked,
+                    incarnation=core.incarnation,
                     last_term=partition.log.last_term,
                     last_offset=partition.log.next_offset,
                     given_up=bool(core.dropped.get("given_up")),
