@@ -12,7 +12,8 @@
    Policy "interval": acknowledged when written; PowerLoss drops an unsynced suffix, raises the incarnation, sets
    the mark. A configuration is synced before anything follows it. Policy "commit": acknowledged when durable;
    PowerLoss is harmless and unmarked; Damage drops any suffix and sets the mark.
-   HsLoss: damage may also bring back an older term and vote.
+   HsLoss: a folder that goes back loses the term and the vote as well. Its replica comes back in a later term than
+   any it has seen, where it has voted for nobody (mutant "oldterm": in an older one).
    A release: somebody asks every recorded replica twice. First for its incarnation (one instant stands for all
    answers, as the second answer must name the same one), then for the end of its log, which one that leads does
    not tell. Each marked replica, in that incarnation, may then grant as one without a mark to candidates whose
@@ -79,14 +80,15 @@ Init == \E l \in Voters0 :
 
 (* What can no longer have an effect is forgotten (fewer states, same behaviours). *)
 Msgs(g, tl, ld, tc, a, m) ==
-  LET Live(t) == HsLoss \/ \E r \in R : term'[r] <= t
+  LET back == HsLoss /\ "oldterm" \in Mut
+      Live(t) == back \/ \E r \in R : term'[r] <= t
       Led(t) == \E r \in R : role'[r] = "L" /\ term'[r] = t
   IN /\ tlog' = [t \in Terms |-> IF Live(t) THEN tl[t] ELSE <<>>]
      /\ ldr'  = [t \in Terms |-> IF Live(t) THEN ld[t] ELSE None]
      /\ tcom' = [t \in Terms |-> IF Live(t) THEN tc[t] ELSE 0]
      /\ ack'  = {x \in a : Led(x[1])}
      /\ gm'   = {x \in m : Led(x[1]) \/ (rec'[x[2]] /\ x[3] = inc'[x[2]] /\ term'[x[2]] <= x[1])}
-     /\ grants' = {x \in g : HsLoss \/ (role'[x[2]] = "C" /\ term'[x[2]] = x[1])}
+     /\ grants' = {x \in g : back \/ (role'[x[2]] = "C" /\ term'[x[2]] = x[1])}
 Same == Msgs(grants, tlog, ldr, tcom, ack, gm)
 
 Timeout(i) ==
@@ -245,10 +247,10 @@ PowerLoss(i) ==
 Damage(i) ==
   /\ Policy = "commit"
   /\ \E keep \in 0..Len(log[i]) : Cut(i, Pre(log[i], keep), TRUE)
-  /\ IF HsLoss
-     THEN \/ term' = term /\ voted' = [voted EXCEPT ![i] = None]
-          \/ term[i] > 1 /\ term' = [term EXCEPT ![i] = @ - 1] /\ voted' = [voted EXCEPT ![i] = None]
-     ELSE UNCHANGED <<term, voted>>
+  /\ IF ~HsLoss THEN UNCHANGED <<term, voted>>
+     ELSE /\ voted' = [voted EXCEPT ![i] = None]
+          /\ \E t \in Terms : /\ IF "oldterm" \in Mut THEN t \in {term[i], term[i] - 1} ELSE t > term[i]
+                               /\ term' = [term EXCEPT ![i] = t]
   /\ Same
 (* A marked learner that was never a voter, as far as it knows, begins again with an empty log. *)
 BeginAnew(i) ==

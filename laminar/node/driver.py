@@ -45,6 +45,8 @@ REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 
 # A group's members, those that were, and strangers that a replica without entries answers: so many at most.
 MOST_SENDERS = 1000
+# A copy of a folder that only leaders recognise is minutes old, and each term takes an election.
+TERMS_FORGOTTEN = 1 << 14
 # A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
 _Waiting = tuple[Replica, list[AnyMessage], int, int, int]
 
@@ -56,6 +58,7 @@ class Driver:
     `address_of_peer(peer)` that of a process; None while it is not known. `on_fatal(error)` is
     called once, when the journal failed or what all groups share did: the process must end, as
     nothing it holds in memory may be believed any more. From that call on the driver does nothing.
+    `is_confirmed()`: the catalog has said that the node's folder is what it should be.
 
     A mistake in the step of one group stops that replica alone, and `on_stopped(name, error)`
     is told of it. What was told to nobody stays so: nothing of it leaves any more, and its log
@@ -73,6 +76,7 @@ class Driver:
         on_stopped: Callable[[str, Exception], None] = lambda name, error: None,
         address_of_peer: Callable[[Peer], Address | None] = lambda peer: None,
         admits: Callable[[Peer], bool] = lambda peer: True,
+        is_confirmed: Callable[[], bool] = lambda: False,
         election_timeout_ms: int = 1500,
         heartbeat_ms: int = 200,
         elections_at_once: int = MOST_AT_ONCE,
@@ -84,6 +88,7 @@ class Driver:
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
         self._admits = admits
+        self._is_confirmed = is_confirmed
         self._heartbeat_ms = heartbeat_ms
         self._election_timeout_ms = election_timeout_ms
         self._next_grace_ms = 0
@@ -515,13 +520,30 @@ class Driver:
     def _mark_forgetful(self, replica: Replica) -> None:
         """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
         for nothing before a leader has sent it all again (docs/consensus.md#marks). Until then it is silent.
+
+        Term and vote are those of the copy, too, so it begins in a term in which it has promised nothing.
+        Where the folder is not confirmed the others may not hear it, and it could not bring them there.
         """
         log = replica.log
         log.mark(recovering=True, incarnation=log.incarnation + 1)
         text = f"{replica.name} has forgotten what it acknowledged: an older copy of its log was put back"
         _log.critical("%s; it ends at offset %d", text, log.next_offset)
-        self._on_fatal(ComeBack(text))
         self.remove(replica.group, StorageClosed(text))
+        replica_id, term = replica.replica_id, replica.core.term + TERMS_FORGOTTEN
+
+        def come_back(marked: asyncio.Future[None]) -> None:
+            if marked.cancelled() or self._stopped:
+                return
+            failure = marked.exception()
+            if failure is not None:
+                self._die(failure)
+                return
+            if self._is_confirmed():
+                self._storage.record_hard_state(replica_id, term=term, vote=0)
+            self._on_fatal(ComeBack(text))
+
+        # First the mark: without it, nothing would show any more that the log is an older one.
+        self._storage.sync(durable=True).add_done_callback(come_back)
 
     def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:
         """This log cannot follow its core any more: the replica falls silent, all others go on.

@@ -102,6 +102,7 @@ class Process:
             clock=self.clock,
             address_of=self.address_of,
             address_of_peer=lambda peer: self.view.address(peer.node, peer.role),
+            is_confirmed=self.is_confirmed,
             admits=self.admits,
             on_fatal=self.fatal,
             election_timeout_ms=boot.settings.election_timeout_ms,
@@ -163,6 +164,13 @@ class Process:
                 self.driver.transfer(replica, member)
 
     # -- transport -----------------------------------------------------------------------
+
+    def is_confirmed(self) -> bool:
+        """Whether the catalog has said, since this node's start, that its folder is what it should be.
+
+        Then the others hear what it says of its partitions.
+        """
+        return False
 
     def admits(self, peer: Peer) -> bool:
         """Whether what a process says may count: not of a node that nobody here has heard of, nor where its

@@ -29,6 +29,8 @@ STEPS = (10, 26)
 MOST_DELIVERIES = 80
 CONVERGE_ROUNDS = 60
 MOST_BROKEN = 10
+# A replica whose folder went back begins in a term so far above its leader's, as the driver has it.
+TERMS_FORGOTTEN = 1000
 
 Place = tuple[int, int]
 
@@ -165,8 +167,9 @@ class Schedule:
                 self.ask,
                 self.lose,
                 self.late_word,
+                self.put_back,
             ),
-            (10, 14, 16, 10, 9, 7, 14, 8, 2, 6, 3, 2),
+            (10, 14, 16, 10, 9, 7, 14, 8, 2, 6, 3, 2, 4),
             k=rng.randint(*STEPS),
         )
         for step in steps:
@@ -291,6 +294,32 @@ class Schedule:
         self.forget(replica, keep)
         if replica.marked and not replica.was_voter and rng.random() < 0.5 and not self.gone:
             self.forget(replica, 0)  # A learner begins again.
+
+    def put_back(self) -> None:
+        """A folder goes back to an older copy, with its term and vote, and its leader notices."""
+        leader = self.leader()
+        if leader is None or self.faults_left <= 0:
+            return
+        known = [
+            each
+            for each, progress in leader.core.progress.items()
+            if each != leader.replica_id
+            and progress.match_index
+            and progress.incarnation == self.replicas[each].incarnation
+        ]
+        if not known:
+            return
+        self.faults_left -= 1
+        replica = self.replicas[self.rng.choice(known)]
+        held = min(leader.core.progress[replica.replica_id].match_index, len(replica.durable_log.entries))
+        keep = self.rng.randrange(held) if held else 0
+        old_term = replica.durable_log.entries[keep - 1].term if keep else 0
+        replica.durable_hard_state = HardState(self.term_after(old_term, leader.core.term))
+        self.forget(replica, keep)
+
+    @staticmethod
+    def term_after(old_term: int, leaders_term: int) -> int:
+        return leaders_term + TERMS_FORGOTTEN
 
     def late_word(self) -> None:
         """A follower acknowledges and loses power; that word comes after the first of its next life."""

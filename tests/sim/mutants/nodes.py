@@ -21,7 +21,28 @@ MOVED = (
 COPIES = ("tests/node/test_copies.py",)
 FEWER = ("tests/test_embedded.py::test_no_topic_is_born_silently_with_fewer_replicas_than_asked",)
 
+PUT_BACK = (
+    "tests/sim/test_roll_back.py::test_a_copy_too_young_to_be_seen_is_shown_by_the_leader_what_it_acknowledged",
+)
+ACCEPTED = ("tests/sim/test_marks.py::test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins",)
+
 NODES = [
+    case(
+        "a replica whose folder went back takes part in terms that it forgot",
+        "laminar.node.driver:Driver._mark_forgetful",
+        "self._storage.record_hard_state(replica_id, term=term, vote=0)",
+        "pass",
+        tests=PUT_BACK,
+        tests_only=True,
+    ),
+    case(
+        "with an accepted loss each goes on from its own log",
+        "laminar.node.api.recover:RecoverRoutes._tell",
+        "latest.last_term, latest.last_index)",
+        "0, 0)",
+        tests=ACCEPTED,
+        tests_only=True,
+    ),
     case(
         "an append is acknowledged without its copies",
         "laminar.node.copies:Copies.acknowledged_index",
