@@ -91,20 +91,26 @@ class _Scrape(Collector):
         staged_bytes = GaugeMetricFamily(
             "laminar_staged_bytes", "Bytes of these batches, where this node leads it", labels=labels
         )
-        for process in self._processes:
-            for partition in process.get("partitions", []):
-                where = [partition["topic"], str(partition["partition"])]
-                appended.add_metric(where, partition["appended_batches"])
-                end.add_metric(where, partition["end_offset"])
-                start.add_metric(where, partition["start_offset"])
-                size.add_metric(where, partition["bytes"])
-                leads.add_metric(where, int(partition["leading"]))
-                failed.add_metric(where, int(partition["log_failed"]))
-                fetched.add_metric(where, partition["fetched_bytes"])
-                if partition["leading"]:
-                    staged.add_metric(where, partition["staged_batches"])
-                    staged_bytes.add_metric(where, partition["staged_bytes"])
-                for name, (behind, gone) in partition["cursors"].items():
+        partitions = [each for process in self._processes for each in process.get("partitions", [])]
+        cursors: dict[str, set[str]] = {}
+        for partition in partitions:
+            cursors.setdefault(partition["topic"], set()).update(partition["cursors"])
+        for partition in partitions:
+            where = [partition["topic"], str(partition["partition"])]
+            appended.add_metric(where, partition["appended_batches"])
+            end.add_metric(where, partition["end_offset"])
+            start.add_metric(where, partition["start_offset"])
+            size.add_metric(where, partition["bytes"])
+            leads.add_metric(where, int(partition["leading"]))
+            failed.add_metric(where, int(partition["log_failed"]))
+            fetched.add_metric(where, partition["fetched_bytes"])
+            if partition["leading"]:
+                staged.add_metric(where, partition["staged_batches"])
+                staged_bytes.add_metric(where, partition["staged_bytes"])
+                # One that was never committed here has everything to read.
+                unread = partition["end_offset"] - partition["start_offset"], 0
+                for name in sorted(cursors[partition["topic"]]):
+                    behind, gone = partition["cursors"].get(name, unread)
                     lag.add_metric([*where, name], behind)
                     overtaken.add_metric([*where, name], gone)
         yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken, staged, staged_bytes)
@@ -163,8 +169,6 @@ class MetricsRoute:
                             for name in partition.cursors.names()
                             if (cursor := partition.cursor(name)) is not None
                         }
-                        if partition.leads
-                        else {}
                     ),
                 }
                 for partition in shard.partitions.values()

@@ -280,3 +280,22 @@ def test_metrics_parse_and_hold_what_happened(http: httpx.Client, partition: Par
         for name in ("laminar_http_requests", "laminar_raft_syncs"):
             place = (name, frozenset({("process", role)}))
             assert after[place] >= first[place]
+
+
+def test_metrics_have_the_whole_lag_where_a_cursor_was_never_committed(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """A consumer that was never given some partitions is not up to date there. Each series stands alone."""
+    topic = new_topic(partitions=2)
+    for number in (0, 1):
+        Partition(http, topic, number).append("a", "b", "c")
+    http.put(f"/v1/topics/{topic}/cursors/c", json={"positions": {"0": 1}})
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    lags = {
+        sample.labels["partition"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "laminar_cursor_lag" and sample.labels["topic"] == topic
+    }
+
+    assert {"0": 2, "1": 3} == lags
