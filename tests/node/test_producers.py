@@ -162,3 +162,9 @@ async def test_a_crowd_of_new_producers_makes_no_retry_an_append(
         wall_ms = partition.replica.wall_ms()
         partition.replica.wall_ms = lambda: wall_ms + module.KEPT_MS + 1000
         assert 4 == (await put(b"n", 0)).offset
+        # It pushed out `a`, whose next batch, or a retry of one, is not taken for that of a new producer.
+        for sequence in (1, 2):
+            with pytest.raises(Problem) as forgotten:
+                put(b"a", sequence)
+            assert ("unknown_producer", "unknown") == (forgotten.value.code, forgotten.value.outcome)
+        assert 5 == (await put(b"n", 1)).offset

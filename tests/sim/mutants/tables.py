@@ -27,6 +27,14 @@ TABLES = [
         tests_only=True,
     ),
     case(
+        "the batch of a producer that was forgotten is taken for a new one's",
+        "laminar.node.producers:Producers.check",
+        'return None if sequence == 0 else Refused("unknown_producer", 0)',
+        "return None",
+        tests=("tests/node/test_producers.py",),
+        tests_only=True,
+    ),
+    case(
         "producers not rolled back by a truncation",
         "laminar.node.tables:Tables.truncated",
         "self.producers.truncated(index)",
