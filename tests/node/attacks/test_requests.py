@@ -85,6 +85,26 @@ async def test_bodies_that_unfold_to_millions_of_records(
             assert {413} == {answer.status_code for answer in await asyncio.gather(*asked)}
 
 
+@pytest.mark.parametrize(
+    ("positions", "status", "code"), [(800_000, 413, "too_large"), (80_000, 422, "invalid")]
+)
+async def test_a_cursor_with_very_many_positions(
+    node: Victim, positions: int, status: int, code: str
+) -> None:
+    """Ten at once, folded and not; the refusal does not name them all."""
+    body = b'{"positions":{' + b",".join(b'"%d":0' % number for number in range(positions)) + b"}}"
+    folded = gzip.compress(body, 9), {"Content-Encoding": "gzip"}
+    path = "/v1/topics/attacked/cursors/c"
+    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=60, trust_env=False) as client:
+        async with others_served(node):
+            asked = [
+                client.put(path, content=sent, headers=given) for sent, given in [(body, {}), folded] * 5
+            ]
+            for answer in await asyncio.gather(*asked):
+                assert (status, code) == (answer.status_code, answer.json()["code"])
+                assert len(answer.content) < 1000
+
+
 async def test_a_batch_of_8_kilobytes_that_is_read_as_text(node: Victim) -> None:
     """It unfolds to 16 MiB of a byte that JSON writes as six, whole and by its first record."""
     frame = bytes(build([b"\0" * (8 * MIB - 100)] * 2, codec=Codec.ZSTD))
