@@ -89,6 +89,40 @@ async def test_two_commits_of_one_batch_at_once_are_both_answered(tmp_path: Path
         assert [0] == targets.published
 
 
+@pytest.mark.parametrize("when", ["later", "while it pins"])
+async def test_a_batch_of_another_fingerprint_is_not_taken_for_the_one_that_is_committed(
+    tmp_path: Path, when: str
+) -> None:
+    """Whoever counts from an older state again has new records under an old number: that is said."""
+    async with lone_partition(tmp_path) as partition:
+        targets = Targets()
+        targets.may_publish.set()
+        coordinator = Coordinator(partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART], "one"))
+        await until(lambda: len(targets.pins) == 1)
+        if when == "later":
+            targets.pins[0].set_result(b"g" * 16)
+            assert await first
+        other = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART], "other"))
+        if when != "later":
+            await until(lambda: len(targets.pins) == 2)
+            targets.pins[0].set_result(b"g" * 16)
+            assert await first
+            targets.pins[1].set_exception(Problem("already_committed", outcome="not_applied"))
+
+        with pytest.raises(Problem) as problem:
+            await other
+        assert ("other_batch", "one", "not_applied") == (
+            problem.value.code,
+            problem.value.limit,
+            problem.value.outcome,
+        )
+        for same in ("one", ""):
+            assert not await coordinator.commit(SINK, 0, epoch, [], same)
+        assert [0] == targets.published
+
+
 async def test_pitfall_41_an_epoch_that_began_while_targets_pinned_refuses_the_older_driver(
     tmp_path: Path,
 ) -> None:

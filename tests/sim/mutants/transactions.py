@@ -7,15 +7,37 @@ from tests.sim.mutants.case import case
 STAGES = ("tests/node/test_stages.py",)
 COORDINATOR = ("tests/node/test_coordinator.py",)
 ONCE = ("tests/node/test_once.py",)
+FINGERPRINTS = ("tests/spark/test_fingerprints.py",)
 DELETION = ("tests/node/test_sink_deletion.py",)
 
 TRANSACTIONS = [
     case(
         "the epoch is not checked where the decision is applied",
         "laminar.node.coordinator:Coordinator._decided",
-        "if epoch != sink.epoch:",
-        "if epoch > sink.epoch:",
+        "if epoch != sink.epoch or sink.deletion:",
+        "if epoch > sink.epoch or sink.deletion:",
         tests=COORDINATOR,
+    ),
+    case(
+        "a batch of another fingerprint is taken for the one that is committed",
+        "laminar.node.coordinator:Coordinator._decided",
+        "if number == sink.number and fingerprint and known and fingerprint != known:",
+        "if False:",
+        tests=COORDINATOR,
+    ),
+    case(
+        "a batch of a checkpoint that was put back is taken for an older one",
+        "laminar.spark.fingerprints:committed_before",
+        "if other is not None and not fingerprint.is_of(other):",
+        "if False:",
+        tests=FINGERPRINTS,
+    ),
+    case(
+        "batches of as many records are taken for one, whatever Spark has journaled of them",
+        "laminar.spark.fingerprints:Fingerprint.is_of",
+        "if self.journal is not None and other.journal is not None:",
+        "if False:",
+        tests=FINGERPRINTS,
     ),
     case(
         "a batch is published before its decision is committed",
@@ -104,8 +126,8 @@ TRANSACTIONS = [
     case(
         "a sink is forgotten while its batch is being published",
         "laminar.node.sinks:Sinks._set",
-        "elif sink.once and sink.undone is None:",
-        "elif sink.once:",
+        "elif sink.once and sink.undone is None and not sink.deletion:",
+        "elif sink.once and not sink.deletion:",
         tests=ONCE,
     ),
     case(
