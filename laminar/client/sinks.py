@@ -22,12 +22,15 @@ from laminar.client.decisions import Backoff
 from laminar.client.decisions_stages import MAX_FIRST_STAGE, Epoch, Stages, joined
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, Overloaded, TimedOut
 from laminar.client.producer import DEFAULT_BUFFER_BYTES, OVERFLOW, Key
-from laminar.client.records import SinkInfo, Staged
+from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.session import Session
 from laminar.client.stager import Named, StageSender, batch_path, sink_path
 
 # Larger than a producer's: nobody waits for a stage but the commit, and each is an entry in its partition.
 DEFAULT_STAGE_BYTES = 1 << 20
+# What is larger when it names all stages names them by partition, in requests before the commit.
+ONE_REQUEST_BYTES = 1 << 20
+PINNED_AT_ONCE = 8
 
 # `already`: this batch, or a later one, was committed before.
 CommitResult = Literal["applied", "already"]
@@ -158,9 +161,12 @@ class Sink:
                 raise ConfigError(f"sink {self.name!r} has no epoch", code="not_begun", hint="begin first")
             epoch = own.number
         parts = joined(stages, sink=self.name, number=number, epoch=epoch)
-        commit = {"epoch": epoch, "parts": [part._asdict() for part in parts]}
-        body = msgspec.json.encode(commit | ({"fingerprint": fingerprint} if fingerprint else {}))
+        more = {"fingerprint": fingerprint} if fingerprint else {}
+        body = msgspec.json.encode({"epoch": epoch, "parts": [part._asdict() for part in parts]} | more)
         try:
+            if len(body) > ONE_REQUEST_BYTES:
+                pinned = await self._pin_all(number, epoch, parts, timeout)
+                body = msgspec.json.encode({"epoch": epoch, "parts": pinned} | more)
             result = await self._commit(number, body, timeout)
         except Fenced as error:
             if epoch == own.number:
@@ -176,6 +182,37 @@ class Sink:
                 result = "applied"
             own.over(number)
         return result
+
+    async def _pin_all(
+        self, number: int, epoch: int, parts: list[StagedPart], timeout: float | None
+    ) -> list[dict[str, Any]]:
+        """Name the stages of each partition in a request of its own; the parts of the commit that is left."""
+        at_once = asyncio.Semaphore(PINNED_AT_ONCE)
+
+        async def pin(part: StagedPart) -> dict[str, Any]:
+            where = {"topic": part.topic, "partition": part.partition}
+            async with at_once:
+                try:
+                    await self._session.call(
+                        "POST",
+                        f"{batch_path(self.name, number)}/pins",
+                        body=msgspec.json.encode({"epoch": epoch, **where, "stages": part.stages}),
+                        headers={"Content-Type": "application/json"},
+                        timeout_s=timeout,
+                    )
+                except Error as error:
+                    # By an earlier try: the coordinator tells.
+                    if error.code != "already_committed":
+                        raise
+            return where | {"pinned": len(part.stages)}
+
+        tasks = [asyncio.ensure_future(pin(part)) for part in parts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _commit(self, number: int, body: bytes, timeout: float | None) -> CommitResult:
         timeout_s = self._session.timeout_s if timeout is None else timeout

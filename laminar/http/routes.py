@@ -194,6 +194,13 @@ ROUTES: Final = (
         body=Body.RECORDS,
     ),
     Route(
+        "POST",
+        _S + "/batches/{number}/pins",
+        "pin_stages",
+        "Keep stages of a batch in a partition, for a commit whose stages fill several requests",
+        body=Body.JSON,
+    ),
+    Route(
         "PUT",
         _S + "/batches/{number}",
         "commit_batch",

@@ -58,11 +58,12 @@ def id_of_name(name: str) -> bytes:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit publishes in one partition: the numbers of its stages."""
+    """What a commit publishes in one partition: the numbers of its stages, or how many it has `pinned`."""
 
     topic: str
     partition: int
-    stages: list[int]
+    stages: list[int] = []
+    pinned: int = 0
 
 
 class Targets(Protocol):

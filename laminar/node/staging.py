@@ -19,6 +19,9 @@ from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.stages import BatchKey, PinOperation, PinRecord, Published, PublishRecord, Stage
 
+# Stages of one batch in one partition: their numbers fit into one request, and one entry.
+MAX_STAGES = 131_072
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -66,6 +69,15 @@ class Staging:
             raise Problem(
                 "in_progress", "this batch is being committed: nothing is added to it", outcome="not_applied"
             )
+        if pinned is not None and pinned.count >= MAX_STAGES:
+            raise Problem(
+                "invalid",
+                "a batch has no more stages in one partition: commit more often, or stage larger ones",
+                field="stages",
+                value=pinned.count + 1,
+                limit=MAX_STAGES,
+                outcome="not_applied",
+            )
         as_staged(
             frame,
             sink=batch.sink,
@@ -107,6 +119,27 @@ class Staging:
                 field="stages",
                 value=len(set(stages)),
                 limit=len(have),
+                outcome="not_applied",
+            )
+        return partition.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
+        )
+
+    def pinned(self, batch: Batch, count: int) -> asyncio.Future[Receipt]:
+        """Answer for so many stages of a batch that were pinned before: nobody can have pinned others."""
+        partition = self._partition
+        partition.check_leads()
+        self._refuse_interval()
+        self._refuse_published(batch)
+        known = partition.tables.stages.batch(batch.key)
+        have = known.count if known is not None and known.pinned else 0
+        if have != count:
+            raise Problem(
+                "no_stage",
+                f"{partition.topic}/{partition.number} has not pinned what is to be committed",
+                field="pinned",
+                value=count,
+                limit=have,
                 outcome="not_applied",
             )
         return partition.when_committed(

@@ -10,6 +10,7 @@ import pytest
 
 import laminar
 from laminar.aio import Client
+from laminar.client import sinks
 from laminar.testing.nodes import serve
 
 
@@ -77,6 +78,29 @@ async def test_workers_stage_under_an_epoch_that_begins_with_the_commit(client: 
 
     assert ("epoch", 4, 2) == (wrong.value.field, int(wrong.value.value), int(wrong.value.limit))
     assert [[b"early"]] == await values(client, "later")
+
+
+async def test_a_commit_that_is_too_large_for_one_request_is_made_in_several(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it names, and no more; and a block that is tried again after it is skipped, as ever."""
+    monkeypatch.setattr(sinks, "ONE_REQUEST_BYTES", 0)
+    await client.create_topic("pinned", partitions=20)
+    for _ in range(2):
+        async with client.transaction("pinned", 0) as tx:
+            for partition in range(20):
+                tx.append("pinned", b"%d" % partition, partition=partition)
+    assert "already" == tx.result
+    sink = client.sink("pinned")
+    async with sink.stage(1, epoch=sink.epoch) as left_out, sink.stage(1, epoch=sink.epoch) as counts:
+        left_out.append("pinned", b"left out", partition=0)
+        counts.append("pinned", b"counts", partition=0)
+    again = [await sink.commit(1, [counts.staged], fingerprint="f") for _ in range(2)]
+
+    assert ["applied", "already"] == again and "f" == (await sink.describe()).fingerprint
+    assert [[b"0", b"counts"], *([b"%d" % number] for number in range(1, 20))] == await values(
+        client, "pinned"
+    )
 
 
 async def test_an_exception_leaves_nothing_and_the_number_stays_free(client: Client) -> None:

@@ -255,6 +255,39 @@ def _apply(stages: Stages, index: int, change: tuple[int, int, int]) -> None:
     stages.appended(Header.unpack(frame), frame)
 
 
+async def test_a_batch_has_so_many_stages_in_a_partition_and_the_next_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is written, not when it is to be committed; what is there already may be sent again."""
+    monkeypatch.setattr("laminar.node.staging.MAX_STAGES", 2)
+    async with lone_partition(tmp_path) as partition:
+        for number in (0, 1, 0):
+            await stage(partition, of(0), number, b"%d" % number)
+        with pytest.raises(Problem) as problem:
+            stage(partition, of(0), 2, b"2")
+        assert ("stages", 3, 2) == (problem.value.field, problem.value.value, problem.value.limit)
+        await stage(partition, of(1), 0, b"of the next batch")
+
+
+async def test_only_what_is_pinned_is_taken_for_it(tmp_path: Path) -> None:
+    """A commit that says how many stages it has pinned would else decide on what may go."""
+    async with lone_partition(tmp_path) as partition:
+        staging = Staging(partition)
+        for number in range(3):
+            await stage(partition, of(0), number, b"%d" % number)
+        for have in (0, 2):
+            for count in {1, 2, 3} - {have}:
+                with pytest.raises(Problem) as problem:
+                    staging.pinned(of(0), count)
+                assert ("no_stage", count, have) == (
+                    problem.value.code,
+                    problem.value.value,
+                    problem.value.limit,
+                )
+            await staging.pin(of(0), [0, 2])
+        await staging.pinned(of(0), 2)
+
+
 async def test_what_is_pinned_is_never_changed_by_another_pin(tmp_path: Path) -> None:
     """A commit may have been decided on it: one that was asked for earlier and comes later takes nothing."""
     async with lone_partition(tmp_path) as partition:

@@ -49,6 +49,7 @@ from laminar.node.api.uploads import UploadRoutes
 from laminar.node.api.values import ValueRoutes
 from laminar.node.coordinator import TOPIC
 from laminar.node.settings import MAX_REPLICAS
+from laminar.node.staging import MAX_STAGES
 from laminar.node.transport import Peer
 from laminar.node.uploads import MAX_OPEN, MAX_PARTS
 
@@ -82,6 +83,7 @@ _OTHER_LIMITS = {
     "max_partitions": MAX_PARTITIONS,
     "max_replicas": MAX_REPLICAS,
     "max_upload_parts": MAX_PARTS,
+    "max_stages_of_partition": MAX_STAGES,
     "max_uploads_of_partition": MAX_OPEN,
 }
 
@@ -162,6 +164,7 @@ class Api:
             "list_sinks": sinks.sinks,
             "delete_sink": sinks.delete,
             "stage": sinks.stage,
+            "pin_stages": sinks.pin_stages,
             "commit_batch": sinks.commit,
             "cluster": cluster.cluster,
             "list_nodes": cluster.nodes,

@@ -21,14 +21,14 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 
 
 MAX_DOCUMENT_BYTES = 1 << 20
-# What is allowed to be larger: it names stages, of each partition of a batch.
-MAX_COMMIT_BYTES = 4 << 20
+# What is allowed to be larger: it names the stages of one partition, or all partitions of a batch.
+MAX_COMMIT_BYTES = 5 << 20
 # Nothing reads it.
 MAX_NO_DOCUMENT_BYTES = 64 << 10
 _MOST = (
     {operation: MAX_DOCUMENT_BYTES for operation, body in BODIES.items() if body is Body.JSON}
     | {operation: MAX_NO_DOCUMENT_BYTES for operation, body in BODIES.items() if body is Body.NONE}
-    | {"commit_batch": MAX_COMMIT_BYTES, "publish_upload": MAX_DOCUMENT_BYTES}
+    | {"pin_stages": MAX_COMMIT_BYTES, "commit_batch": MAX_COMMIT_BYTES, "publish_upload": MAX_DOCUMENT_BYTES}
 )
 
 

@@ -31,7 +31,7 @@ from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
 from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
 from laminar.node.sinks import Deletion, Sink, Target
-from laminar.node.staging import Batch, Staging
+from laminar.node.staging import MAX_STAGES, Batch, Staging
 from laminar.node.transport import Peer
 from laminar.route import Route, logical_of_key
 
@@ -59,7 +59,15 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     partition: _Number
-    stages: list[_Number]
+    stages: list[_Number] = []
+    pinned: _Number = 0
+
+
+class _Pin(msgspec.Struct, forbid_unknown_fields=True):
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    topic: str
+    partition: _Number
+    stages: Annotated[list[_Number], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
 
 
 class _Commit(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,7 +89,7 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: keep these stages; answers the group's id."""
+    """To the leader of a partition: keep these stages, or so many `pinned` ones; answers the group's id."""
 
     topic: str
     partition: int
@@ -89,6 +97,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True):
     number: int
     epoch: int
     stages: list[int]
+    pinned: int = 0
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -299,16 +308,36 @@ class SinkRoutes:
         answer = {"topic": topic, "partition": record.number, "stage": stage, "count": count}
         return Response.json(answer, status=201)
 
+    async def pin_stages(self, request: Request, sink: str, number: str) -> Response:
+        """POST /v1/sinks/{sink}/batches/{number}/pins: for a commit whose stages fill several requests."""
+        body = json_body(request, _Pin)
+        _refuse_system(body.topic, field="topic")
+        await self._look_for({body.topic})
+        self._topics.partition_record(body.topic, str(body.partition))
+        await self._at_leader(
+            PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages), bytes
+        )
+        answer = {"topic": body.topic, "partition": body.partition, "pinned": len(set(body.stages))}
+        return Response.json(answer)
+
     async def commit(self, request: Request, sink: str, number: str) -> Response:
         """PUT /v1/sinks/{sink}/batches/{number}."""
         body = json_body(request, _Commit)
-        parts = [Part(topic=part.topic, partition=part.partition, stages=part.stages) for part in body.parts]
+        parts = [
+            Part(topic=part.topic, partition=part.partition, stages=part.stages, pinned=part.pinned)
+            for part in body.parts
+        ]
         await self._look_for({part.topic for part in parts})
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
-            if not part.stages:
-                raise Problem("invalid", "a part has at least one stage", field=f"parts.{place}.stages")
+            if bool(part.stages) == bool(part.pinned):
+                raise Problem(
+                    "invalid",
+                    "a part has at least one stage: it names them, or says how many are pinned",
+                    field=f"parts.{place}.stages",
+                    value=len(part.stages),
+                )
         if len({(part.topic, part.partition) for part in parts}) != len(parts):
             raise Problem("invalid", "a partition occurs once", field="parts")
         await self._made()
@@ -415,7 +444,10 @@ class SinkRoutes:
             await staging.stage(batch, request.stage, frame, header)
             return header.count
         if isinstance(request, PinRequest):
-            await staging.pin(batch, request.stages)
+            if request.pinned:
+                await staging.pinned(batch, request.pinned)
+            else:
+                await staging.pin(batch, request.stages)
             return partition.replica.group
         if partition.replica.group != request.group:
             # Another of this name. Whether the one that was meant is no more only the catalog can say.
@@ -458,7 +490,7 @@ class SinkRoutes:
 
     async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
         """See `coordinator.Targets`."""
-        request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages)
+        request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.pinned)
         group: bytes = await self._at_leader(request, bytes)
         return group
 

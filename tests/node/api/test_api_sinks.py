@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pyarrow
 import pyarrow.ipc
 import pytest
 
+from laminar.node.api.bodies import MAX_COMMIT_BYTES
+from laminar.node.api.sinks import MAX_PARTS
+from laminar.node.staging import MAX_STAGES
 from tests.node.api.asking import ARROW, Partition, problem
 
 
@@ -376,3 +380,45 @@ def test_a_sink_that_is_deleted_is_gone_with_what_it_staged(
     stage(http, "s-deleted", 0, topic, 0, "3", epoch=newer)
     assert "applied" == commit(http, "s-deleted", 0, newer, (topic, 0, [0])).json()["result"]
     assert ["1", "3"] == Partition(http, topic, 0).values()
+
+
+def test_stages_may_be_pinned_before_a_commit_that_could_not_name_them_all(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """It says how many; another number of them, or none that are pinned, commits nothing."""
+    topic = new_topic(2)
+    epoch = begin(http, "s-pins")
+    for number in range(3):
+        stage(http, "s-pins", 0, topic, 0, str(number), epoch=epoch, stage=number)
+    stage(http, "s-pins", 0, topic, 1, "3", epoch=epoch)
+    body = {"epoch": epoch, "topic": topic, "partition": 0, "stages": [0, 2]}
+
+    def put(count: int) -> httpx.Response:
+        parts = [
+            {"topic": topic, "partition": 0, "pinned": count},
+            {"topic": topic, "partition": 1, "stages": [0]},
+        ]
+        return http.put("/v1/sinks/s-pins/batches/0", json={"epoch": epoch, "parts": parts})
+
+    problem(put(2), 409, "no_stage", field="pinned", value=2, limit=0)
+    for _ in range(2):
+        answer = http.post("/v1/sinks/s-pins/batches/0/pins", json=body)
+        assert (200, 2) == (answer.status_code, answer.json()["pinned"])
+    problem(put(3), 409, "no_stage", field="pinned", value=3, limit=2)
+    problem(http.post("/v1/sinks/s-pins/batches/0/pins", json=body | {"stages": [0]}), 409, "in_progress")
+    problem(http.post("/v1/sinks/s-pins/batches/0/pins", json=body | {"stages": []}), 422, "invalid")
+    assert [] == Partition(http, topic, 0).values()
+    assert "applied" == put(2).json()["result"]
+    assert "already" == put(2).json()["result"]
+    assert ["0", "2"] == Partition(http, topic, 0).values()
+    assert ["3"] == Partition(http, topic, 1).values()
+    problem(put(0), 422, "invalid", field="parts.0.stages", value=0)
+
+
+def test_what_a_partition_takes_of_a_batch_fits_into_one_request() -> None:
+    """And so do all partitions that a batch may have, whatever the topics are called."""
+    stages = {"epoch": 2**32 - 1, "topic": "t" * 200, "partition": 16_383, "stages": [2**53 - 1] * MAX_STAGES}
+    part = {"topic": "t" * 200, "partition": 16_383, "pinned": MAX_STAGES}
+
+    assert len(msgspec.json.encode(stages)) <= MAX_COMMIT_BYTES
+    assert len(msgspec.json.encode({"epoch": 2**32 - 1, "parts": [part] * MAX_PARTS})) <= MAX_COMMIT_BYTES

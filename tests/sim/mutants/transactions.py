@@ -75,6 +75,13 @@ TRANSACTIONS = [
         tests=STAGES,
     ),
     case(
+        "a part that is said to be pinned is decided without a pin",
+        "laminar.node.staging:Staging.pinned",
+        "if have != count:",
+        "if False:",
+        tests=STAGES,
+    ),
+    case(
         "a pin is answered before it is committed",
         "laminar.node.api.sinks:SinkRoutes._do",
         "await staging.pin(batch, request.stages)",
