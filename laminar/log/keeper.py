@@ -19,7 +19,7 @@ from laminar.batch import BatchError, Header, verify
 from laminar.log.disk import Buffer
 from laminar.log.errors import DamagedRange, DiskError, RepairRefused, StorageError
 from laminar.log.log import Log
-from laminar.log.quarantine import Damage, Sealed, document
+from laminar.log.quarantine import Damage, Sealed, Unsealed, document
 from laminar.log.rows import HEADER_SIZE, UNKNOWN_KIND, Row, pack_row
 from laminar.log.walk import packed
 
@@ -93,12 +93,16 @@ class Keeper:
         log.quarantine.lift(index)
         return self.note(log)
 
-    def sealed(self, log: Log, first_index: int, sealed: Sealed) -> None:
-        """A segment was verified; `note_sealed` makes that durable."""
-        log.quarantine.sealed[first_index] = sealed
+    def verified(self, log: Log, first_index: int, verified: Sealed | Unsealed) -> None:
+        """A segment was verified; `note_verified` makes that durable."""
+        if isinstance(verified, Sealed):
+            log.quarantine.forget_verified(first_index)
+            log.quarantine.sealed[first_index] = verified
+        else:
+            log.quarantine.unsealed = verified
         self._unnoted[log] = None
 
-    def note_sealed(self) -> None:
+    def note_verified(self) -> None:
         """Make durable which segments were verified since the last call.
 
         A log's notes are written as a whole, in the thread that all segment writes pass: with each segment
@@ -136,7 +140,7 @@ class Keeper:
         segment.replace_rows(index, rows)
         log.grown(segment, row.position + row.size)
         log.quarantine.lift(index)
-        log.quarantine.sealed.pop(segment.first_index, None)
+        log.quarantine.forget_verified(segment.first_index)
         if damage.last_index > index:
             log.quarantine.add(
                 msgspec.structs.replace(

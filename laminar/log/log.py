@@ -124,6 +124,17 @@ class Log(LogReads):
         return max(self.next_offset - self._synced_offset, 0) if self._unsynced else 0
 
     @property
+    def written_index(self) -> int:
+        """Entries up to here lie in their segments; of a log that failed nothing is known to.
+
+        What was cut counts until it is written, too: so it may be less than what is there.
+        """
+        if self.files.failure is not None:
+            return self.start.index
+        first = self._recorder.first_unwritten(self)
+        return self.last_index if first is None else min(first - 1, self.last_index)
+
+    @property
     def segment_full(self) -> bool:
         """Whether the leader should let the next entry open a segment."""
         return bool(self._segments) and self._segments[-1].size >= self._segment_size_bytes
@@ -179,7 +190,7 @@ class Log(LogReads):
                         f"time {last_time}; or its header is damaged"
                     )
                 if segment is None or flags & _OPENS_SEGMENT:
-                    segment = self._open_segment(index, next_offset)
+                    segment = self._open_segment(index, next_offset, time_ms)
                 position = segment.size
                 row = pack_row(term, base_offset, position, time_ms, tag_mask, count, size, kind)
                 segment.add(row, position + size)
@@ -227,10 +238,11 @@ class Log(LogReads):
         if self.files.failure is not None:
             raise self.files.failure
 
-    def _open_segment(self, first_index: int, first_offset: int) -> Segment:
+    def _open_segment(self, first_index: int, first_offset: int, begun_ms: int) -> Segment:
         for sealed in self._segments[-2:]:
             sealed.shed()
         segment = Segment(first_index, self.files.new_segment(first_index), first_offset=first_offset)
+        segment.begun_ms = begun_ms
         self._segments.append(segment)
         self._firsts.append(first_index)
         return segment

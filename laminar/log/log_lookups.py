@@ -108,6 +108,10 @@ class LogLookups:
         """All segments but the last: nothing is appended to them any more."""
         return self._segments[:-1]
 
+    def segments(self) -> list[Segment]:
+        """All segments, the oldest first; the last is written to."""
+        return self._segments[:]
+
     def index_of_offset(self, offset: int) -> int | None:
         """The entry that holds the record at `offset`; None when none does (yet, or any more).
 

@@ -205,6 +205,16 @@ class Recorder:
             self._recent_bytes -= len(old_frame)
             owner.forget(old_index, old_frame)
 
+    def first_unwritten(self, log: Log) -> int | None:
+        """The lowest index of this log whose frame may not be in its segment yet; None: all are."""
+        found = None
+        for number, owner, index, _ in reversed(self._recent):
+            if number <= self.written:
+                break
+            if owner is log:
+                found = index if found is None else min(found, index)
+        return found
+
     def forget_written(self) -> None:
         """Let everything go that is in its segment."""
         recent = self._recent

@@ -1,4 +1,4 @@
-"""What is known to be damaged in one log, and what its sealed segments were when they were last verified.
+"""What is known to be damaged in one log, and what its segments were when they were last verified.
 
 Loop side, in memory; `laminar.log.keeper` makes it durable as a small document in the log's folder, so it
 moves and goes with the log. A note says where damaged bytes lie and what they were: they are never served,
@@ -63,9 +63,20 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     verified_ms: int
 
 
+class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the segment that is written to was verified, and when. `segment` is its first index."""
+
+    segment: int
+    last_index: int
+    last_term: int
+    verified_ms: int
+
+
 class _Notes(msgspec.Struct):
     damages: list[Damage]
     sealed: dict[int, Sealed]
+    # What notes of an earlier version do not have.
+    unsealed: Unsealed | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(_Notes)
@@ -74,13 +85,14 @@ _decoder = msgspec.msgpack.Decoder(_Notes)
 class Quarantine:
     """See the module."""
 
-    __slots__ = ("_damages", "_firsts", "sealed", "suspicious")
+    __slots__ = ("_damages", "_firsts", "sealed", "suspicious", "unsealed")
 
     def __init__(self) -> None:
         self._damages: list[Damage] = []
         self._firsts: list[int] = []
         # By the segment's first index.
         self.sealed: dict[int, Sealed] = {}
+        self.unsealed: Unsealed | None = None
         # Rot rarely comes alone: since damage was found, all of this log is to be read again soon.
         self.suspicious = False
 
@@ -129,6 +141,8 @@ class Quarantine:
             self._keep([each for each in self._damages if each.first_index < index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index >= index]:
             del self.sealed[first]
+        if self.unsealed is not None and self.unsealed.last_index >= index:
+            self.unsealed = None
 
     def start_behind(self, index: int) -> None:
         """Entries up to `index` are gone."""
@@ -136,6 +150,14 @@ class Quarantine:
             self._keep([each for each in self._damages if each.last_index > index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index <= index]:
             del self.sealed[first]
+        if self.unsealed is not None and self.unsealed.last_index <= index:
+            self.unsealed = None
+
+    def forget_verified(self, first_index: int) -> None:
+        """A segment is no longer as it was when it was verified."""
+        self.sealed.pop(first_index, None)
+        if self.unsealed is not None and self.unsealed.segment == first_index:
+            self.unsealed = None
 
     def _keep(self, damages: list[Damage]) -> None:
         self._damages = sorted(damages, key=lambda each: each.first_index)
@@ -143,7 +165,7 @@ class Quarantine:
 
     def encode(self) -> bytes:
         """As `load` reads it."""
-        return msgspec.msgpack.encode(_Notes(self._damages, self.sealed))
+        return msgspec.msgpack.encode(_Notes(self._damages, self.sealed, self.unsealed))
 
     def load(self, disk: Disk, directory: str) -> str | None:
         """Take what was noted in a log's folder; says what was wrong with a document that cannot be read.
@@ -156,7 +178,7 @@ class Quarantine:
         except (DamagedDocument, DiskError, msgspec.DecodeError) as error:
             return str(error)
         self._keep(notes.damages)
-        self.sealed = notes.sealed
+        self.sealed, self.unsealed = notes.sealed, notes.unsealed
         return None
 
 

@@ -129,7 +129,10 @@ class Rebuild:
                 log.quarantine.lift(damage.first_index)
         for first, sealed in list(log.quarantine.sealed.items()):
             if log.term(sealed.last_index) != sealed.last_term:
-                del log.quarantine.sealed[first]
+                log.quarantine.forget_verified(first)
+        unsealed = log.quarantine.unsealed
+        if unsealed is not None and log.term(unsealed.last_index) != unsealed.last_term:
+            log.quarantine.forget_verified(unsealed.segment)
         for hole in loaded.holes:
             if log.quarantine.add(hole):
                 _log.error("%s: %s", log.name, hole.error(log.files.directory))

@@ -1,9 +1,10 @@
-"""Reads every sealed segment again within some days, so that rot is found while replicas can still heal it.
+"""Reads every segment again within some days, so that rot is found while replicas can still heal it.
 
 One piece at a time in the readers' pool, at a bounded rate: it never has more than one of their threads, and
 writers don't meet it. What it reads it takes from the medium: pages that are cached are dropped before, else
 rot on the platter would hide behind them. When each segment was last verified is kept with its log, so a
-restart goes on where it was. It finds and tells; it heals nothing.
+restart goes on where it was. Of the segment that is written to it reads what lies in the file for certain
+(`Log.written_index`): what is on its way there is no damage. It finds and tells; it heals nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from laminar.log.disk import Buffer
 from laminar.log.errors import DiskError, EntriesGone, StorageClosed, StorageError
 from laminar.log.keeper import Keeper, wall_ms
 from laminar.log.log import Log
-from laminar.log.quarantine import Sealed
+from laminar.log.quarantine import Sealed, Unsealed
 from laminar.log.reading import Piece, Readers, read_frames
 from laminar.log.rows import Row
 from laminar.log.segment_rows import ColdRows, Segment
@@ -38,7 +39,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A sealed segment, and since when nobody has looked at it."""
+    """A segment, and since when nobody has looked at it."""
 
     since_ms: int
     log: Log
@@ -124,10 +125,10 @@ class Scrubber:
                         "%s: segment %d cannot be verified: %s", due.log.name, due.first_index, error
                     )
                 if not 0 <= self._clock_ms() - noted_ms < _NOTE_EVERY_MS:
-                    self._keeper.note_sealed()
+                    self._keeper.note_verified()
                     noted_ms = self._clock_ms()
         finally:
-            self._keeper.note_sealed()
+            self._keeper.note_verified()
         segments, size, damaged = (
             self.verified_segments - before[0],
             self.verified_bytes - before[1],
@@ -143,18 +144,31 @@ class Scrubber:
         self._sealed_segments = 0
         for log in self._logs():
             suspicious, log.quarantine.suspicious = log.quarantine.suspicious, False
-            for segment in log.sealed_segments():
+            segments = log.segments()
+            for segment in segments[:-1]:
                 self._sealed_segments += 1
-                since_ms = self._since_ms(log, segment)
-                # Half of the time is reserve: for a slow disk, days of standstill, a clock put back.
-                fresh = now_ms - self._period_ms // 2 < since_ms <= now_ms
-                if suspicious or segment.first_index not in log.quarantine.sealed or not fresh:
+                known = log.quarantine.sealed.get(segment.first_index)
+                since_ms = known.verified_ms if known is not None else segment.last_row.append_time_ms
+                if suspicious or known is None or not self._is_fresh(since_ms, now_ms):
                     found.append(_Due(since_ms, log, segment.first_index))
+            if segments:
+                last = segments[-1]
+                begun_ms = self._verified_ms(log, last) or last.begun_ms
+                since_ms = begun_ms or last.last_row.append_time_ms
+                if suspicious or not begun_ms or not self._is_fresh(since_ms, now_ms):
+                    found.append(_Due(since_ms, log, last.first_index))
         return sorted(found, key=lambda due: (due.since_ms, due.first_index), reverse=True)
 
-    def _since_ms(self, log: Log, segment: Segment) -> int:
-        known = log.quarantine.sealed.get(segment.first_index)
-        return known.verified_ms if known is not None else segment.last_row.append_time_ms
+    def _is_fresh(self, since_ms: int, now_ms: int) -> bool:
+        """Whether that was lately. Half of the time is reserve: for a slow disk, days of standstill, a clock
+        put back.
+        """
+        return now_ms - self._period_ms // 2 < since_ms <= now_ms
+
+    def _verified_ms(self, log: Log, last: Segment) -> int:
+        """When the segment that is written to was verified; 0: never."""
+        known = log.quarantine.unsealed
+        return known.verified_ms if known is not None and known.segment == last.first_index else 0
 
     async def _look_again(self, log: Log) -> None:
         """A repair may have ended between its bytes and its note; a cable may have been the culprit."""
@@ -172,12 +186,15 @@ class Scrubber:
     async def _verify(self, log: Log, first_index: int) -> None:
         """Every frame of one segment against checksums and row; returns early when the log changes."""
         before = log.changes
-        segment = next((each for each in log.sealed_segments() if each.first_index == first_index), None)
+        segment = next((each for each in log.segments() if each.first_index == first_index), None)
         if segment is None:
             return
+        is_sealed = segment is not log.segments()[-1]
         digest = hashlib.sha256()
         whole = True
-        index, last = first_index, segment.last_index
+        index, last = first_index, min(segment.last_index, log.written_index)
+        if last < (segment.last_index if is_sealed else first_index):
+            return  # the next pass finds it in its file
         while index <= last:
             try:
                 rows = _rows_from(segment, index, last)
@@ -201,18 +218,20 @@ class Scrubber:
                     continue
                 whole = False
                 index = self._damaged(log, segment, rows[len(frames) :])
-        self.verified_segments += 1
-        self._keeper.sealed(
-            log,
-            first_index,
-            Sealed(
+        now_ms = self._clock_ms()
+        if is_sealed:
+            self.verified_segments += 1
+            verified: Sealed | Unsealed = Sealed(
                 last_index=last,
                 last_term=segment.last_term,
                 size=segment.size,
                 digest=digest.digest() if whole else b"",
-                verified_ms=self._clock_ms(),
-            ),
-        )
+                verified_ms=now_ms,
+            )
+        else:
+            last_term = log.term(last) or 0
+            verified = Unsealed(segment=first_index, last_index=last, last_term=last_term, verified_ms=now_ms)
+        self._keeper.verified(log, first_index, verified)
 
     def _damaged(self, log: Log, segment: Segment, rows: list[Row]) -> int:
         """Tell of a damaged entry, if that is news; returns the entry behind it."""

@@ -60,11 +60,23 @@ class Segment:
     `held_from` is the slot of the first row in `tail`; those before it are in the index file.
     """
 
-    __slots__ = ("cuts", "doubted", "file", "first_index", "first_offset", "held_from", "size", "tail")
+    __slots__ = (
+        "begun_ms",
+        "cuts",
+        "doubted",
+        "file",
+        "first_index",
+        "first_offset",
+        "held_from",
+        "size",
+        "tail",
+    )
 
     def __init__(self, first_index: int, file: SegmentFile, *, first_offset: int) -> None:
         self.first_index = first_index
         self.first_offset = first_offset
+        # The append time of its first entry; 0 where it is not known, after a start.
+        self.begun_ms = 0
         self.file = file
         self.tail = bytearray()
         self.held_from = 0

@@ -258,7 +258,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "scrub_bytes_per_s",
         int,
-        "how fast each shard reads sealed segments again, to find rot",
+        "how fast each shard reads segments again, to find rot",
         _between(_MI // 16, 4096 * _MI),
     ),
     Setting(

@@ -85,7 +85,7 @@ async def _make(*, clean: bool) -> Folder:
         if index == ENTRIES - 2:
             storage.record_hard_state(101, term=3, vote=1)
             sealed = Sealed(last_index=4, last_term=1, size=0, digest=b"", verified_ms=1)
-            storage._keeper.sealed(logs[0], 1, sealed)
+            storage._keeper.verified(logs[0], 1, sealed)
             await storage._keeper.note(logs[0])
             await storage.checkpoint()
     await storage.sync()

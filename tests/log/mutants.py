@@ -32,6 +32,7 @@ RESTARTS = "tests/log/test_restarts.py"
 NODE_RECOVERY = "tests/log/test_node_recovery.py"
 HOLES = "tests/log/test_holes.py"
 CRASHES = "tests/log/test_crashes.py"
+SCRUBBER = "tests/log/test_scrubber.py"
 MACHINE = "tests/log/test_machine.py::test_ten_thousand_steps_of_a_storage_agree_with_lists"
 TIMEOUT_S = 240
 
@@ -60,6 +61,30 @@ def _one(name: str, module: str, function: str, old: str, new: str, *tests: str)
 
 
 MUTANTS = (
+    _one(
+        "the scrubber reads what is not in its segment yet",
+        "scrubber",
+        "Scrubber._verify",
+        "min(segment.last_index, log.written_index)",
+        "segment.last_index",
+        SCRUBBER,
+    ),
+    _one(
+        "a failed log's entries count as written",
+        "log",
+        "Log.written_index",
+        "if self.files.failure is not None:",
+        "if False:",
+        SCRUBBER,
+    ),
+    _one(
+        "the segment that is written to is never scrubbed",
+        "scrubber",
+        "Scrubber._due",
+        "if segments:",
+        "if False:",
+        SCRUBBER,
+    ),
     _one(
         "the entries of a hole hold no offsets",
         "walk",
