@@ -70,6 +70,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     replace_after_ms: int = 10 * 60_000
     max_partitions: int = 10_000
     max_append_bytes: int = 16 * _MI
+    max_upload_bytes: int = 64 * 1024 * _MI
     retention_check_ms: int = 30_000
     retention_hold_ms: int = 24 * _HOUR_MS
     low_water_bytes: int = 2048 * _MI
@@ -286,6 +287,12 @@ SETTINGS: tuple[Setting, ...] = (
         _between(1, 1_000_000),
     ),
     Setting("max_append_bytes", int, "largest body of one append", _between(1024, 32 * _MI)),
+    Setting(
+        "max_upload_bytes",
+        int,
+        "bytes of unfinished uploads in one partition, so also of the largest record",
+        _between(_MI, 1 << 50),
+    ),
     Setting(
         "retention_check_ms",
         int,

@@ -267,14 +267,24 @@ class Stages:
         """How many uploads have parts here and are not published."""
         return sum(1 for batch in self._maps[0].values() if not batch.first.records)
 
+    def open_upload_bytes(self) -> int:
+        """Bytes of the uploads that are not published."""
+        return sum(batch.size_bytes for batch in self._maps[0].values() if not batch.first.records)
+
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
         """Of the uploads that nothing was added to since a time of the log: the one that holds least."""
-        idle = [
-            (batch.size_bytes, batch.last.append_time_ms, key)
+        idle = [(size, last_ms, key) for last_ms, size, key in self.idle_uploads(before_ms=before_ms)]
+        return min(idle)[2] if idle else None
+
+    def idle_uploads(self, *, before_ms: int) -> list[tuple[int, int, BatchKey]]:
+        """Uploads that nothing was added to since a time of the log, the longest first: when something was,
+        and their bytes.
+        """
+        return sorted(
+            (batch.last.append_time_ms, batch.size_bytes, key)
             for key, batch in self._maps[0].items()
             if not batch.first.records and batch.last.append_time_ms < before_ms
-        ]
-        return min(idle)[2] if idle else None
+        )
 
     def batches(self) -> Iterator[tuple[BatchKey, OpenBatch]]:
         """All that is open, in order of first entry."""

@@ -19,14 +19,24 @@ from laminar.http.errors import Problem
 from laminar.large import combine
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
-from laminar.node.stages import LargeRecord, PublishedUpload, PublishRecord, Stage, Stages, upload_key
+from laminar.node.stages import (
+    BatchKey,
+    LargeRecord,
+    PublishedUpload,
+    PublishRecord,
+    Stage,
+    Stages,
+    upload_key,
+)
 from laminar.node.staging import Batch, Staging
 
 # So many parts has a record at most: its publish, which is read before any of them, names each.
 MAX_PARTS = 50_000
 # Uploads under way in one partition: what they hold is kept from retention.
 MAX_OPEN = 256
-# Of so many, one that had no part added for so long makes way for a new one.
+# What those of one partition hold at most, if no setting says otherwise.
+MAX_BYTES = 64 << 30
+# Of too many, or too much, one that had no part added for so long makes way for a new one.
 IDLE_MS = 60_000
 # Checksums that are joined in one turn: 3 ms, or less; and of how many parts of a length it knows a table.
 _AT_ONCE = 64
@@ -41,8 +51,9 @@ def id_of(name: str) -> bytes:
 class Uploads:
     """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, *, max_bytes: int = MAX_BYTES) -> None:
         self._partition = partition
+        self._max_bytes = max_bytes
 
     @property
     def _stages(self) -> Stages:
@@ -70,6 +81,7 @@ class Uploads:
             return partition.when_committed(known.index, Receipt(partition.number, 0, 1, duplicate=True))
         if self._stages.batch(key) is None:
             self._make_room()
+        self._make_room_for(key, header.frame_size)
         return partition.append_control(frame)
 
     async def publish(
@@ -144,20 +156,62 @@ class Uploads:
         count = self._stages.open_uploads()
         if count < MAX_OPEN:
             return
-        partition = self._partition
-        now_ms = max(partition.replica.wall_ms(), partition.log.last_append_time_ms)
-        idle = self._stages.idle_upload(before_ms=now_ms - IDLE_MS)
-        if idle is not None:
-            sink, number, epoch = idle
-            dropped = Staging(partition).drop(Batch(sink=sink, number=number, epoch=epoch))
-            dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        idle = self._stages.idle_upload(before_ms=self._idle_since_ms())
+        if idle is None:
+            raise self._quota("so many uploads are under way", field="uploads", value=count, limit=MAX_OPEN)
+        self._drop(idle)
+
+    def _make_room_for(self, key: BatchKey, size_bytes: int) -> None:
+        """For a part of so many bytes: where unfinished uploads hold too much, others that nobody goes on
+        with are dropped, those that have waited longest first.
+
+        Raises 413 `too_large` where this upload alone would hold too much, and 429 `quota` where somebody
+        goes on with the others.
+        """
+        limit = self._max_bytes
+        own = self._stages.batch(key)
+        alone = size_bytes + (own.size_bytes if own is not None else 0)
+        if alone > limit:
+            raise Problem(
+                "too_large",
+                "this upload would hold more than all unfinished uploads of a partition may",
+                field="upload_bytes",
+                value=alone,
+                limit=limit,
+                hint="The node's setting max_upload_bytes allows more.",
+                outcome="not_applied",
+            )
+        wanted = self._stages.open_upload_bytes() + size_bytes
+        if wanted <= limit:
             return
-        raise Problem(
+        idle = [each for each in self._stages.idle_uploads(before_ms=self._idle_since_ms()) if each[2] != key]
+        if wanted - sum(size for _, size, _ in idle) > limit:
+            raise self._quota(
+                "unfinished uploads hold too much", field="upload_bytes", value=wanted, limit=limit
+            )
+        for _, size, other in idle:
+            self._drop(other)
+            wanted -= size
+            if wanted <= limit:
+                return
+
+    def _idle_since_ms(self) -> int:
+        partition = self._partition
+        return max(partition.replica.wall_ms(), partition.log.last_append_time_ms) - IDLE_MS
+
+    def _drop(self, key: BatchKey) -> None:
+        sink, number, epoch = key
+        dropped = Staging(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
+        dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _quota(self, why: str, *, field: str, value: int, limit: int) -> Problem:
+        return Problem(
             "quota",
-            f"so many uploads are under way in {partition.topic}/{partition.number}",
-            field="uploads",
-            value=count,
-            limit=MAX_OPEN,
+            f"{self._partition.topic}/{self._partition.number}: {why}",
+            field=field,
+            value=value,
+            limit=limit,
+            hint="Publish or drop what was begun; what nobody adds to for a minute makes way.",
             retry_after_ms=1000,
             outcome="not_applied",
         )

@@ -198,6 +198,51 @@ async def test_of_too_many_uploads_one_that_nobody_goes_on_with_makes_way(
         await publish(partition, b"x" * 1000, upload=b"a" * 16)
 
 
+async def test_what_unfinished_uploads_hold_is_bounded(tmp_path: Path) -> None:
+    """Others that nobody goes on with make way, longest idle first; else one waits; what is too large alone
+    is told so. A retry of a part that is there takes no room.
+    """
+    limit = 10_000
+
+    def put_some(upload: bytes, number: int, size: int) -> asyncio.Future[Receipt]:
+        frame = build_part(b"x" * size, upload=upload * 16, number=number)
+        return Uploads(partition, max_bytes=limit).part(upload * 16, frame)
+
+    async with lone_partition(tmp_path) as partition:
+        now_ms = [partition.replica.wall_ms()]
+        partition.replica.wall_ms = lambda: now_ms[0]
+        for upload in (b"a", b"b", b"c"):
+            await put_some(upload, 0, 3000)
+            now_ms[0] += 1000
+        last = partition.log.last_index
+        with pytest.raises(Problem) as full:
+            put_some(b"c", 1, 3000)
+        with pytest.raises(Problem) as large:
+            put_some(b"c", 1, 7000)
+        assert (await put_some(b"c", 0, 3000)).duplicate
+        assert last == partition.log.last_index
+        assert ("quota", "upload_bytes", 4 * 3128, limit) == (
+            full.value.code,
+            full.value.field,
+            full.value.value,
+            full.value.limit,
+        )
+        assert ("too_large", "upload_bytes", 3128 + 7128, limit) == (
+            large.value.code,
+            large.value.field,
+            large.value.value,
+            large.value.limit,
+        )
+
+        now_ms[0] += uploads_module.IDLE_MS + 1000
+        await put_some(b"c", 1, 3000)
+
+        open_now = {key[0][:1] for key, _ in partition.tables.stages.batches()}
+        assert {b"b", b"c"} == open_now
+        await publish(partition, b"x" * 3000, b"x" * 3000, upload=b"c" * 16)
+        await put_some(b"d", 0, 5000)
+
+
 async def test_an_upload_that_breaks_off_leaves_nothing_in_the_table(tmp_path: Path) -> None:
     """Dropped by whoever began it, or for its age by an entry of the leader; then nothing holds the log."""
     async with lone_partition(tmp_path) as partition:

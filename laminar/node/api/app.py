@@ -298,7 +298,8 @@ class Api:
 
     def _limits(self, request: Request) -> Response:
         """GET /v1/limits."""
-        return Response.json(self.limits.document() | _OTHER_LIMITS)
+        of_settings = {"max_upload_bytes_of_partition": self._shard.boot.settings.max_upload_bytes}
+        return Response.json(self.limits.document() | _OTHER_LIMITS | of_settings)
 
     # -- for other shards ------------------------------------------------------------------
 

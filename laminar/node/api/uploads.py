@@ -44,6 +44,9 @@ class UploadRoutes:
         self._fetch = fetch
         self._limits = limits
 
+    def _uploads(self, led: Partition) -> Uploads:
+        return Uploads(led, max_bytes=self._shard.boot.settings.max_upload_bytes)
+
     async def part(self, request: Request, topic: str, partition: str, upload: str, part: str) -> Response:
         """PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
         number = int(part)
@@ -56,7 +59,7 @@ class UploadRoutes:
 
         async def here(led: Partition) -> Response:
             frame = build_part(request.body, upload=id_of(upload), number=number)
-            receipt = await Uploads(led).part(id_of(upload), frame)
+            receipt = await self._uploads(led).part(id_of(upload), frame)
             answer = {"upload": upload, "part": number, "size_bytes": len(request.body)}
             return _answer(answer, [], again=receipt.duplicate)
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from laminar.batch import build
+from laminar.testing.nodes import serve
 from tests.node.api.asking import BATCH, ENVELOPE_LINES, MAX_APPEND_BYTES, NDJSON, Partition, problem
 
 
@@ -239,3 +240,24 @@ def test_a_body_that_unfolds_to_more_than_the_limit_is_refused(
     assert refused["field"]
     assert_nothing_waits(http)
     assert 0 == partition.append("next")
+
+
+def test_unfinished_uploads_hold_no_more_than_the_nodes_setting() -> None:
+    """413 for one that is larger alone, 429 for one beside others; both name value and limit, and nothing is
+    taken. What is dropped makes room.
+    """
+    limit = 1 << 20
+    with serve(settings={"max_upload_bytes": limit}) as url:
+        with httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+            http.put("/v1/topics/t", json={"partitions": 1, "replicas": 1})
+            path = "/v1/topics/t/partitions/0/uploads"
+
+            def put(name: str, part: int) -> httpx.Response:
+                return http.put(f"{path}/{name}/parts/{part}", content=b"x" * 700_000)
+
+            assert limit == http.get("/v1/limits").json()["max_upload_bytes_of_partition"]
+            assert 201 == put("one", 0).status_code
+            problem(put("one", 1), 413, "too_large", field="upload_bytes", limit=limit)
+            problem(put("two", 0), 429, "quota", field="upload_bytes", limit=limit)
+            assert 204 == http.delete(f"{path}/one").status_code
+            assert 201 == put("two", 0).status_code
