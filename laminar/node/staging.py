@@ -20,7 +20,7 @@ from laminar.node.receipts import Receipt
 from laminar.node.stages import BatchKey, PinOperation, PinRecord, Published, PublishRecord, Stage
 
 # Stages of one batch in one partition: their numbers fit into one request, and one entry.
-MAX_STAGES = 131_072
+MAX_STAGES = 262_144
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,11 @@ class Staging:
         if pinned is not None and pinned.count >= MAX_STAGES:
             raise Problem(
                 "invalid",
-                "a batch has no more stages in one partition: commit more often, or stage larger ones",
+                "a batch has no more stages in one partition, those of tries that failed included",
                 field="stages",
                 value=pinned.count + 1,
                 limit=MAX_STAGES,
+                hint="Commit more often, or stage larger batches of records.",
                 outcome="not_applied",
             )
         as_staged(

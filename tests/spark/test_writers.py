@@ -12,6 +12,7 @@ import laminar
 types = pytest.importorskip("pyspark.sql.types")
 pyarrow = pytest.importorskip("pyarrow")
 
+from laminar.client.errors import NotFound  # noqa: E402  # behind what is skipped without pyspark
 from laminar.spark import writers  # noqa: E402  # only with pyspark
 from laminar.spark.fingerprints import OtherBatch  # noqa: E402  # behind what is skipped without pyspark
 from laminar.spark.sink_options import parse_sink  # noqa: E402  # behind what is skipped without pyspark
@@ -86,6 +87,19 @@ def test_no_batch_of_a_checkpoint_that_was_put_back_is_taken_for_an_older_one(
     assert [b"a", b"b", b"c"] == values(topic)
     query.run(3, b"d", journal="3 to 4")
     assert [b"a", b"b", b"c", b"d"] == values(topic)
+
+
+def test_a_query_whose_sink_was_deleted_ends_and_writes_nothing_twice(
+    topic: Topic, query: Query, client: laminar.Client
+) -> None:
+    """It would not know what it has committed; the error says why."""
+    query.run(0, b"a", journal="0 to 1")
+    client.sink(f"spark-{topic.name}").delete()
+
+    for number in (0, 1):
+        with pytest.raises(NotFound, match="was deleted"):
+            query.run(number, b"b", journal=f"{number} to {number + 1}")
+    assert [b"a"] == values(topic)
 
 
 @pytest.mark.parametrize("committed", [False, True])
