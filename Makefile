@@ -39,15 +39,19 @@ help:
 demo: .venv/.spark java
 	$(BIN)/laminar demo
 
-# The first stage is pure or small and shares the cores. The second runs real nodes, then Spark, alone. What `make
-# check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes then, unless
-# tests/unsteady.txt has it: docs/decisions/0011.
+# The first stage is pure or small, the second runs clusters: two tests at a time. One at a time is what has a load of
+# its own that neighbours may starve, the documentation, whose ports are fixed, and Spark, which uses both cores by
+# itself. What `make check` runs is left out here. What fails is run once more, alone, and fails the stage also if it
+# passes then, unless tests/unsteady.txt has it: docs/decisions/0011.
 SMALL := -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs --ignore=tests/spark \
   --ignore=tests/ebpf --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py --ignore=tests/test_licences.py
-WHOLE := -p no:xdist tests/ebpf tests/cluster tests/docs tests/spark
+LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
+CLUSTERS := -n 2 --dist loadscope tests/ebpf tests/cluster $(LOADED:%=--ignore=%)
+ALONE := -p no:xdist $(LOADED) tests/docs tests/spark
 test: .venv/.spark java
 	$(BIN)/python -m tests.stage $(SMALL)
-	$(BIN)/python -m tests.stage $(WHOLE)
+	$(BIN)/python -m tests.stage $(CLUSTERS)
+	$(BIN)/python -m tests.stage $(ALONE)
 
 # The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
 test-long: .venv/.spark build/fuzz/bin/st java
