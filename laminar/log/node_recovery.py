@@ -7,6 +7,7 @@ old homes, untouched in meaning, or the new ones.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -16,12 +17,15 @@ import msgspec
 
 from laminar.log.disk import Disk
 from laminar.log.document import Document
+from laminar.log.errors import DamagedDocument
 from laminar.log.journal import Journal
 from laminar.log.manifest import Manifest, ReplicaEntry
 from laminar.log.reading import Readers
 from laminar.log.recovery import Recovered, recover_home
 from laminar.log.settings import StorageSettings
 from laminar.log.writer import Writer
+
+_log = logging.getLogger("laminar.recovery")
 
 _HOME = re.compile(r"(\d+)-(\d+)")
 ShardOf = Callable[[ReplicaEntry, int], int]
@@ -69,8 +73,7 @@ def recover_node(
     node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
     disk.make_directory(os.path.join(data_directory, "shards"))
     document = Document(disk, data_directory, "map")
-    payload = document.read()
-    current = Map(1, shards) if payload is None else msgspec.msgpack.decode(payload, type=Map)
+    current = _read_map(disk, data_directory, document) or Map(1, shards)
     # Also what was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
     node.remove_homes(lambda number: number != current.number)
@@ -95,6 +98,38 @@ def recover_node(
     document.write(msgspec.msgpack.encode(wanted))
     node.remove_homes(lambda number: number != wanted.number)
     return wanted
+
+
+def _read_map(disk: Disk, data_directory: str, document: Document) -> Map | None:
+    """The map; None before the first start has written one.
+
+    One that is missing or damaged is told by the homes there: of one number alone, as while their number
+    changes there are two, and without a gap. Raises `DamagedDocument` where they do not tell it: what counts
+    is then for a person to say, and no home is touched.
+    """
+    problem = f"no map in {data_directory}"
+    try:
+        payload = document.read()
+    except DamagedDocument as error:
+        payload, problem = None, str(error)
+    if payload is not None:
+        return msgspec.msgpack.decode(payload, type=Map)
+    directory = os.path.join(data_directory, "shards")
+    found = [(int(match[1]), int(match[2])) for match in map(_HOME.fullmatch, disk.list(directory)) if match]
+    if not found and not document.exists():
+        return None
+    numbers = {number for number, _ in found}
+    if len(numbers) != 1 or sorted(shard for _, shard in found) != list(range(len(found))):
+        homes = ", ".join(f"{number}-{shard}" for number, shard in sorted(found)) or "none"
+        raise DamagedDocument(
+            f"{problem}, and the homes in {directory} ({homes}) do not tell it. Put the map back from a copy "
+            "of the folder; nothing was changed"
+        )
+    known = Map(numbers.pop(), len(found))
+    _log.critical(
+        "%s; by the homes in %s it is number %d, of %d shards", problem, directory, known.number, known.shards
+    )
+    return known
 
 
 class _Node:

@@ -13,24 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from laminar.log import DamagedRange, Log, Storage, StorageError
+from laminar.log import DamagedRange, Log, Storage, StorageError, recover_node
 from laminar.log.quarantine import Sealed
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import HOME, LOGS, contents, frame_for, manifest_entry, open_inline
+from tests.log.histories import HOME, LOGS, SMALL, contents, frame_for, manifest_entry, open_inline
 
 BLOCK = 4096
 _TRASH = "data/trash"
+# As a node names it (`laminar.node.derived`), which passes over one that does not hold.
+DERIVED = "derived"
 FIRSTS = (1, 5, 9)
 ENTRIES = 14
 _KINDS = (
     (re.compile(r".*/checkpoint-.*"), "checkpoint"),
     (re.compile(r".*/manifest-.*"), "manifest"),
+    (re.compile(r"data/map-.*"), "map"),
+    (re.compile(r".*/derived-.*"), "derived"),
     (re.compile(r".*/health-.*"), "notes"),
     (re.compile(r".*/journal-\d+"), "journal"),
     (re.compile(r".*/spare.*"), "spare"),
@@ -40,7 +45,7 @@ _KINDS = (
     (re.compile(r".*/0*5\.log"), "middle segment"),
     (re.compile(r".*/0*9\.log"), "last segment"),
 )
-_COPIES = ("checkpoint", "manifest", "notes")
+_COPIES = ("checkpoint", "manifest", "map", "notes", "derived")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ async def _make(*, clean: bool) -> Folder:
     in the segments, but in no checkpoint.
     """
     disk = FaultDisk()
+    _recover(disk)
     storage = open_inline(disk)
     logs = [storage.create_log("long", 1), storage.create_log("short", 2)]
     await storage.sync()
@@ -87,6 +93,7 @@ async def _make(*, clean: bool) -> Folder:
             sealed = Sealed(last_index=4, last_term=1, size=0, digest=b"", verified_ms=1)
             storage._keeper.verified(logs[0], 1, sealed)
             await storage._keeper.note(logs[0])
+            await storage.keep_beside(logs[0], DERIVED, b"a shortcut that nobody needs" * 400)
             await storage.checkpoint()
     await storage.sync()
     frames = {log.log_id: contents(log) for log in logs}
@@ -98,8 +105,16 @@ async def _make(*, clean: bool) -> Folder:
     return Folder(disk, frames)
 
 
+def _recover(disk: FaultDisk) -> None:
+    """What comes before the homes are opened, as in a node."""
+    recover_node(
+        disk, "data", shards=1, shard_of=lambda entry, shards: 0, settings=SMALL, rng=random.Random(1)
+    )
+
+
 def files_of(disk: FaultDisk) -> Iterator[str]:
-    """Every file below home and logs."""
+    """Every file below home and logs, and the map."""
+    yield from (f"data/{name}" for name in disk.list("data") if name.startswith("map-"))
     for top in (HOME, LOGS, _TRASH):
         for name in disk.list(top):
             if top == HOME and not name.startswith("damaged-"):
@@ -207,6 +222,7 @@ def _bytes_of(disk: FaultDisk, top: str) -> bytes:
 
 async def _look(disk: FaultDisk, folder: Folder) -> str:
     try:
+        _recover(disk)
         storage = open_inline(disk)
     except StorageError as error:
         assert HOME in str(error) or LOGS in str(error), f"a refusal that names nothing: {error}"

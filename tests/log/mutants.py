@@ -449,6 +449,22 @@ MUTANTS = (
         "document.write(msgspec.msgpack.encode(wanted)); node.deal(recovered, wanted, shard_of)",
         f"{NODE_RECOVERY}::test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes",
     ),
+    _one(
+        "a map that is missing passes for that of a first start",
+        "node_recovery",
+        "_read_map",
+        "if not found and not document.exists():",
+        "if not document.exists():",
+        NODE_RECOVERY,
+    ),
+    _one(
+        "homes of two numbers pass for those of a map",
+        "node_recovery",
+        "_read_map",
+        "len(numbers) != 1",
+        "len(numbers) == 0",
+        NODE_RECOVERY,
+    ),
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from laminar.log import Map, ReplicaEntry, recover_node, shard_home
+import pytest
+
+from laminar.log import DamagedDocument, Map, ReplicaEntry, recover_node, shard_home
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import SMALL, contents, frame_for, manifest_entry, open_inline, run, settle
 
@@ -91,3 +93,68 @@ def test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes() 
             _check_node(disk, shards, held)
 
     run(main())
+
+
+@pytest.mark.parametrize("how", ["rotten", "missing"])
+def test_a_map_that_is_gone_is_told_by_the_homes(how: str) -> None:
+    """Their number and count stand in their names: everything is there, also when another number of shards is
+    wanted now.
+    """
+
+    async def main() -> None:
+        for wanted in (3, 2):
+            disk = FaultDisk()
+            await _fill(disk, _recover(disk, 2), 5, b"first")
+            disk.kill()
+            held = await _fill(disk, _recover(disk, 3), 5, b"second")
+            disk.kill()
+            _harm_map(disk, how)
+
+            shards = _recover(disk, wanted)
+
+            assert wanted == shards.shards
+            _check_node(disk, shards, held)
+            disk.kill()
+            assert shards == _recover(disk, wanted)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["rotten", "missing"])
+@pytest.mark.parametrize("homes", ["of two numbers", "with a gap", "none"])
+def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, homes: str) -> None:
+    """A change of the number of shards was under way, or more is missing: nobody guesses."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        await _fill(disk, _recover(disk, 3), 5, b"value")
+        disk.kill()
+        _harm_map(disk, how)
+        if homes == "of two numbers":
+            disk.make_directory("data/shards/2-3")
+        elif homes == "with a gap":
+            disk.remove_tree("data/shards/1-1")
+        else:
+            for shard in range(3):
+                disk.remove_tree(f"data/shards/1-{shard}")
+        before = [each for each in disk.files("data") if not each[0].endswith("/lock")]
+        if (how, homes) == ("missing", "none"):
+            assert Map(1, 3) == _recover(disk, 3), "a folder that was never used is no other"
+            return
+
+        with pytest.raises(DamagedDocument, match=r"no .*map in data.* homes in data/shards \("):
+            _recover(disk, 3)
+
+        assert before == [each for each in disk.files("data") if not each[0].endswith("/lock")]
+
+    run(main())
+
+
+def _harm_map(disk: FaultDisk, how: str) -> None:
+    for name in disk.list("data"):
+        if name.startswith("map-"):
+            if how == "rotten":
+                disk.rot(f"data/{name}", 20)
+            else:
+                disk.unlink(f"data/{name}")
+    disk.sync_directory("data")
