@@ -439,6 +439,28 @@ async def test_what_is_staged_goes_when_its_write_is_over_and_in_a_day_at_the_la
         assert partition.tables.stages.batch(batch.key) is None
 
 
+async def test_a_sink_is_asked_for_once_in_a_look_whatever_it_has_staged(tmp_path: Path) -> None:
+    """A job of hours over thousands of partitions would else ask its coordinator for each of them."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        asked: list[bytes] = []
+
+        class Counting:
+            end = coordinator.end
+
+            async def status(self, sink: bytes, /) -> Sink:
+                asked.append(sink)
+                return await coordinator.status(sink)
+
+        for number in range(3):
+            await stage(partition, 1, number=number)
+        cleaner = janitor(partition, Counting(), age_ms=2 * STAGE_AGE_MS)
+        for _ in range(3):
+            await cleaner.clean(partition)
+        assert [SINK] == asked and 3 == len(partition.tables.stages)
+
+
 class Away:
     """Coordinators that cannot be asked."""
 
@@ -465,7 +487,7 @@ async def test_while_no_coordinator_answers_what_is_staged_stays_for_a_day_and_n
     async with lone_partition(tmp_path) as partition:
         away = Away()
         for number in range(5):
-            await stage(partition, 1, number=number)
+            await stage(partition, 1, sink=b"%d" % number * 16)
         kept = await pinned(partition, 2)
         await janitor(partition, away, age_ms=OPEN_AGE_MS - 60_000).clean(partition)
         assert (6, 2) == (len(partition.tables.stages), away.most)

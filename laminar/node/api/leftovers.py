@@ -51,11 +51,14 @@ class Leftovers:
     def __init__(self, shard: Shard, coordinators: Coordinators) -> None:
         self._shard = shard
         self._coordinators = coordinators
+        # What was heard of sinks since the last look began: that a batch is over stays so.
+        self._heard: dict[bytes, Sink | Problem] = {}
         shard.spawn(self._clean_up())
 
     async def _clean_up(self) -> None:
         while True:
             await asyncio.sleep(JANITOR_S)
+            self._heard.clear()
             for partition in list(self._shard.partitions.values()):
                 if partition.leads and partition.tables.stages:
                     await self.clean(partition)
@@ -77,8 +80,15 @@ class Leftovers:
             if held.first.records and (held.pinned_ms or held.last.append_time_ms) < hour_ago_ms
         ]
         asked = old if len(old) <= ASKED_AT_ONCE else self._shard.rng.sample(old, ASKED_AT_ONCE)
-        # At once: one whose coordinator is away keeps nobody else waiting.
+        # At once: one whose coordinator is away keeps nobody else waiting. Each once, for all partitions.
+        await asyncio.gather(*map(self._ask, {key[0] for key, _ in asked} - self._heard.keys()))
         await asyncio.gather(*(self._drop_if_over(partition, key, age_ms) for key, age_ms in asked))
+
+    async def _ask(self, sink: bytes) -> None:
+        try:
+            self._heard[sink] = await self._coordinators.status(sink)
+        except Problem as problem:
+            self._heard[sink] = problem
 
     async def _drop_if_over(self, partition: Partition, key: BatchKey, pinned_for_ms: int) -> None:
         try:
@@ -92,7 +102,9 @@ class Leftovers:
     async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
         """Whether a batch can't be published any more, by what its coordinator has committed."""
         sink, number, epoch = key
-        known = await self._coordinators.status(sink)
+        known = self._heard[sink]
+        if isinstance(known, Problem):
+            raise known
         if epoch >= FIRST_ONCE_EPOCH and pinned_for_ms > ONCE_MS:
             undecided = known.once and known.epoch == epoch and known.number < 0
             if undecided or known.epoch == 0:
