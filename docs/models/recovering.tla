@@ -249,8 +249,8 @@ Damage(i) ==
   /\ \E keep \in 0..Len(log[i]) : Cut(i, Pre(log[i], keep), TRUE)
   /\ IF ~HsLoss THEN UNCHANGED <<term, voted>>
      ELSE /\ voted' = [voted EXCEPT ![i] = None]
-          /\ \E t \in Terms : /\ IF "oldterm" \in Mut THEN t \in {term[i], term[i] - 1} ELSE t > term[i]
-                               /\ term' = [term EXCEPT ![i] = t]
+          /\ \E t \in IF "oldterm" \in Mut THEN {term[i], term[i] - 1} \ {0} ELSE {t \in Terms : t > term[i]} :
+               term' = [term EXCEPT ![i] = t]
   /\ Same
 (* A marked learner that was never a voter, as far as it knows, begins again with an empty log. *)
 BeginAnew(i) ==
