@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Block
+from tests.docs.pages import ROOT, Block
 
 DEV = "laminar dev"
 PORTS = (7070, 7270, 7470)
@@ -66,9 +67,29 @@ def dev(terminal: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     assert "" == complaints.read_text()
 
 
+def first_line(command: list[str], block: Block, *, env: dict[str, str], cwd: Path) -> str:
+    """What a block that goes on until Ctrl-C prints first; that is its end, not a failure."""
+    with subprocess.Popen(
+        command, env=env, cwd=cwd, stdout=subprocess.PIPE, text=True, process_group=0
+    ) as running:
+        late = threading.Timer(RUN_LIMIT_S, os.killpg, (running.pid, signal.SIGKILL))
+        late.start()
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()
+            os.killpg(running.pid, signal.SIGINT)
+            assert 0 == running.wait(), f"{block} ended with {running.returncode}"
+        finally:
+            late.cancel()
+    return line
+
+
 @pytest.fixture
 def run(dev: None, terminal: dict[str, str], tmp_path: Path) -> Run:
-    """Runs a block word for word in a fresh process; what it printed. Fails if it fails, or complains."""
+    """Runs a block word for word in a fresh process, in a folder that has the checkout's examples; what it
+    printed. Fails if it fails, or complains.
+    """
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
 
     def run_block(block: Block) -> str:
         if block.language == "python" and "\ndef test_" in "\n" + block.text:
@@ -79,6 +100,8 @@ def run(dev: None, terminal: dict[str, str], tmp_path: Path) -> Run:
             command = [sys.executable, "-c", block.text]
         else:
             command = ["bash", "-eu", "-o", "pipefail", "-c", block.text]
+        if block.text.endswith(" -f\n"):
+            return first_line(command, block, env=terminal, cwd=tmp_path)
         ended = subprocess.run(
             command, env=terminal, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_LIMIT_S
         )

@@ -18,8 +18,10 @@ PREPARATION = {
     f". .venv/bin/activate\n{DEV}\n",
 }
 
-PAGES = ("README.md", "docs/clients.md")
-RUNNABLE = [block for page in PAGES for block in blocks_of(page) if block.text not in PREPARATION]
+PAGES = ("README.md", "docs/clients.md", "docs/first-steps.md")
+RUNNABLE = [
+    block for page in PAGES for block in blocks_of(page) if block.text not in PREPARATION | {f"{DEV}\n"}
+]
 # What an operator types on the cluster that these pages have filled; the rest starts nodes of its own.
 RUNNABLE += [block for block in blocks_of("docs/operating.md") if "localhost:7070" in block.text]
 
