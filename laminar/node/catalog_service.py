@@ -270,7 +270,7 @@ class CatalogService:
             weights = controller.placement_weights()
             if len(weights) < wanted:
                 return CatalogAnswer(error="too_few_nodes", wanted=wanted, alive=len(weights))
-        weights = controller.placement_weights()
+        weights = self._weights_for(request.replicas)
         result = await self._group.catalog.create_topic(
             request.name,
             partitions=request.partitions,
@@ -286,6 +286,21 @@ class CatalogService:
         if result.ok:
             await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
         return CatalogAnswer(result=result, version=self._group.catalog.state().version)
+
+    def _weights_for(self, replicas: int) -> dict[str, float]:
+        """Nodes for new replicas: those that answer now, where they are enough.
+
+        Gossip takes a second or two to see that a node is gone. That its connections broke is seen at once.
+        """
+        controller, replica = self._controller, self._group.replica
+        weights, statuses = controller.placement_weights(), controller.statuses()
+        nodes = self._group.catalog.state().nodes
+        answering = {
+            node: weight
+            for node, weight in weights.items()
+            if statuses.get(node) == "alive" and controller.driver.hears(replica, nodes[node].catalog_replica)
+        }
+        return answering if len(answering) >= replicas else weights
 
     def _may_come_up(self, wanted: int) -> bool:
         """Whether too few nodes are seen alive, but of some it is only not known yet.

@@ -143,3 +143,18 @@ async def test_machines_that_lose_their_folders_one_after_the_other_are_replaced
     await load.finish()
     assert [] == await violations(three.urls, LOADED, load)
     assert [] == await converged(three, LOADED, 1, replicas=3)
+
+
+def test_a_topic_made_right_after_a_nodes_death_is_placed_elsewhere(cluster: LocalCluster) -> None:
+    """Gossip needs a second or two to notice; the catalog's leader sees its connections break."""
+    until_three_vote(cluster.urls[0])
+    url = cluster.urls[0]
+    dead = cluster.members[3]
+    cluster.kill(dead.number)
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
+        made = http.put("/v1/topics/new", json={"partitions": 8, "replicas": 3})
+        assert 201 == made.status_code, made.text
+        partitions = http.get("/v1/topics/new/partitions").json()["partitions"]
+
+    assert {"live"} == {each["state"] for each in partitions}
+    assert dead.name not in {replica["node"] for each in partitions for replica in each["replicas"]}

@@ -26,7 +26,17 @@ PUT_BACK = (
 )
 ACCEPTED = ("tests/sim/test_marks.py::test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins",)
 
+DIED = ("tests/node/test_placement.py",)
+
 NODES = [
+    case(
+        "a new topic is placed on a node that has just died",
+        "laminar.node.catalog_service:CatalogService._weights_for",
+        "return answering if len(answering) >= replicas else weights",
+        "return weights",
+        tests=DIED,
+        tests_only=True,
+    ),
     case(
         "a replica whose folder went back takes part in terms that it forgot",
         "laminar.node.driver:Driver._mark_forgetful",
