@@ -171,6 +171,30 @@ def test_a_wiped_checkpoint_is_another_sink(topic: Topic, out: Topic, start: Sta
 
 
 @pytest.mark.parametrize(
+    ("committed", "said"),
+    [(250, "has committed batch 1 with 250 records, and it was another"), (700, "batch 1 is below the last")],
+)
+def test_a_checkpoint_that_was_put_back_ends_the_query_and_writes_nothing(
+    topic: Topic, out: Topic, start: Start, tmp_path: Path, committed: int, said: str
+) -> None:
+    """Its next batch has a number that the sink has committed, and other records: none is dropped unsaid."""
+    fill(topic, 250)
+    finish(start(out, kind="laminar"))
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "backup")
+    fill(topic, committed, first=250)
+    finish(start(out, kind="laminar"))
+    written = by_key(out)
+    shutil.rmtree(tmp_path / "checkpoint")
+    (tmp_path / "backup").rename(tmp_path / "checkpoint")
+    fill(topic, 100, first=250 + committed)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match=said):
+            finish(start(out, kind="laminar"))
+    assert expected(250 + committed) == written == by_key(out)
+
+
+@pytest.mark.parametrize(
     ("select", "to", "options", "said"),
     [
         ("key", "out", {}, "column value is missing"),
