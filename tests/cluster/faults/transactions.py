@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 import laminar
+from laminar.node.api.leftovers import OPEN_AGE_MS
 from laminar.testing.checkers import History, Violation, check_transactions
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.drivers import Drivers
@@ -32,7 +33,7 @@ TOPIC = "ledger"
 COORDINATORS = "_transactions"
 SINKS = 4
 # Behind the age limit of stages, however far the clocks were stepped before.
-LATER_MS = 4 * HOUR_MS
+LATER_MS = OPEN_AGE_MS + 3 * HOUR_MS
 
 
 async def run_transactions(
