@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 
 from laminar.http.errors import Problem
 from laminar.http.head import split_path
+from laminar.http.names import check_name
 
-TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,200}"
-_TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
 # Larger numbers than any partition's or offset's are refused before somebody computes with them.
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
 
@@ -316,10 +315,3 @@ def _check(params: Mapping[str, str]) -> None:
             check_name(value, field=name)
         elif name in ("partition", "offset", "version", "number", "part") and not _NUMBER.match(value):
             raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)
-
-
-def check_name(value: str, *, field: str) -> str:
-    """A topic's or cursor's name, unchanged; 422 `invalid` if it may not be one."""
-    if not _TOPIC.match(value) or value in (".", ".."):
-        raise Problem("invalid", f"no valid name of a {field}", field=field, value=value, limit=TOPIC_PATTERN)
-    return value

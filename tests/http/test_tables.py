@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from laminar.http.errors import CODES, Problem, code_of_status
 from laminar.http.messages import Response
+from laminar.http.names import check_name
 from laminar.http.openapi import docs_page, openapi_document
-from laminar.http.routes import ROUTES, check_name, check_query, match
+from laminar.http.routes import ROUTES, check_query, match
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laminar.http.messages import Request, Response
-from laminar.http.routes import check_name
+from laminar.http.names import check_name
 from laminar.node.api.bodies import json_body
 from laminar.node.api.marks import key_of
 from laminar.node.api.sinks import SinkRoutes

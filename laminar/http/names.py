@@ -1,0 +1,18 @@
+"""What the names of topics, cursors, sinks, groups and uploads are made of. Clients check them too."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from laminar.http.errors import Problem
+
+TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,200}"
+_TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
+
+
+def check_name(value: str, *, field: str) -> str:
+    """A topic's or cursor's name, unchanged; 422 `invalid` if it may not be one."""
+    if not _TOPIC.match(value) or value in (".", ".."):
+        raise Problem("invalid", f"no valid name of a {field}", field=field, value=value, limit=TOPIC_PATTERN)
+    return value
