@@ -42,10 +42,16 @@ class Manifest:
 
     def load(self) -> None:
         """Read the entries and write them again: what was read may have been in the page cache only."""
+        payload = self.look()
+        if payload is not None:
+            self._document.write(payload)
+
+    def look(self) -> bytes | None:
+        """Read the entries, and change nothing; what they were read from."""
         payload = self._document.read()
         if payload is not None:
             self.entries = _DECODER.decode(payload)
-            self._document.write(payload)
+        return payload
 
     def replace(self, entries: Sequence[ReplicaEntry]) -> None:
         """Durable when this returns."""

@@ -74,6 +74,7 @@ def recover_node(
     disk.make_directory(os.path.join(data_directory, "shards"))
     document = Document(disk, data_directory, "map")
     current = _read_map(disk, data_directory, document) or Map(1, shards)
+    _check_homes(disk, data_directory, current)
     # Also what was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
     node.remove_homes(lambda number: number != current.number)
@@ -115,21 +116,59 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> Map | None
     if payload is not None:
         return msgspec.msgpack.decode(payload, type=Map)
     directory = os.path.join(data_directory, "shards")
-    found = [(int(match[1]), int(match[2])) for match in map(_HOME.fullmatch, disk.list(directory)) if match]
+    found = _homes(disk, data_directory)
     if not found and not document.exists():
         return None
     numbers = {number for number, _ in found}
-    if len(numbers) != 1 or sorted(shard for _, shard in found) != list(range(len(found))):
-        homes = ", ".join(f"{number}-{shard}" for number, shard in sorted(found)) or "none"
+    if len(numbers) != 1 or [shard for _, shard in found] != list(range(len(found))):
         raise DamagedDocument(
-            f"{problem}, and the homes in {directory} ({homes}) do not tell it. Put the map back from a copy "
-            "of the folder; nothing was changed"
+            f"{problem}, and the homes in {directory} ({_names(found)}) do not tell it. Put the map back "
+            "from a copy of the folder; nothing was changed"
         )
     known = Map(numbers.pop(), len(found))
     _log.critical(
         "%s; by the homes in %s it is number %d, of %d shards", problem, directory, known.number, known.shards
     )
     return known
+
+
+def _homes(disk: Disk, data_directory: str) -> list[tuple[int, int]]:
+    """(number, shard) of every home that is there, in order."""
+    names = disk.list(os.path.join(data_directory, "shards"))
+    return sorted((int(match[1]), int(match[2])) for match in map(_HOME.fullmatch, names) if match)
+
+
+def _names(homes: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{number}-{shard}" for number, shard in homes) or "none"
+
+
+def _check_homes(disk: Disk, data_directory: str, current: Map) -> None:
+    """Raise `DamagedDocument` for a map that is an older copy: homes of another number hold the replicas, and
+    of its own some are gone. All that are not its own would be removed.
+    """
+    found = _homes(disk, data_directory)
+    missing = {(current.number, shard) for shard in range(current.shards)} - set(found)
+    others = [each for each in found if each[0] != current.number]
+    directory = os.path.join(data_directory, "shards")
+    if missing and any(
+        _holds_replicas(disk, os.path.join(directory, f"{number}-{shard}")) for number, shard in others
+    ):
+        raise DamagedDocument(
+            f"the map in {data_directory} is number {current.number}, of {current.shards} shards, and the "
+            f"homes in {directory} ({_names(found)}) are of others: it is an older copy. Put the right one "
+            "back. Where all homes are of one number, remove the files map-*: their names tell it then. "
+            "Nothing was changed"
+        )
+
+
+def _holds_replicas(disk: Disk, home: str) -> bool:
+    """Whether a home's manifest names any, or cannot be read."""
+    manifest = Manifest(disk, home)
+    try:
+        manifest.look()
+    except DamagedDocument:
+        return True
+    return bool(manifest.entries)
 
 
 class _Node:

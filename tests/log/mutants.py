@@ -465,6 +465,22 @@ MUTANTS = (
         "len(numbers) == 0",
         NODE_RECOVERY,
     ),
+    _one(
+        "an older map that was put back counts",
+        "node_recovery",
+        "recover_node",
+        "_check_homes(disk, data_directory, current)",
+        "pass",
+        NODE_RECOVERY,
+    ),
+    _one(
+        "homes that hold no replicas make a map an older one",
+        "node_recovery",
+        "_holds_replicas",
+        "return bool(manifest.entries)",
+        "return True",
+        NODE_RECOVERY,
+    ),
 )
 
 

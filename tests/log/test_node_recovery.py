@@ -150,6 +150,56 @@ def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, home
     run(main())
 
 
+def test_an_older_map_that_was_put_back_takes_no_home_with_it() -> None:
+    """Its homes are gone, and those that are there hold the replicas: the start is refused, and says what to
+    do. With the map removed they tell it.
+    """
+
+    async def main() -> None:
+        disk = FaultDisk()
+        await _fill(disk, _recover(disk, 2), 5, b"first")
+        disk.kill()
+        older = {name: disk.held(f"data/{name}") for name in disk.list("data") if name.startswith("map-")}
+        held = await _fill(disk, _recover(disk, 3), 5, b"second")
+        disk.kill()
+        _harm_map(disk, "missing")
+        for name, content in older.items():
+            file = disk.open(f"data/{name}", create=True)
+            file.pwritev([content], 0)
+            file.sync()
+            file.close()
+        disk.sync_directory("data")
+        before = disk.files("data")
+
+        with pytest.raises(DamagedDocument, match=r"number 1, .*\(2-0, 2-1, 2-2\)"):
+            _recover(disk, 3)
+
+        assert before == disk.files("data")
+        _harm_map(disk, "missing")
+        shards = _recover(disk, 3)
+        disk.kill()
+        _check_node(disk, shards, held)
+
+    run(main())
+
+
+def test_homes_of_an_unfinished_change_that_hold_nothing_stop_no_start() -> None:
+    """A first start may end before it has made its homes, and the next one while it changes their number."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        _recover(disk, 2)
+        disk.cut_after = disk.steps + 40
+        with pytest.raises(PowerCut):
+            _recover(disk, 3)
+        disk.crash(random.Random(1), keep=1.0)
+        assert "2-0" in disk.list("data/shards")
+
+        assert 3 == _recover(disk, 3).shards
+
+    run(main())
+
+
 def _harm_map(disk: FaultDisk, how: str) -> None:
     for name in disk.list("data"):
         if name.startswith("map-"):
