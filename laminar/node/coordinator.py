@@ -141,7 +141,9 @@ class Coordinator:
             raise _not_the_epoch(sink, epoch)
         unknown = sink.epoch == 0 or sink.deletion is Deletion.DONE
         if once and unknown:
-            sink = self._new_once()
+            sink = msgspec.structs.replace(
+                self._new_once(), deleted_by=sink.begun_by if sink.deletion else ""
+            )
         elif unknown and self.partition.tables.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
@@ -154,7 +156,7 @@ class Coordinator:
             )
         elif sink.deletion:
             # Another one; no epoch of the old one comes again.
-            sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1)
+            sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1, deleted_by=sink.begun_by)
         begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
         return await self._raise(sink_id, begun, request)
 
@@ -165,7 +167,8 @@ class Coordinator:
         Raises 404 `no_such_sink`, and 409 `in_progress` where a batch can't be published now.
         """
         sink = self._sink(sink_id)
-        if sink.deletion is Deletion.BEGUN or (sink.deletion and sink.begun_by == request):
+        again = (sink.deletion and sink.begun_by == request) or (request and sink.deleted_by == request)
+        if sink.deletion is Deletion.BEGUN or again:
             # Nothing is forgotten anywhere before the epoch that refuses its drivers is committed.
             partition = self.partition
             await partition.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
@@ -195,6 +198,8 @@ class Coordinator:
 
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
         """Every partition has forgotten what it knew of the sink up to this epoch: its name is free."""
+        # Who was deposed unawares may not have heard of the deletion, or of its end have what will not last.
+        await self.partition.confirmed_end()
         sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
             sink = msgspec.structs.replace(sink, deletion=Deletion.DONE)
@@ -299,17 +304,7 @@ class Coordinator:
     def _decided(self, sink_id: bytes, number: int, epoch: int, fingerprint: str) -> bool:
         """Whether this batch is decided already; raises `Problem` when it may not be by who asks."""
         sink = self._sink(sink_id)
-        if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
-            raise Problem(
-                "no_such_sink",
-                f"the sink that began with epoch {epoch} was to write once, and is not known any more: "
-                "its batch may have been committed before it was forgotten",
-                field="epoch",
-                value=epoch,
-                outcome="unknown",
-            )
-        if epoch != sink.epoch or sink.deletion:
-            raise _not_the_epoch(sink, epoch)
+        refuse_epoch(sink, epoch)
         known = sink.fingerprint
         if number == sink.number and fingerprint and known and fingerprint != known:
             raise Problem(
@@ -422,9 +417,25 @@ class Coordinator:
             self._finishing.pop(sink_id).set_result(None)
 
 
+def refuse_epoch(sink: Sink, epoch: int) -> None:
+    """Raises `Problem` when nothing can be decided under this epoch, by what is known of the sink."""
+    if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
+        raise Problem(
+            "no_such_sink",
+            f"the sink that began with epoch {epoch} was to write once, and is not known any more: "
+            "its batch may have been committed before it was forgotten",
+            field="epoch",
+            value=epoch,
+            outcome="unknown",
+        )
+    # Of a sink that never began the epoch is 0, and so may be what is asked for.
+    if epoch != sink.epoch or sink.epoch == 0 or sink.deletion:
+        raise _not_the_epoch(sink, epoch)
+
+
 def _not_the_epoch(sink: Sink, epoch: int) -> Problem:
     return Problem(
-        "fenced" if epoch <= sink.epoch else "invalid",
+        "fenced" if epoch <= sink.epoch and sink.epoch else "invalid",
         f"sink {sink.name!r} was deleted"
         if sink.deletion
         else f"the epoch of sink {sink.name!r} is {sink.epoch}",

@@ -85,7 +85,8 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
     `first`: the epoch that it began with. `once`: it is forgotten some time after its last change.
     `fingerprint`: what its driver said that tells the batch of the last decision from others; "": nothing.
-    `deletion`: under the epochs up to this one nothing is decided any more.
+    `deletion`: under the epochs up to this one nothing is decided any more. `deleted_by`: the request that
+    deleted the sink which had this name before; the same again does not delete this one.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     once: bool = False
     fingerprint: str = ""
     deletion: Deletion = Deletion.NONE
+    deleted_by: str = ""
 
     @property
     def exists(self) -> bool:

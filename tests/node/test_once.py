@@ -333,6 +333,30 @@ async def test_what_was_pinned_and_never_decided_goes_when_it_can_be_decided_no_
         assert targets.asked == 0 == partition.end_offset
 
 
+async def test_what_was_pinned_late_for_a_sink_that_was_deleted_and_forgotten_goes(tmp_path: Path) -> None:
+    """It was to be kept, so its epoch is none of one that writes once; no newer one would ever come."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        await pinned(partition, 3)
+        await janitor(partition, coordinator, age_ms=STAGE_AGE_MS + 60_000).clean(partition)
+        assert partition.tables.stages.pinned
+
+        await janitor(partition, coordinator, age_ms=ONCE_MS + 60_000).clean(partition)
+        assert not partition.tables.stages
+        assert ("fenced", "not_applied", 409) == await refused(coordinator, 3)
+
+
+async def test_no_batch_is_decided_for_a_sink_that_never_began(tmp_path: Path) -> None:
+    """Its epoch is 0, which nobody begins."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, targets = coordinator_of(partition)
+        await stage(partition, 0)
+        assert ("invalid", "not_applied", 422) == await refused(coordinator, 0)
+        assert (0, 0) == (targets.asked, len(partition.tables.sinks))
+
+
 @pytest.mark.parametrize("then", ["nothing", "once", "lasting"])
 async def test_what_a_forgotten_sink_had_pinned_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str

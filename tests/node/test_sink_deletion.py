@@ -14,6 +14,7 @@ from laminar.node.sinks import Deletion, Sink, Target
 from laminar.node.staging import Staging
 from tests.node.alone import lone_partition, values
 from tests.node.test_once import PART, SINK, Targets, coordinator_of, forget, stage
+from tests.node.trio import trio
 
 
 async def delete(partition: Partition, coordinator: Coordinator) -> int:
@@ -102,6 +103,45 @@ async def test_while_partitions_still_know_it_the_name_is_not_free(tmp_path: Pat
         with pytest.raises(Problem) as problem:
             await coordinator.delete(SINK, "another")
         assert "no_such_sink" == problem.value.code
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_a_deletion_that_comes_again_does_not_delete_the_next_of_that_name(
+    tmp_path: Path, once: bool
+) -> None:
+    """Its answer was lost, and somebody else has begun that name meanwhile."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        await coordinator.begin(SINK, "s")
+        await delete(partition, coordinator)
+        anew = await coordinator.begin(SINK, "s", once=once)
+        assert anew.epoch == (await coordinator.delete(SINK, "delete")).epoch
+        await coordinator.begin(SINK, "s")
+        assert not (await coordinator.delete(SINK, "delete")).deletion
+        await stage(partition, anew.epoch + 1)
+        assert await coordinator.commit(SINK, 0, anew.epoch + 1, [PART])
+        assert Deletion.BEGUN == (await coordinator.delete(SINK, "another")).deletion
+
+
+async def test_a_leader_that_was_deposed_does_not_say_that_a_sink_is_deleted() -> None:
+    """It has not heard of the deletion, or of its end what will not last: the name may not be free."""
+    async with trio() as cluster:
+        old = await cluster.leader()
+        cluster.cut_off(old.node)
+        new = await cluster.leader(among=[member.node for member in cluster.followers(old)])
+        coordinator, _ = coordinator_of(new.partition)
+        await coordinator.begin(SINK, "s")
+        gone = await coordinator.delete(SINK, "delete")
+        deposed, _ = coordinator_of(old.partition)
+        asked = asyncio.ensure_future(deposed.deleted(SINK, gone.epoch))
+        await coordinator.status(SINK)
+        assert not asked.done() or asked.exception() is not None
+        cluster.heal()
+        with pytest.raises(Problem):
+            await asked
+        await cluster.settled()
+        assert Deletion.DONE == (await coordinator.deleted(SINK, gone.epoch)).deletion
 
 
 class SlowTargets(Targets):

@@ -105,7 +105,7 @@ class Leftovers:
         known = self._heard[sink]
         if isinstance(known, Problem):
             raise known
-        if epoch >= FIRST_ONCE_EPOCH and pinned_for_ms > ONCE_MS:
+        if pinned_for_ms > ONCE_MS:
             undecided = known.once and known.epoch == epoch and known.number < 0
             if undecided or known.epoch == 0:
                 # Its driver is gone, and for a sink that was forgotten he may have been long ago. Only an

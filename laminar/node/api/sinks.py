@@ -27,7 +27,7 @@ from laminar.node.api.marks import key_of
 from laminar.node.api.parsing import Parsing
 from laminar.node.api.topics import TopicRoutes, next_link
 from laminar.node.api.tries import may_retry
-from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name
+from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name, refuse_epoch
 from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
 from laminar.node.sinks import Deletion, Sink, Target
@@ -312,8 +312,13 @@ class SinkRoutes:
         """POST /v1/sinks/{sink}/batches/{number}/pins: for a commit whose stages fill several requests."""
         body = json_body(request, _Pin)
         _refuse_system(body.topic, field="topic")
-        await self._look_for({body.topic})
+        await self._look_for({body.topic, TOPIC})
         self._topics.partition_record(body.topic, str(body.partition))
+        known = Sink("")
+        if TOPIC in self._shard.view.topics():
+            known = await self.status(id_of(sink))
+        # What is pinned stays until a newer epoch begins: under one that never began it would stay for ever.
+        refuse_epoch(known, body.epoch)
         await self._at_leader(
             PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages), bytes
         )
@@ -474,6 +479,10 @@ class SinkRoutes:
             return SinkAnswer(await coordinator.deleted(request.sink, request.epoch))
         if request.operation == "end":
             return SinkAnswer(await coordinator.end(request.sink, request.epoch))
+        if request.operation != "commit":
+            # Of a node that is newer than this one.
+            detail = f"this node knows no operation {request.operation!r} of sinks"
+            raise Problem("invalid", detail, outcome="not_applied")
         applied = await coordinator.commit(
             request.sink, request.number, request.epoch, request.parts, request.fingerprint
         )

@@ -415,6 +415,24 @@ def test_stages_may_be_pinned_before_a_commit_that_could_not_name_them_all(
     problem(put(0), 422, "invalid", field="parts.0.stages", value=0)
 
 
+def test_nothing_is_pinned_under_an_epoch_that_nothing_is_committed_under(
+    http: httpx.Client, new_topic: Callable[..., str]
+) -> None:
+    """No newer epoch than one that never began would ever let it go, and it holds the log's start."""
+    topic = new_topic(1)
+    old = begin(http, "s-pins-late")
+    epoch = begin(http, "s-pins-late")
+    for sink, staged, code, status in (
+        ("s-pins-late", old, "fenced", 409),
+        ("s-pins-late", epoch + 1, "invalid", 422),
+        ("s-pins-never", 1, "invalid", 422),
+        ("s-pins-never", 2**31 + 7, "no_such_sink", 404),
+    ):
+        stage(http, sink, 0, topic, 0, "1", epoch=staged)
+        body = {"epoch": staged, "topic": topic, "partition": 0, "stages": [0]}
+        problem(http.post(f"/v1/sinks/{sink}/batches/0/pins", json=body), status, code, field="epoch")
+
+
 def test_what_a_partition_takes_of_a_batch_fits_into_one_request() -> None:
     """And so do all partitions that a batch may have, whatever the topics are called."""
     stages = {"epoch": 2**32 - 1, "topic": "t" * 200, "partition": 16_383, "stages": [2**53 - 1] * MAX_STAGES}

@@ -13,9 +13,9 @@ DELETION = ("tests/node/test_sink_deletion.py",)
 TRANSACTIONS = [
     case(
         "the epoch is not checked where the decision is applied",
-        "laminar.node.coordinator:Coordinator._decided",
-        "if epoch != sink.epoch or sink.deletion:",
-        "if epoch > sink.epoch or sink.deletion:",
+        "laminar.node.coordinator:refuse_epoch",
+        "if epoch != sink.epoch or sink.epoch == 0 or sink.deletion:",
+        "if epoch > sink.epoch or sink.epoch == 0 or sink.deletion:",
         tests=COORDINATOR,
     ),
     case(
@@ -146,7 +146,7 @@ TRANSACTIONS = [
     ),
     case(
         "a sink that was forgotten is said to have committed nothing",
-        "laminar.node.coordinator:Coordinator._decided",
+        "laminar.node.coordinator:refuse_epoch",
         "if epoch >= FIRST_ONCE_EPOCH and (",
         "if False and (",
         tests=ONCE,
@@ -156,6 +156,13 @@ TRANSACTIONS = [
         "laminar.node.api.leftovers:Leftovers._is_over",
         "known = await self._coordinators.end(sink, epoch)",
         "return True",
+        tests=ONCE,
+    ),
+    case(
+        "what is pinned for a sink that nobody knows any more is kept for ever",
+        "laminar.node.api.leftovers:Leftovers._is_over",
+        "if undecided or known.epoch == 0:",
+        "if undecided:",
         tests=ONCE,
     ),
     case(
@@ -173,9 +180,23 @@ TRANSACTIONS = [
         tests=DELETION,
     ),
     case(
+        "a leader that was deposed says that a sink is deleted",
+        "laminar.node.coordinator:Coordinator.deleted",
+        "await self.partition.confirmed_end()",
+        "pass",
+        tests=DELETION,
+    ),
+    case(
+        "a deletion that comes again deletes the next sink of that name",
+        "laminar.node.coordinator:Coordinator.delete",
+        "or (request and sink.deleted_by == request)",
+        "",
+        tests=DELETION,
+    ),
+    case(
         "a sink that was deleted begins with an epoch that it had",
         "laminar.node.coordinator:Coordinator.begin",
-        """sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1)""",
+        """sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1, deleted_by=sink.begun_by)""",
         """sink = Sink("")""",
         tests=DELETION,
     ),
