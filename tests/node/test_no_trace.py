@@ -30,10 +30,10 @@ def disk_full(partition: Partition) -> None:
 def handing_over(partition: Partition) -> None:
     """The core still leads, but takes nothing more: known only when it is asked."""
 
-    def propose(*arguments: object) -> tuple[int, int]:
+    def propose(*arguments: object, **options: object) -> tuple[int, int]:
         raise NotLeader(2)
 
-    partition._driver.propose = propose  # type: ignore[method-assign,assignment]
+    partition._driver.propose = propose  # type: ignore[method-assign]
 
 
 def not_leader(partition: Partition) -> None:
