@@ -63,8 +63,19 @@ class _Standing:
         self.absent = sorted({each.node for each in self.members} - self.here.keys())
 
     @property
+    def voters(self) -> set[int]:
+        """The voters, as the best log of those that answer has them. One that the catalog gave a place, and
+        the group has not promoted yet, elects nobody.
+        """
+        voters = self.here[max(self._answering, key=self._end).node].voters if self.here else []
+        return set(voters or (each.replica_id for each in self.members))
+
+    @property
     def has_majority(self) -> bool:
-        return len(self.here) >= majority(len(self.members))
+        """Whether a majority of the voters answers."""
+        voters = self.voters
+        answering = sum(each.replica_id in voters for each in self._answering)
+        return answering >= majority(len(voters))
 
     @property
     def best(self) -> ReplicaRecord:
@@ -72,13 +83,15 @@ class _Standing:
         committed is in it. One that is to leave goes on only if a majority answers: it goes when that has a
         leader.
         """
+        return max(self._answering if self.has_majority else self.placed, key=self._end)
 
-        def end(replica: ReplicaRecord) -> tuple[int, int]:
-            state = self.here[replica.node]
-            return state.last_term, state.last_index
+    @property
+    def _answering(self) -> list[ReplicaRecord]:
+        return [each for each in self.members if each.node in self.here]
 
-        answering = [each for each in self.members if each.node in self.here]
-        return max(answering if self.has_majority else self.placed, key=end)
+    def _end(self, replica: ReplicaRecord) -> tuple[int, int]:
+        state = self.here[replica.node]
+        return state.last_term, state.last_index
 
     def refusal(self, alive: set[str]) -> str:
         """Why nothing is to be accepted; empty if a person may."""
@@ -129,7 +142,7 @@ class RecoverRoutes:
                 problem,
                 field="partition",
                 value=record.number,
-                limit=majority(len(standing.members)),
+                limit=majority(len(standing.voters)),
                 outcome="not_applied",
             )
         best = standing.best

@@ -47,6 +47,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
     # It may have forgotten what it acknowledged; and what it holds, committed or not.
     marked: bool = False
     incarnation: int = 0
+    # The replica ids of the voters, as its log has them.
+    voters: list[int] = []
     last_term: int = 0
     last_offset: int = 0
     # It holds committed entries that the others gave up: it takes no part any more.
@@ -144,6 +146,7 @@ class ReplicaStates:
                     in_sync=in_sync_of(partition) if core.is_leader else [],
                     marked=core.marked,
                     incarnation=core.incarnation,
+                    voters=sorted(replica.configuration.voters),
                     last_term=partition.log.last_term,
                     last_offset=partition.log.next_offset,
                     given_up=bool(core.dropped.get("given_up")),

@@ -46,6 +46,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a replica that is no voter yet counts for the majority that answers",
+        "laminar.node.api.recover:_Standing.voters",
+        "voters or (",
+        "(",
+        tests=("tests/node/test_recover.py",),
+        tests_only=True,
+    ),
+    case(
         "with an accepted loss each goes on from its own log",
         "laminar.node.api.recover:RecoverRoutes._tell",
         "latest.last_term, latest.last_index)",
