@@ -34,10 +34,16 @@ def delete(
 ) -> None:
     """Delete a sink, after asking. What it committed stays; its batches would be new again."""
     from laminar.cli.topic import confirm
+    from laminar.client.errors import NotFound
 
     with cluster.connect() as client:
         sink = client.sink(name)
-        told = sink.describe()  # raises no_such_sink
-        if not yes:
-            confirm(f"delete sink {name}, last changed {told.changed}? What it committed stays.")
+        try:
+            changed = sink.describe().changed
+        except NotFound:
+            # There is none, and `delete` says so; or its deletion has begun, and this goes on with it.
+            pass
+        else:
+            if not yes:
+                confirm(f"delete sink {name}, last changed {changed}? What it committed stays.")
         sink.delete()

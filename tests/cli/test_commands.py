@@ -16,6 +16,7 @@ import pytest
 
 import laminar as library
 from tests.cli.conftest import Command, started
+from tests.client.conftest import FakeCluster
 
 pytestmark = pytest.mark.usefixtures("on_node")
 
@@ -175,6 +176,22 @@ def test_sinks_are_listed_and_deleted(topic: str, laminar: Command) -> None:
     again = laminar("sink", "delete", topic, "--yes")
     assert (1, True) == (again.code, "no_such_sink" in again.err)
     assert b"a\n" == laminar("consume", topic).out
+
+
+def test_a_deletion_of_a_sink_that_was_broken_off_is_gone_on_with(
+    laminar: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions did not answer. Its name is not free, and it is not found any more."""
+    nodes = FakeCluster(1)
+    nodes.start()
+    try:
+        monkeypatch.setenv("LAMINAR_URL", nodes.urls[0])
+        nodes.sink_answers.extend([(404, {"code": "no_such_sink"}), (200, {})])
+        ran = laminar("sink", "delete", "s", "--yes")
+    finally:
+        nodes.stop()
+    assert (0, "") == (ran.code, ran.err)
+    assert ("DELETE", "/v1/sinks/s") == nodes.requests[-1][1:]
 
 
 def test_a_cursor_is_set_by_offset_or_time_in_one_partition_or_all(topic: str, laminar: Command) -> None:

@@ -164,6 +164,23 @@ async def test_a_named_epoch_begins_once_and_only_as_the_next(tmp_path: Path) ->
         assert 2 == (await coordinator.status(SINK)).epoch
 
 
+async def test_what_a_newer_node_asks_for_is_not_taken_for_the_commit_of_an_empty_batch(
+    tmp_path: Path,
+) -> None:
+    """Nodes are upgraded one after the other."""
+    async with lone_partition(tmp_path) as partition:
+        coordinator = Coordinator(partition, Targets(), spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+
+        async def nobody(*_: Any, **__: Any) -> Any:
+            raise AssertionError("nobody is asked")
+
+        newer = SinkRequest("_transactions", 0, "newer", SINK, epoch=epoch)
+        with pytest.raises(Problem, match="knows no operation 'newer'"):
+            await routes(nobody, nobody)._coordinate(coordinator, newer)
+        assert -1 == (await coordinator.status(SINK)).number
+
+
 async def test_the_next_batch_is_decided_when_the_one_before_is_published_everywhere(tmp_path: Path) -> None:
     """However early it was pinned."""
     async with lone_partition(tmp_path) as partition:
