@@ -34,6 +34,8 @@ _log = logging.getLogger("laminar.client")
 ATTEMPT_TIMEOUT_S = 10.0
 # An attempt that ends so close to its call's deadline was cut off by it.
 CUT_OFF_S = 0.05
+# With less time left no other try begins: it would be cut off, and nobody could tell what it did.
+LEAST_TRY_S = 0.005
 CONNECT_TIMEOUT_S = 2.0
 # Who wants to know where a partition begins or ends asks its replicas when no leader was found for so long,
 # which is longer than an election; and waits so long for each.
@@ -181,7 +183,7 @@ class Session:
         maybe_applied = False
         redirects = 0
         url = first
-        last = "nothing was tried"
+        last = ""
         while True:
             if self.closed:
                 raise Unavailable("the client was closed", code="client_closed")
@@ -189,7 +191,8 @@ class Session:
                 url = self._any_node(among)
             assert url is not None, "a session without nodes"
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if left_s <= (LEAST_TRY_S if last else 0):
+                last = last or "nothing was tried"
                 raise self._overdue(f"{method} {target}", timeout_s, last, maybe_applied and changes)
             answer: Answer | None = None
             self.balancer.started(url)

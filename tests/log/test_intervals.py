@@ -10,7 +10,7 @@ import random
 import pytest
 import uvloop
 
-from laminar.log import Log, StorageError
+from laminar.log import Log, StorageError, end_mark
 from laminar.log.errors import LogGone
 from laminar.log.policy import COMMIT, FlushPolicy
 from tests.disks.fault_disk import FaultDisk
@@ -229,7 +229,8 @@ def test_one_sync_covers_all_logs_that_wait_for_one() -> None:
 
     run(main())
 
-    assert 1 == len(synced)
+    # On a slow machine the end mark, too, is due.
+    assert 1 == len([path for path in synced if not path.endswith(end_mark.NAME)])
 
 
 def test_a_sync_that_is_due_at_once_holds_nothing_up() -> None:
