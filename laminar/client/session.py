@@ -192,8 +192,8 @@ class Session:
             assert url is not None, "a session without nodes"
             left_s = deadline - time.monotonic()
             if left_s <= (LEAST_TRY_S if last else 0):
-                last = last or "nothing was tried"
-                raise self._overdue(f"{method} {target}", timeout_s, last, maybe_applied and changes)
+                told = last or "nothing was tried"
+                raise self._overdue(f"{method} {target}", timeout_s, told, maybe_applied and changes)
             answer: Answer | None = None
             self.balancer.started(url)
             try:

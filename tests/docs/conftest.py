@@ -22,7 +22,7 @@ RUN_LIMIT_S = 60
 Run = Callable[[Block], str]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a reader's terminal: `laminar` and `python` are found, nothing is configured."""
     home = tmp_path_factory.mktemp("reader")
@@ -40,7 +40,7 @@ def _taken(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dev(terminal: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """`laminar dev` as README says it, until Ctrl-C, which must end it with 0 and no complaint."""
     taken = [port for port in PORTS if _taken(port)]

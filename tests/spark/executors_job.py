@@ -27,6 +27,7 @@ def main(url: str, topic: str, archive: str) -> None:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "1",
+        # A task that fails once fails the job: no second try hides it.
         "spark.task.maxFailures": "1",
         "spark.executorEnv.PYTHONPATH": "./laminar-executor",
         "spark.archives": f"{archive}#laminar-executor",
