@@ -22,7 +22,7 @@ def list_sinks(
 
     with cluster.connect() as client:
         rows = [each._asdict() for each in client.sinks(prefix)]
-    columns = ("sink", "epoch", "committed", "publishing", "once", "changed")
+    columns = ("sink", "epoch", "committed", "publishing", "once", "deleting", "changed")
     show(rows, listing, columns=columns, name="sink")
 
 
@@ -39,11 +39,11 @@ def delete(
     with cluster.connect() as client:
         sink = client.sink(name)
         try:
-            changed = sink.describe().changed
+            known = sink.describe()
         except NotFound:
-            # There is none, and `delete` says so; or its deletion has begun, and this goes on with it.
-            pass
+            pass  # `delete` says so
         else:
-            if not yes:
-                confirm(f"delete sink {name}, last changed {changed}? What it committed stays.")
+            # A deletion that has begun is gone on with: it was asked for.
+            if not yes and not known.deleting:
+                confirm(f"delete sink {name}, last changed {known.changed}? What it committed stays.")
         sink.delete()

@@ -363,6 +363,7 @@ class SinkInfo(NamedTuple):
 
     `publishing`: not all of its partitions show it yet. `fingerprint`: what its commit gave; "" for none.
     `once`: it writes one batch, and is forgotten some time after. `changed`: its last beginning or commit.
+    `deleting`: its deletion has begun, and not every partition has forgotten it.
     """
 
     sink: str
@@ -372,6 +373,7 @@ class SinkInfo(NamedTuple):
     fingerprint: str = ""
     once: bool = False
     changed: str = ""
+    deleting: bool = False
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> SinkInfo:
@@ -384,4 +386,5 @@ class SinkInfo(NamedTuple):
             str(answer.get("fingerprint") or ""),
             bool(answer.get("once")),
             str(answer.get("changed") or ""),
+            bool(answer.get("deleting")),
         )

@@ -66,11 +66,18 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     pinned: int = 0
 
 
+class Pinned(msgspec.Struct, frozen=True, array_like=True):
+    """What a partition has promised: its group's id, and the index of the pin there."""
+
+    group: bytes
+    pin: int
+
+
 class Targets(Protocol):
     """Asks the leaders of other partitions, wherever they are."""
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
-        """Done when pinned; the group's id. Raises `Problem`."""
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+        """Done when pinned. Raises `Problem`."""
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         """Done when published, or when that group is no more. Raises `Problem`."""
@@ -97,7 +104,8 @@ class Coordinator:
 
     def _sink(self, sink_id: bytes) -> Sink:
         self.partition.check_leads()
-        return self.partition.tables.sinks.get(sink_id) or Sink("")
+        sinks = self.partition.tables.sinks
+        return sinks.get(sink_id) or sinks.unknown
 
     def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
@@ -114,7 +122,7 @@ class Coordinator:
         forgotten; but not if anybody ever began it otherwise.
         """
         sink = self._sink(sink_id)
-        if epoch > sink.epoch + 1:
+        if epoch > sink.last_epoch + 1:
             # Who was deposed unawares has not heard of those between: only a leader may deny them.
             await self.partition.confirmed_end()
             sink = self._sink(sink_id)
@@ -137,7 +145,9 @@ class Coordinator:
                 hint="Without an epoch it begins anew, and knows of no batch.",
                 outcome="not_applied",
             )
-        if epoch and epoch != sink.epoch + 1 and not (request and sink.begun_by == request):
+        if epoch and epoch != sink.last_epoch + 1 and not (request and sink.begun_by == request):
+            if sink.epoch == 0 and epoch < sink.first:
+                raise _not_the_first(name, sink, epoch)
             raise _not_the_epoch(sink, epoch)
         unknown = sink.epoch == 0 or sink.deletion is Deletion.DONE
         if once and unknown:
@@ -157,6 +167,9 @@ class Coordinator:
         elif sink.deletion:
             # Another one; no epoch of the old one comes again.
             sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1, deleted_by=sink.begun_by)
+        elif unknown:
+            # Nor does an epoch of one that was deleted and forgotten since.
+            sink = Sink("", epoch=sink.last_epoch, first=sink.first)
         begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
         return await self._raise(sink_id, begun, request)
 
@@ -206,8 +219,21 @@ class Coordinator:
             await self._change(sink_id, sink, ends=True)
         return sink
 
+    async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
+        """Of these sinks those of which nothing is under way, confirmed by a majority after this call: what
+        was decided is published in every partition, so nobody is asked for it again.
+        """
+        await self.partition.confirmed_end()
+        table = self.partition.tables.sinks
+        states = [(sink_id, table.get(sink_id), table.committed_at(sink_id)) for sink_id in sinks]
+        return [
+            sink_id
+            for sink_id, last, committed in states
+            if (last is None or last.undone is None) and (committed is None or committed.undone is None)
+        ]
+
     async def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """The sinks that exist, by name, confirmed by a majority after this call."""
+        """The sinks that exist or are being deleted, by name, confirmed by a majority after this call."""
         await self.partition.confirmed_end()
         return self.partition.tables.sinks.listed(prefix=prefix, after=after, limit=limit)
 
@@ -248,7 +274,8 @@ class Coordinator:
     async def status(self, sink_id: bytes) -> Sink:
         """The sink as it is committed, confirmed by a majority after this call."""
         await self.partition.confirmed_end()
-        return self.partition.tables.sinks.committed_at(sink_id) or Sink("")
+        sinks = self.partition.tables.sinks
+        return sinks.committed_at(sink_id) or sinks.unknown
 
     async def commit(
         self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part], fingerprint: str = ""
@@ -268,7 +295,7 @@ class Coordinator:
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
-        groups = await asyncio.gather(
+        pins = await asyncio.gather(
             *(self._targets.pin(sink_id, number, epoch, part) for part in parts), return_exceptions=True
         )
         # Whatever came between is in the table now: no turn passes from here to the proposal. It may have
@@ -276,9 +303,14 @@ class Coordinator:
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
-        for group in groups:
-            if isinstance(group, BaseException):
-                raise group
+        for pin in pins:
+            if isinstance(pin, BaseException):
+                # Who was deposed unawares may not have heard that it was committed, and forgotten there.
+                await self.partition.confirmed_end()
+                if self._decided(sink_id, number, epoch, fingerprint):
+                    await self._finished(sink_id, number)
+                    return False
+                raise pin
         sink = self._sink(sink_id)
         if sink.undone is not None:
             # The batch before is decided and not published: its own commit goes on with it.
@@ -290,9 +322,9 @@ class Coordinator:
                 raise
             return await self.commit(sink_id, number, epoch, parts, fingerprint)
         targets = tuple(
-            Target(part.topic, part.partition, group)
-            for part, group in zip(parts, groups, strict=True)
-            if isinstance(group, bytes)
+            Target(part.topic, part.partition, pin.group, pin.pin)
+            for part, pin in zip(parts, pins, strict=True)
+            if isinstance(pin, Pinned)
         )
         decision = Decision(number, epoch, targets)
         await self._change(
@@ -355,6 +387,17 @@ class Coordinator:
         except Problem as problem:
             _log.debug("a decision is not committed: %s", problem)
 
+    async def _is_undone(self, sink_id: bytes, decision: Decision) -> bool:
+        """Whether a decision is not published everywhere, confirmed by a majority after this call: one that
+        is may be forgotten by a partition. False if this is not the leader.
+        """
+        try:
+            await self.partition.confirmed_end()
+        except Problem:
+            return False
+        known = self.partition.tables.sinks.get(sink_id)
+        return known is not None and known.undone == decision
+
     def finish_all(self) -> None:
         """Go on with what leaders before this one decided."""
         if self.partition.leads:
@@ -395,7 +438,7 @@ class Coordinator:
                 for error in failed:
                     if not isinstance(error, Problem):
                         raise error
-                    if error.code == "no_stage":
+                    if error.code == "no_stage" and await self._is_undone(sink_id, decision):
                         # Only a leader says so, and every leader has the pin, as long as anybody has.
                         self._lost[sink_id] = (decision, error, self._loop.time())
                         _log.error("batch %d of sink %s: %s", decision.number, sink.name, error)
@@ -428,9 +471,30 @@ def refuse_epoch(sink: Sink, epoch: int) -> None:
             value=epoch,
             outcome="unknown",
         )
+    if sink.epoch == 0 and 0 < epoch < sink.first:
+        raise Problem(
+            "no_such_sink",
+            f"no sink has epoch {epoch}; one that was deleted may have had it, and committed this batch",
+            field="epoch",
+            value=epoch,
+            limit=sink.last_epoch,
+            outcome="unknown",
+        )
     # Of a sink that never began the epoch is 0, and so may be what is asked for.
     if epoch != sink.epoch or sink.epoch == 0 or sink.deletion:
         raise _not_the_epoch(sink, epoch)
+
+
+def _not_the_first(name: str, sink: Sink, epoch: int) -> Problem:
+    return Problem(
+        "no_such_sink",
+        f"there is no sink {name!r}, and epoch {epoch} is not the first of one that begins",
+        field="epoch",
+        value=epoch,
+        limit=sink.last_epoch,
+        hint="It may be of a sink that was deleted. One that begins now has the epoch behind `limit`.",
+        outcome="not_applied",
+    )
 
 
 def _not_the_epoch(sink: Sink, epoch: int) -> Problem:
@@ -441,6 +505,6 @@ def _not_the_epoch(sink: Sink, epoch: int) -> Problem:
         else f"the epoch of sink {sink.name!r} is {sink.epoch}",
         field="epoch",
         value=epoch,
-        limit=sink.epoch,
+        limit=sink.last_epoch,
         outcome="not_applied",
     )

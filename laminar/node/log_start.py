@@ -34,6 +34,8 @@ class DerivedState(msgspec.Struct, frozen=True, array_like=True):
     sinks: list[SinkEntry] = []
     # What a log written before there were keys says nothing of; oldest first.
     keys: list[KeyEntry] = []
+    # See `Sinks.floor`. 0 in what was stored before there was one.
+    sinks_floor: int = 0
 
 
 class LogStartRecord(msgspec.Struct, frozen=True, array_like=True):

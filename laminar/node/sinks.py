@@ -10,8 +10,10 @@ A sink that is begun `once` writes one batch and is never heard of again: its na
 are forgotten in time, or each write of that kind would leave an entry for ever. Names of people's choosing
 are kept: forgetting one would make its batches new again.
 
-One that is deleted is known as such: first as one of which partitions still know something, then as one whose
-name is free. Of these so many are kept as of those that wrote once, so that its epochs go on rising.
+One that is deleted is known as such: first as one of which partitions still know something, then as one
+whose name is free. Of these so many are kept as of those that wrote once. When one is forgotten, the *floor*
+rises to its last epoch: a sink that is not known begins above it, so no epoch of one that was deleted comes
+again.
 
 A function of the coordinator's log, as the tables of producers and stages (docs/consensus.md#derived-tables).
 """
@@ -64,11 +66,15 @@ class Deletion(IntEnum):
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of a decision. `group` tells it from one of the same name that was made later."""
+    """A partition of a decision. `group` tells it from one of the same name that was made later, `pin` (its
+    index there) what was pinned for the decision from what is staged and pinned anew.
+    """
 
     topic: str
     partition: int
     group: bytes
+    # 0 in decisions that were made before they named it.
+    pin: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -83,7 +89,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     """`name` is for people. `number` is that of the last decision, -1 before the first; `undone` is that
     decision while it is not published everywhere. `producer` is the id that belongs to a producer's name.
     `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
-    `first`: the epoch that it began with. `once`: it is forgotten some time after its last change.
+    `first`: the epoch that it began with, or would. `once`: it is forgotten some time after its last change.
     `fingerprint`: what its driver said that tells the batch of the last decision from others; "": nothing.
     `deletion`: under the epochs up to this one nothing is decided any more. `deleted_by`: the request that
     deleted the sink which had this name before; the same again does not delete this one.
@@ -107,6 +113,16 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     def exists(self) -> bool:
         """Whether it began, and was neither deleted nor is a producer's name."""
         return self.epoch > 0 and not self.deletion and not self.producer
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it exists, or its deletion is under way."""
+        return self.exists or self.deletion is Deletion.BEGUN
+
+    @property
+    def last_epoch(self) -> int:
+        """The highest epoch that one of this name may have had."""
+        return max(self.epoch, self.first - 1)
 
 
 class SinkChange(msgspec.Struct, frozen=True, array_like=True):
@@ -162,11 +178,14 @@ class _ByAge:
 class Sinks:
     """The sinks of one coordinator by id."""
 
-    __slots__ = ("_begun", "_names", "_once", "_sinks", "_undo")
+    __slots__ = ("_begun", "_names", "_once", "_sinks", "_undo", "floor")
 
     def __init__(self) -> None:
         self._sinks: dict[bytes, Sink] = {}
-        self._undo: deque[tuple[int, bytes, Sink | None]] = deque()
+        # No sink that was deleted and forgotten had a higher epoch, but those that began to write once.
+        self.floor = 0
+        # (index, id, sink before, floor before) of changes that may be truncated.
+        self._undo: deque[tuple[int, bytes, Sink | None, int]] = deque()
         # What may be forgotten of the sinks: names of producers; what writes once, before that and after it.
         self._names = _ByAge()
         self._begun = _ByAge()
@@ -184,12 +203,19 @@ class Sinks:
         """The sink as the log's end has it: what a leader decides by."""
         return self._sinks.get(sink_id)
 
+    @property
+    def unknown(self) -> Sink:
+        """What is said of a sink that is not in the table."""
+        return Sink("", first=self.floor + 1)
+
     def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """Sinks that exist and whose names begin with `prefix`, behind `after`, the first `limit` by name."""
+        """Sinks that exist, or are being deleted, and whose names begin with `prefix`, behind `after`: the
+        first `limit` by name.
+        """
         found = (
             sink
             for sink in self._sinks.values()
-            if sink.exists and sink.name > after and sink.name.startswith(prefix)
+            if sink.is_listed and sink.name > after and sink.name.startswith(prefix)
         )
         return heapq.nsmallest(limit, found, key=_name)
 
@@ -199,7 +225,7 @@ class Sinks:
 
     def committed_at(self, sink_id: bytes) -> Sink | None:
         """The sink as it was before the first change that may still be truncated."""
-        for _, changed, before in self._undo:
+        for _, changed, before, _ in self._undo:
             if changed == sink_id:
                 return before
         return self._sinks.get(sink_id)
@@ -223,8 +249,14 @@ class Sinks:
                     self._change(header.index, oldest, None)
 
     def _change(self, index: int, sink_id: bytes, sink: Sink | None) -> None:
-        self._undo.append((index, sink_id, self._sinks.get(sink_id)))
+        before = self._sinks.get(sink_id)
+        self._undo.append((index, sink_id, before, self.floor))
         self._set(sink_id, sink)
+        if before is None or before.producer or before.epoch >= FIRST_ONCE_EPOCH:
+            return
+        if sink is None or sink.epoch >= FIRST_ONCE_EPOCH:
+            # Its epochs are known no more: whoever begins that name later must not get one of them.
+            self.floor = max(self.floor, before.epoch)
 
     def _set(self, sink_id: bytes, sink: Sink | None) -> None:
         for table in (self._names, self._begun, self._once):
@@ -243,7 +275,7 @@ class Sinks:
     def truncated(self, index: int) -> None:
         """Entry `index` and all behind it are gone: roll back."""
         while self._undo and self._undo[-1][0] >= index:
-            _, sink_id, before = self._undo.pop()
+            _, sink_id, before, self.floor = self._undo.pop()
             self._set(sink_id, before)
 
     def committed(self, index: int) -> None:
@@ -258,7 +290,7 @@ class Sinks:
     def stored_at(self, index: int) -> list[SinkEntry]:
         """All sinks as they were behind entry `index`: the last that was committed, or one behind it."""
         sinks = dict(self._sinks)
-        for at, sink_id, before in reversed(self._undo):
+        for at, sink_id, before, _ in reversed(self._undo):
             if at <= index:
                 break
             if before is None:
@@ -267,9 +299,14 @@ class Sinks:
                 sinks[sink_id] = before
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(sinks.items())]
 
-    def restore(self, entries: list[SinkEntry]) -> None:
+    def floor_at(self, index: int) -> int:
+        """The floor as it was behind entry `index`, as of `stored_at`."""
+        return next((floor for at, _, _, floor in self._undo if at > index), self.floor)
+
+    def restore(self, entries: list[SinkEntry], floor: int = 0) -> None:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
         self._sinks = {}
+        self.floor = floor
         self._names, self._begun, self._once = _ByAge(), _ByAge(), _ByAge()
         self._undo.clear()
         for entry in entries:

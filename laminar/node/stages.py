@@ -3,7 +3,12 @@
 A *stage* is a batch of records in an entry of its own, replicated and checksummed as any other, but
 invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* promises that they stay until
 the sink's coordinator says what becomes of them. A *publish* names them and takes their offsets, all at
-once: from then on readers see them where the publish stands, and they are kept as long as it is.
+once: from then on readers see them where the publish stands, and they are kept as long as it is. A pin is
+known by its place in the log, and a decision names it: what is staged and pinned anew under the same epoch,
+by requests that come late or twice, is not what was decided.
+
+Which batch of a sink was published last is known, so that a publish that comes again is answered as before.
+Of sinks that write once it is forgotten when the coordinator says that nothing of them is under way.
 
 An *upload* is the same of one record that is larger than a batch: its stages are parts of the value, bytes
 and no records, and its publish takes one offset. It is of one partition, whose leader decides alone: so
@@ -25,6 +30,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from laminar.batch import Header, Kind
+from laminar.node.sinks import FIRST_ONCE_EPOCH
 from laminar.node.wire import Buffer
 
 _HEADER = 128
@@ -69,28 +75,32 @@ class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
 
     stages: tuple[Stage, ...]
     pinned: bool = False
-    # 0 in tables that were stored before this was kept.
+    # 0 in tables that were stored before these were kept.
     pinned_ms: int = 0
+    pin: int = 0
 
 
 class OpenBatch:
     """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age;
-    `pinned_ms` is the time of its pin in the log.
+    `pinned_ms` is the time of its pin in the log, `pin` the pin's index.
 
     It never changes: `with_stage` makes another. Both share one list, of which each has its first `count`, so
     that a stage costs the same however many there are. What lies beyond was truncated from the log, or
     belongs to a later one of these.
     """
 
-    __slots__ = ("_all", "_places", "count", "pinned", "pinned_ms", "size_bytes")
+    __slots__ = ("_all", "_places", "count", "pin", "pinned", "pinned_ms", "size_bytes")
 
-    def __init__(self, stages: Iterable[Stage] = (), *, pinned: bool = False, pinned_ms: int = 0) -> None:
+    def __init__(
+        self, stages: Iterable[Stage] = (), *, pinned: bool = False, pinned_ms: int = 0, pin: int = 0
+    ) -> None:
         self._all = list(stages)
         # Where each number stands in the list.
         self._places = {stage.number: place for place, stage in enumerate(self._all)}
         self.count = len(self._all)
         self.pinned = pinned
         self.pinned_ms = pinned_ms
+        self.pin = pin
         self.size_bytes = sum(stage.size_bytes for stage in self._all)
 
     @property
@@ -120,22 +130,24 @@ class OpenBatch:
         made = OpenBatch.__new__(OpenBatch)
         made._all, made._places = self._all, self._places
         made.count = self.count + 1
-        made.pinned, made.pinned_ms = self.pinned, self.pinned_ms
+        made.pinned, made.pinned_ms, made.pin = self.pinned, self.pinned_ms, self.pin
         made.size_bytes = self.size_bytes + stage.size_bytes
         return made
 
     def stored(self) -> StagedBatch:
-        return StagedBatch(tuple(self.stages), self.pinned, self.pinned_ms)
+        return StagedBatch(tuple(self.stages), self.pinned, self.pinned_ms, self.pin)
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True):
-    """The last batch of a sink that was published here: its number, entry, first offset and records."""
+    """The last batch of a sink that was published here: its number, entry, first offset, records and time."""
 
     number: int
     epoch: int
     index: int
     offset: int
     count: int
+    # 0 in tables that were stored before this was kept.
+    time_ms: int = 0
 
 
 class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
@@ -156,12 +168,15 @@ class PinOperation(IntEnum):
     DROP = 2
     # All that is known of a sink that was deleted, up to this epoch.
     FORGET = 3
+    # Which batch was published last, of sinks that write once.
+    FORGET_PUBLISHED = 4
 
 
 class PinRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `pin` entry. `stages` are the numbers that are kept; others of the batch are dropped.
 
-    To forget a sink only its id and the epoch say anything.
+    To forget a sink only its id and the epoch say anything; to forget publishes only `published`: sinks, and
+    the index of each one's publish.
     """
 
     sink: bytes
@@ -169,6 +184,7 @@ class PinRecord(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     operation: PinOperation
     stages: list[int] = []
+    published: list[tuple[bytes, int]] = []
 
 
 class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -222,13 +238,14 @@ class Stages:
 
     def __init__(self) -> None:
         # What is open, what was published of sinks, what publishes name (in order of their entries), which
-        # uploads were published.
+        # uploads were published, what was published of sinks that write once (in order of their entries).
         self._maps: tuple[
             dict[BatchKey, OpenBatch],
             dict[bytes, Published],
             dict[int, int],
             dict[bytes, PublishedUpload],
-        ] = ({}, {}, {}, {})
+            dict[bytes, Published],
+        ] = ({}, {}, {}, {}, {})
         # (index, number of the map, key, value before) of changes that may be truncated.
         self._undo: deque[tuple[int, int, Any, Any]] = deque()
 
@@ -257,7 +274,24 @@ class Stages:
 
     def published(self, sink: bytes) -> Published | None:
         """The last batch of a sink that was published here, as the log's end has it."""
-        return self._maps[1].get(sink)
+        return self._maps[1].get(sink) or self._maps[4].get(sink)
+
+    @property
+    def published_once(self) -> int:
+        """How many publishes of sinks that write once are known."""
+        return len(self._maps[4])
+
+    def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
+        """Of the publishes of sinks that write once those before a time of the log, and all but the last
+        `keep`: sink, and index.
+        """
+        found: list[tuple[bytes, int]] = []
+        more = len(self._maps[4]) - keep
+        for sink, published in self._maps[4].items():
+            if len(found) >= more and published.time_ms >= before_ms:
+                break
+            found.append((sink, published.index))
+        return found
 
     def upload(self, upload: bytes) -> PublishedUpload | None:
         """An upload that was published here, if it is remembered, as the log's end has it."""
@@ -362,7 +396,13 @@ class Stages:
                 self._put(header.index, 0, old, None)
             published = self.published(pin.sink)
             if published is not None and published.epoch <= pin.epoch:
-                self._put(header.index, 1, pin.sink, None)
+                self._forget(header.index, pin.sink)
+        elif pin.operation is PinOperation.FORGET_PUBLISHED:
+            for sink, index in pin.published:
+                published = self.published(sink)
+                # A later one may be under way yet.
+                if published is not None and published.index == index:
+                    self._forget(header.index, sink)
         elif pin.operation is PinOperation.DROP:
             self._put(header.index, 0, key, None)
         elif batch is not None:
@@ -370,8 +410,15 @@ class Stages:
             kept = [stage for stage in batch.stages if stage.number in wanted]
             # Its leader had them all. Where damage has taken one from all replicas no part is ever published.
             whole = len(kept) == len(wanted)
-            after = OpenBatch(kept, pinned=True, pinned_ms=header.append_time_ms) if whole and kept else None
+            after = None
+            if whole and kept:
+                after = OpenBatch(kept, pinned=True, pinned_ms=header.append_time_ms, pin=header.index)
             self._put(header.index, 0, key, after)
+
+    def _forget(self, index: int, sink: bytes) -> None:
+        for number in (1, 4):
+            if sink in self._maps[number]:
+                self._put(index, number, sink, None)
 
     def _published(self, header: Header, record: PublishRecord) -> None:
         # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
@@ -380,8 +427,16 @@ class Stages:
         if record.large is not None:
             self._published_upload(header, record, record.large)
         else:
-            published = Published(record.number, record.epoch, header.index, header.base_offset, header.count)
-            self._put(header.index, 1, record.sink, published)
+            published = Published(
+                record.number,
+                record.epoch,
+                header.index,
+                header.base_offset,
+                header.count,
+                header.append_time_ms,
+            )
+            self._forget(header.index, record.sink)
+            self._put(header.index, _place_of(published), record.sink, published)
         if record.stages:
             self._name(header.index, min(index for index, _ in record.stages))
 
@@ -432,11 +487,15 @@ class Stages:
                 table.pop(key, None)
             else:
                 table[key] = before
+        # What comes back comes last: a start, or a forgetting, that was rolled back had taken the first.
         if 2 in numbers:
-            # What comes back comes last: a start that was rolled back had taken the first.
             ordered = sorted(self._maps[2].items())
             self._maps[2].clear()
             self._maps[2].update(ordered)
+        if 4 in numbers:
+            in_order = sorted(self._maps[4].items(), key=_by_index)
+            self._maps[4].clear()
+            self._maps[4].update(in_order)
 
     def committed(self, index: int) -> None:
         """Entries up to `index` will never be truncated."""
@@ -448,10 +507,10 @@ class Stages:
 
     def stored(self) -> StoredStages:
         """The whole table as the log's end has it; the same for the same log."""
-        open_, published, named, uploads = self._maps
+        open_, published, named, uploads, once = self._maps
         return StoredStages(
             [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
-            sorted(published.items()),
+            sorted([*published.items(), *once.items()]),
             sorted(named.items()),
             sorted(uploads.items()),
         )
@@ -460,7 +519,8 @@ class Stages:
         """The table as it was behind entry `index`: the last that was committed, or one behind it."""
         copy = Stages()
         # Values are replaced, never changed: so the copies may be shallow.
-        copy._maps = (dict(self._maps[0]), dict(self._maps[1]), dict(self._maps[2]), dict(self._maps[3]))
+        open_, published, named, uploads, once = self._maps
+        copy._maps = (dict(open_), dict(published), dict(named), dict(uploads), dict(once))
         copy._undo = deque(self._undo)
         copy.truncated(index + 1)
         return copy.stored()
@@ -469,12 +529,21 @@ class Stages:
         """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
         self._undo.clear()
         open_ = {key: _opened(batch) for key, batch in stored.open}
-        self._maps = (open_, dict(stored.published), dict(stored.named), dict(stored.uploads))
+        lasting: dict[bytes, Published] = {}
+        once: dict[bytes, Published] = {}
+        for sink, published in sorted(stored.published, key=_by_index):
+            (once if _place_of(published) == 4 else lasting)[sink] = published
+        self._maps = (open_, lasting, dict(stored.named), dict(stored.uploads), once)
 
 
 def _opened(batch: StagedBatch) -> OpenBatch:
-    return OpenBatch(batch.stages, pinned=batch.pinned, pinned_ms=batch.pinned_ms)
+    return OpenBatch(batch.stages, pinned=batch.pinned, pinned_ms=batch.pinned_ms, pin=batch.pin)
 
 
-def _by_index(item: tuple[bytes, PublishedUpload]) -> int:
+def _place_of(published: Published) -> int:
+    """In which of the maps a publish of a sink is."""
+    return 4 if published.epoch >= FIRST_ONCE_EPOCH else 1
+
+
+def _by_index(item: tuple[bytes, Published | PublishedUpload]) -> int:
     return item[1].index

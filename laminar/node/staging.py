@@ -17,10 +17,16 @@ from laminar.frame import HEADER_SIZE, seal
 from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
+from laminar.node.sinks import FIRST_ONCE_EPOCH
 from laminar.node.stages import BatchKey, PinOperation, PinRecord, Published, PublishRecord, Stage
 
 # Stages of one batch in one partition: their numbers fit into one request, and one entry.
 MAX_STAGES = 262_144
+# Publishes of sinks that write once that a partition knows of: at so many nothing more is pinned for such,
+# until some are forgotten. They travel with each start of the log.
+MAX_PUBLISHED_ONCE = 100_000
+# Publishes that one entry makes forgotten.
+FORGOTTEN_IN_ONE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,7 @@ class Staging:
                 outcome="not_applied",
             )
         if known is None or not known.pinned:
+            self._refuse_crowd(batch)
             return self._pin(batch, PinOperation.PIN, stages)
         if have != set(stages):
             # A commit may be decided on what was pinned: only a newer epoch may want something else.
@@ -147,18 +154,35 @@ class Staging:
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
-    def publish(self, batch: Batch) -> asyncio.Future[Receipt]:
-        """Give a pinned batch its offsets; done when that is committed. Again: the first receipt."""
+    def pin_of(self, batch: Batch) -> int:
+        """The index of the entry that pins a batch; 0 where there is none, or it is not known."""
+        known = self._partition.tables.stages.batch(batch.key)
+        return known.pin if known is not None and known.pinned else 0
+
+    def knows(self, batch: Batch, pin: int = 0) -> bool:
+        """Whether `publish` would publish the batch, or recognise that it is."""
+        stages = self._partition.tables.stages
+        done, known = stages.published(batch.sink), stages.batch(batch.key)
+        if done is not None and done.number >= batch.number:
+            return True
+        return known is not None and known.pinned and (not pin or not known.pin or known.pin == pin)
+
+    def publish(self, batch: Batch, pin: int = 0) -> asyncio.Future[Receipt]:
+        """Give a pinned batch its offsets; done when that is committed. Again: the first receipt.
+
+        `pin` is the one that was decided; 0 in decisions that were made before they named it. What was
+        pinned by another is of requests that came late: the batch was published, and forgotten, before.
+        """
         partition = self._partition
         partition.check_leads()
         done = partition.tables.stages.published(batch.sink)
         if done is not None and done.number >= batch.number:
             return self._done(batch, done)
         known = partition.tables.stages.batch(batch.key)
-        if known is None or not known.pinned:
+        if known is None or not self.knows(batch, pin):
             raise Problem(
                 "no_stage",
-                f"{partition.topic}/{partition.number} holds no pinned stages of this batch",
+                f"{partition.topic}/{partition.number} holds no stages of this batch that were pinned for it",
                 field="number",
                 value=batch.number,
                 outcome="not_applied",
@@ -200,6 +224,15 @@ class Staging:
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
+    def forget_published(self, published: Sequence[tuple[bytes, int]]) -> None:
+        """Propose to forget publishes of sinks that write once: sink, and index. Nothing of them is under
+        way, by what their coordinator has committed.
+        """
+        for first in range(0, len(published), FORGOTTEN_IN_ONE):
+            some = list(published[first : first + FORGOTTEN_IN_ONE])
+            record = PinRecord(bytes(16), 0, 0, PinOperation.FORGET_PUBLISHED, published=some)
+            self._append(record, even_if_full=True).add_done_callback(_ignore)
+
     def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
         """Propose to drop what is `Stages.left_behind`; returns how many batches.
 
@@ -214,9 +247,26 @@ class Staging:
 
     def _pin(self, batch: Batch, operation: PinOperation, stages: Sequence[int]) -> asyncio.Future[Receipt]:
         record = PinRecord(batch.sink, batch.number, batch.epoch, operation, sorted(set(stages)))
+        return self._append(record, even_if_full=operation is not PinOperation.PIN)
+
+    def _append(self, record: PinRecord, *, even_if_full: bool) -> asyncio.Future[Receipt]:
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        drops = operation is not PinOperation.PIN
-        return self._partition.append_control(seal(frame, Kind.PIN), even_if_full=drops)
+        return self._partition.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
+
+    def _refuse_crowd(self, batch: Batch) -> None:
+        """Behind the pin it is too late: what is decided must be published."""
+        known = self._partition.tables.stages.published_once
+        if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
+            raise Problem(
+                "quota",
+                f"{self._partition.topic}/{self._partition.number} knows of too many writes of sinks that"
+                " write once: they are forgotten when their commit is over",
+                field="published",
+                value=known,
+                limit=MAX_PUBLISHED_ONCE,
+                retry_after_ms=1_000,
+                outcome="not_applied",
+            )
 
     def _refuse_interval(self) -> None:
         """What is pinned stays, so it must be on the disks of a majority when that is said."""

@@ -128,6 +128,7 @@ class Tables:
             stages=self.stages.stored(),
             sinks=self.sinks.stored(),
             keys=self.keys.stored(),
+            sinks_floor=self.sinks.floor,
         )
 
     def state_at(self, index: int) -> DerivedState:
@@ -138,6 +139,7 @@ class Tables:
             stages=self.stages.stored_at(index),
             sinks=self.sinks.stored_at(index),
             keys=self.keys.stored_at(index),
+            sinks_floor=self.sinks.floor_at(index),
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
@@ -165,7 +167,7 @@ class Tables:
         self.producers.restore(state.producers)
         self.cursors.restore(state.cursors)
         self.stages.restore(state.stages)
-        self.sinks.restore(state.sinks)
+        self.sinks.restore(state.sinks, state.sinks_floor)
         self.keys.restore(state.keys)
 
     def adopt(self, whole: Tables) -> None:

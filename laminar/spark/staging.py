@@ -36,11 +36,11 @@ WIDTH: Final = 12
 
 
 async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
-    """The sink as it is now; of epoch 0 before its first begin."""
+    """The sink as it is now; before its first begin of the epoch that is one below its first."""
     try:
         return await Sink(cluster.session, name).describe()
-    except NotFound:
-        return SinkInfo(name, 0, None, publishing=False)
+    except NotFound as error:
+        return SinkInfo(name, int(error.limit or 0), None, publishing=False)
 
 
 def first_stage(task: int, attempt: int) -> int:

@@ -49,6 +49,11 @@ def forget_entry(index: int, sink: bytes, epoch: int) -> bytearray:
     return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
 
 
+def forget_published_entry(index: int, published: list[tuple[bytes, int]]) -> bytearray:
+    record = PinRecord(bytes(16), 0, 0, PinOperation.FORGET_PUBLISHED, published=published)
+    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
+
+
 def publish_entry(
     index: int, sink: bytes, number: int, epoch: int, stages: list[tuple[int, int]]
 ) -> bytearray:
@@ -102,3 +107,5 @@ def check_follows_its_log(
         other = Stages()
         other.restore(stages.stored())
         assert other.stored() == stages.stored()
+        everything = {"before_ms": 1 << 60, "keep": 0}
+        assert other.old_published(**everything) == stages.old_published(**everything)

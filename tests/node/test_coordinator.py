@@ -20,7 +20,7 @@ from laminar.node.api import sinks
 from laminar.node.api.locate import Where
 from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
 from laminar.node.clock import Clock
-from laminar.node.coordinator import Coordinator, Part
+from laminar.node.coordinator import Coordinator, Part, Pinned
 from laminar.node.retention import Retention, Rules
 from laminar.node.sinks import Decision, Sink, SinkChange, Target
 from laminar.node.staging import Batch as StagedBatch
@@ -32,17 +32,18 @@ from tests.node.trio import send, trio
 
 SINK = b"s" * 16
 PART = Part(topic="t", partition=0, stages=[0])
+PINNED = Pinned(b"g" * 16, 1)
 
 
 class Targets:
     """Pins and publishes when the test lets them."""
 
     def __init__(self) -> None:
-        self.pins: list[asyncio.Future[bytes]] = []
+        self.pins: list[asyncio.Future[Pinned]] = []
         self.published: list[int] = []
         self.may_publish = asyncio.Event()
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
         self.pins.append(asyncio.get_running_loop().create_future())
         return await self.pins[-1]
 
@@ -81,7 +82,7 @@ async def test_two_commits_of_one_batch_at_once_are_both_answered(tmp_path: Path
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
         second = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
         await until(lambda: len(targets.pins) == 2)
-        targets.pins[0].set_result(b"g" * 16)
+        targets.pins[0].set_result(PINNED)
         assert await first
         targets.pins[1].set_exception(Problem("already_committed", outcome="not_applied"))
 
@@ -102,12 +103,12 @@ async def test_a_batch_of_another_fingerprint_is_not_taken_for_the_one_that_is_c
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART], "one"))
         await until(lambda: len(targets.pins) == 1)
         if when == "later":
-            targets.pins[0].set_result(b"g" * 16)
+            targets.pins[0].set_result(PINNED)
             assert await first
         other = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART], "other"))
         if when != "later":
             await until(lambda: len(targets.pins) == 2)
-            targets.pins[0].set_result(b"g" * 16)
+            targets.pins[0].set_result(PINNED)
             assert await first
             targets.pins[1].set_exception(Problem("already_committed", outcome="not_applied"))
 
@@ -135,7 +136,7 @@ async def test_pitfall_41_an_epoch_that_began_while_targets_pinned_refuses_the_o
         commit = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
         await until(lambda: len(targets.pins) == 1)
         newer = (await coordinator.begin(SINK, "s")).epoch
-        targets.pins[0].set_result(b"g" * 16)
+        targets.pins[0].set_result(PINNED)
 
         with pytest.raises(Problem) as problem:
             await commit
@@ -189,18 +190,18 @@ async def test_the_next_batch_is_decided_when_the_one_before_is_published_everyw
         epoch = (await coordinator.begin(SINK, "s")).epoch
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
         await until(lambda: len(targets.pins) == 1)
-        targets.pins[0].set_result(b"g" * 16)
+        targets.pins[0].set_result(PINNED)
         sinks_known = partition.tables.sinks
         await until(lambda: (sink := sinks_known.committed_at(SINK)) is not None and sink.number == 0)
         second = asyncio.ensure_future(coordinator.commit(SINK, 1, epoch, [PART]))
         await until(lambda: len(targets.pins) == 2)
-        targets.pins[1].set_result(b"g" * 16)
+        targets.pins[1].set_result(PINNED)
         for _ in range(100):
             await asyncio.sleep(0)
         assert 0 == (await coordinator.status(SINK)).number
         targets.may_publish.set()
         await until(lambda: len(targets.pins) == 3)
-        targets.pins[2].set_result(b"g" * 16)
+        targets.pins[2].set_result(PINNED)
 
         assert await first and await second
         assert [0, 1] == targets.published
@@ -229,8 +230,8 @@ async def test_a_beginning_that_arrives_again_fences_nobody_who_began_by_it(tmp_
 class Emptied(Targets):
     """One of its partitions has lost what it had pinned."""
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
-        return b"g" * 16
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+        return PINNED
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         self.published.append(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from laminar.http.errors import Problem
 from laminar.node import sinks as module
 from laminar.node.api import leftovers
 from laminar.node.api.leftovers import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
-from laminar.node.coordinator import Coordinator, Part
+from laminar.node.coordinator import Coordinator, Part, Pinned
 from laminar.node.partition import Partition
 from laminar.node.sinks import (
     FIRST_ONCE_EPOCH,
@@ -43,7 +44,7 @@ class Log:
         self.entries: list[tuple[bytes, Sink, int]] = []
 
     def put(self, name: str, time_ms: int, **fields: Any) -> None:
-        sink = Sink(name, 1, **({"once": True} | fields))
+        sink = Sink(name, **({"epoch": 1, "once": True} | fields))
         self.append(name.encode().ljust(16), sink, time_ms)
 
     def append(self, sink_id: bytes, sink: Sink, time_ms: int) -> None:
@@ -153,7 +154,9 @@ def test_replicas_forget_the_same_by_whatever_way_they_got_there(
             undone = UNDONE if rng.random() < 0.2 else None
             deletion = rng.choice([*[Deletion.NONE] * 8, Deletion.BEGUN, Deletion.DONE])
             name, once = f"sink {rng.randrange(40)}", rng.random() < 0.9
-            log.put(name, now_ms, once=once, undone=None if deletion else undone, deletion=deletion)
+            epoch = {"epoch": rng.randrange(1, 100)} if rng.random() < 0.5 else {}
+            undone = None if deletion else undone
+            log.put(name, now_ms, once=once, undone=undone, deletion=deletion, **epoch)
         assert sum(1 for entry in log.table.stored() if entry.sink.producer) <= 3
         if step % 20:
             continue
@@ -163,13 +166,15 @@ def test_replicas_forget_the_same_by_whatever_way_they_got_there(
             if index == committed:
                 # A replica that is behind, or was told what there was before.
                 assert replayed.stored() == log.table.stored_at(committed)
+                assert replayed.floor == log.table.floor_at(committed)
                 started = Sinks()
-                started.restore(replayed.stored())
+                started.restore(replayed.stored(), replayed.floor)
             if index > committed > 0:
                 tell(started, index, *entry)
         assert replayed.stored() == log.table.stored() == log.table.stored_at(len(log.entries))
+        assert replayed.floor == log.table.floor == log.table.floor_at(len(log.entries))
         if committed:
-            assert replayed.stored() == started.stored()
+            assert (replayed.stored(), replayed.floor) == (started.stored(), started.floor)
         forgotten += len({entry[0] for entry in log.entries}) - len(log.table)
     assert forgotten > 0
 
@@ -184,13 +189,16 @@ class Targets:
         self.staging = Staging(partition)
         self.asked = 0
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
         self.asked += 1
-        await self.staging.pin(Batch(sink=sink, number=number, epoch=epoch), part.stages)
-        return b"g" * 16
+        batch = Batch(sink=sink, number=number, epoch=epoch)
+        pinning = self.staging.pin(batch, part.stages)
+        pin = self.staging.pin_of(batch)
+        await pinning
+        return Pinned(b"g" * 16, pin)
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        await self.staging.publish(Batch(sink=sink, number=number, epoch=epoch))
+        await self.staging.publish(Batch(sink=sink, number=number, epoch=epoch), target.pin)
 
 
 PART = Part(topic="t", partition=0, stages=[0])
@@ -472,6 +480,7 @@ async def test_a_sink_is_asked_for_once_in_a_look_whatever_it_has_staged(tmp_pat
 
         class Counting:
             end = coordinator.end
+            over = coordinator.over
 
             async def status(self, sink: bytes, /) -> Sink:
                 asked.append(sink)
@@ -501,6 +510,9 @@ class Away:
 
     async def end(self, sink: bytes, epoch: int, /) -> Sink:
         raise Problem("no_leader", "away", outcome="not_applied")
+
+    async def over(self, sinks: Sequence[bytes], /) -> list[bytes]:
+        return []
 
 
 async def test_while_no_coordinator_answers_what_is_staged_stays_for_a_day_and_no_longer(

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from laminar.http.errors import Problem
-from laminar.node.coordinator import Coordinator, Part
+from laminar.node.coordinator import Coordinator, Part, Pinned
 from laminar.node.partition import Partition
 from laminar.node.sinks import Deletion, Sink, Target
 from laminar.node.staging import Staging
+from laminar.node.tables import Tables
 from tests.node.alone import lone_partition, values
 from tests.node.test_once import PART, SINK, Targets, coordinator_of, forget, stage
 from tests.node.trio import trio
@@ -144,6 +145,57 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_sink_is_deleted() -
         assert Deletion.DONE == (await coordinator.deleted(SINK, gone.epoch)).deletion
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "once"])
+async def test_no_epoch_of_a_sink_that_was_deleted_and_forgotten_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Its driver was stopped before the deletion, and goes on when another sink has the name: what he commits
+    would be the other's, and the numbers up to his would be taken for committed.
+    """
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        first = (await coordinator.begin(SINK, "s")).epoch
+        old = (await coordinator.begin(SINK, "s")).epoch
+        gone = await delete(partition, coordinator)
+        if meanwhile == "once":
+            await coordinator.begin(SINK, "s", once=True)
+        await forget(coordinator, monkeypatch)
+        assert (0, gone) == ((known := await coordinator.status(SINK)).epoch, known.last_epoch)
+        for epoch in (first, old, gone):
+            assert "no_such_sink" == await refused(coordinator, 5, epoch)
+            with pytest.raises(Problem) as problem:
+                await coordinator.begin(SINK, "s", epoch=epoch)
+            assert ("no_such_sink", gone) == (problem.value.code, problem.value.limit)
+        assert "invalid" == await refused(coordinator, 5, gone + 1)
+        assert gone + 1 == (await coordinator.begin(SINK, "s", epoch=gone + 1)).epoch
+        for epoch in (first, old, gone):
+            await stage(partition, epoch, number=5)
+            assert "fenced" == await refused(coordinator, 5, epoch)
+        await stage(partition, gone + 1)
+        assert await coordinator.commit(SINK, 0, gone + 1, [PART])
+        assert 1 == partition.end_offset
+
+        restored = Tables(0)
+        restored.restore(partition.tables.state(), [], None)
+        assert (
+            gone == restored.sinks.floor == partition.tables.state_at(partition.committed_index).sinks_floor
+        )
+
+
+async def test_a_sink_that_is_being_deleted_is_listed(tmp_path: Path) -> None:
+    """Its name can't be begun: who looks for the reason finds it."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.confirmed_end()
+        coordinator, _ = coordinator_of(partition)
+        await coordinator.begin(SINK, "s")
+        gone = await coordinator.delete(SINK, "delete")
+        (listed,) = await coordinator.listed(prefix="", after="", limit=10)
+        assert ("s", Deletion.BEGUN) == (listed.name, listed.deletion)
+        await coordinator.deleted(SINK, gone.epoch)
+        assert [] == await coordinator.listed(prefix="", after="", limit=10)
+
+
 class SlowTargets(Targets):
     """Publishes when it is told to."""
 
@@ -154,11 +206,11 @@ class SlowTargets(Targets):
         self.publishing = asyncio.Event()
         self.may_publish = asyncio.Event()
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
-        group = await super().pin(sink, number, epoch, part)
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+        pinned = await super().pin(sink, number, epoch, part)
         self.pinned.set()
         await self.may_pin.wait()
-        return group
+        return pinned
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         self.publishing.set()
@@ -234,5 +286,5 @@ async def test_a_name_that_is_free_again_leaves_room_for_others(
         with pytest.raises(Problem):
             await coordinator.begin(SINK, "s")
         await forget(coordinator, monkeypatch)
-        assert Sink("") == await coordinator.status(SINK)
+        assert Sink("", first=3) == await coordinator.status(SINK)
         assert 1 == partition.tables.sinks.kept

@@ -7,19 +7,29 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from laminar.batch import Batch, Header, build, tag_bit, verify
+from laminar.batch import Batch, Header, Kind, build, tag_bit, verify
+from laminar.frame import HEADER_SIZE, seal
 from laminar.http.errors import Problem
 from laminar.http.records import Records
 from laminar.node import stages as stages_module
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
-from laminar.node.stages import OpenBatch, Stage, Stages
+from laminar.node.sinks import FIRST_ONCE_EPOCH
+from laminar.node.stages import OpenBatch, PinOperation, Stage, Stages
 from laminar.node.staging import Batch as SinkBatch
 from laminar.node.staging import Staging
 from tests.node.alone import lone_partition, values
-from tests.node.entries import check_follows_its_log, forget_entry, pin_entry, publish_entry, staged_entry
+from tests.node.entries import (
+    check_follows_its_log,
+    forget_entry,
+    forget_published_entry,
+    pin_entry,
+    publish_entry,
+    staged_entry,
+)
 
 SINK = b"s" * 16
 
@@ -193,10 +203,25 @@ def test_the_table_is_a_function_of_the_log() -> None:
     rng = random.Random(4)
 
     def draw(stages: Stages, index: int) -> tuple[int, int, int]:
-        return rng.randrange(9), rng.randrange(3), rng.randrange(3)
+        return rng.randrange(10), rng.randrange(3), rng.choice((0, 1, 2, FIRST_ONCE_EPOCH))
 
     for _ in range(300):
         check_follows_its_log(rng, draw, _apply)
+
+
+async def test_an_operation_that_this_version_does_not_know_stops_the_replica(tmp_path: Path) -> None:
+    """A newer node leads. What it had forgotten here would come back with this replica as the leader."""
+    stopped: list[str] = []
+    async with lone_partition(tmp_path, stopped=stopped) as partition:
+        staging = Staging(partition)
+        await stage(partition, of(0), 0, b"a")
+        known = (SINK, 0, 1, max(PinOperation) + 1, [0])
+        frame = seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(known), Kind.PIN)
+        with pytest.raises(Problem):
+            await partition.append_control(frame)
+        assert ["t/0"] == stopped and not partition.leads
+        with pytest.raises(Problem):
+            staging.pin(of(0), [0])
 
 
 @pytest.mark.parametrize("most", [4, 1024])
@@ -236,19 +261,23 @@ def test_where_the_log_may_begin_is_known_in_bounded_memory(
 
 def _apply(stages: Stages, index: int, change: tuple[int, int, int]) -> None:
     what, number, epoch = change
+    sink = SINK if number < 2 else bytes([index % 5]) * 16
     if what == 8:
         frame = forget_entry(index, SINK, epoch)
+    elif what == 9:
+        old = stages.old_published(before_ms=index // 2, keep=2)
+        frame = forget_published_entry(index, [*old, (SINK, index - number)])
     elif what < 4:
-        frame = staged_entry(index, SINK, number, epoch, stage=index)
+        frame = staged_entry(index, sink, number, epoch, stage=index)
     elif what == 4:
-        held = stages.batch((SINK, number, epoch))
-        frame = pin_entry(index, SINK, number, epoch, [each.number for each in held.stages] if held else [])
+        held = stages.batch((sink, number, epoch))
+        frame = pin_entry(index, sink, number, epoch, [each.number for each in held.stages] if held else [])
     elif what == 5:
-        frame = pin_entry(index, SINK, number, epoch, None)
+        frame = pin_entry(index, sink, number, epoch, None)
     elif what == 6:
-        held = stages.batch((SINK, number, epoch))
+        held = stages.batch((sink, number, epoch))
         names = [(each.index, each.records) for each in held.stages] if held else []
-        frame = publish_entry(index, SINK, number, epoch, names)
+        frame = publish_entry(index, sink, number, epoch, names)
     else:
         stages.started(index, index // 2)
         return

@@ -7,12 +7,18 @@ nobody has pinned for a day, as a driver that is gone for good tells nobody. Of 
 newer epoch ever comes: so in time one is made for what it had pinned.
 
 The parts of an upload no coordinator knows: they go an hour after the last of them.
+
+Which batch a sink has published a partition keeps, to recognise a publish that comes again. Of sinks that
+write once that would be an entry for each, for ever: they go two hours after, or when there are many newer
+ones, if their coordinator has committed that nothing of them is under way. A publish that comes later yet is
+refused: it names a pin that is used up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from laminar.http.errors import Problem
@@ -33,6 +39,10 @@ OPEN_AGE_MS = 24 * 3_600_000
 JANITOR_S = 10.0
 # Batches of one partition that are asked for in one look, by lot: none is passed over for ever.
 ASKED_AT_ONCE = 64
+# Publishes of sinks that write once that a partition keeps, if they are younger than ONCE_MS.
+KEPT_PUBLISHED = 10_000
+# Such sinks that are asked for in one look, by lot.
+ASKED_PUBLISHED = 10_000
 
 
 class Coordinators(Protocol):
@@ -43,6 +53,9 @@ class Coordinators(Protocol):
 
     async def end(self, sink: bytes, epoch: int, /) -> Sink:
         """See `laminar.node.coordinator.Coordinator.end`."""
+
+    async def over(self, sinks: Sequence[bytes], /) -> list[bytes]:
+        """See `laminar.node.coordinator.Coordinator.over`. Of coordinators that do not answer: none."""
 
 
 class Leftovers:
@@ -59,9 +72,35 @@ class Leftovers:
         while True:
             await asyncio.sleep(JANITOR_S)
             self._heard.clear()
-            for partition in list(self._shard.partitions.values()):
+            led = [partition for partition in self._shard.partitions.values() if partition.leads]
+            await self.forget_published(led)
+            for partition in led:
                 if partition.leads and partition.tables.stages:
                     await self.clean(partition)
+
+    async def forget_published(self, partitions: Iterable[Partition]) -> None:
+        """What these partitions have published of sinks that write once, where it is old or too much."""
+        before_ms = self._shard.clock.wall_ms() - ONCE_MS
+        old: dict[bytes, list[tuple[Partition, int]]] = {}
+        for partition in partitions:
+            stages = partition.tables.stages
+            for sink, index in stages.old_published(before_ms=before_ms, keep=KEPT_PUBLISHED):
+                old.setdefault(sink, []).append((partition, index))
+        if not old:
+            return
+        asked = list(old)
+        if len(asked) > ASKED_PUBLISHED:
+            asked = self._shard.rng.sample(asked, ASKED_PUBLISHED)
+        forgotten: dict[Partition, list[tuple[bytes, int]]] = {}
+        for sink in await self._coordinators.over(asked):
+            for partition, index in old[sink]:
+                forgotten.setdefault(partition, []).append((sink, index))
+        for partition, published in forgotten.items():
+            try:
+                Staging(partition).forget_published(published)
+            except Problem as problem:
+                # The next look tries again.
+                _log.debug("%s/%d forgets later: %s", partition.topic, partition.number, problem)
 
     async def clean(self, partition: Partition) -> None:
         """One look at one partition that is led here."""

@@ -27,7 +27,7 @@ from laminar.node.api.marks import key_of
 from laminar.node.api.parsing import Parsing
 from laminar.node.api.topics import TopicRoutes, next_link
 from laminar.node.api.tries import may_retry
-from laminar.node.coordinator import TOPIC, Coordinator, Part, id_of, id_of_name, refuse_epoch
+from laminar.node.coordinator import TOPIC, Coordinator, Part, Pinned, id_of, id_of_name, refuse_epoch
 from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
 from laminar.node.sinks import Deletion, Sink, Target
@@ -89,7 +89,7 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: keep these stages, or so many `pinned` ones; answers the group's id."""
+    """To the leader of a partition: keep these stages, or so many `pinned` ones; answers `Pinned`."""
 
     topic: str
     partition: int
@@ -109,6 +109,7 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
     number: int
     epoch: int
     group: bytes
+    pin: int = 0
 
 
 class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -129,6 +130,14 @@ class ListRequest(msgspec.Struct, frozen=True, array_like=True):
     prefix: str
     after: str
     limit: int
+
+
+class OverRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a coordinator: of which of these sinks is nothing under way?"""
+
+    topic: str
+    partition: int
+    sinks: list[bytes]
 
 
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -160,7 +169,9 @@ class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
     applied: bool = False
 
 
-AnyRequest = StageRequest | PinRequest | PublishRequest | ForgetRequest | ListRequest | SinkRequest
+AnyRequest = (
+    StageRequest | PinRequest | PublishRequest | ForgetRequest | ListRequest | OverRequest | SinkRequest
+)
 
 
 class SinkRoutes:
@@ -206,9 +217,15 @@ class SinkRoutes:
         """GET /v1/sinks/{sink}."""
         await self._look_for({TOPIC})
         known = TOPIC in self._shard.view.topics()
-        answer = await self._ask_coordinator("status", id_of(sink)) if known else None
-        if answer is None or not answer.sink.exists:
-            raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
+        answer = await self._ask_coordinator("status", id_of(sink)) if known else SinkAnswer(Sink(""))
+        if not answer.sink.is_listed:
+            raise Problem(
+                "no_such_sink",
+                f"there is no sink {sink!r}",
+                field="sink",
+                value=sink,
+                limit=answer.sink.last_epoch or None,
+            )
         return Response.json(_described(sink, answer.sink))
 
     async def sinks(self, request: Request) -> Response:
@@ -319,11 +336,31 @@ class SinkRoutes:
             known = await self.status(id_of(sink))
         # What is pinned stays until a newer epoch begins: under one that never began it would stay for ever.
         refuse_epoch(known, body.epoch)
-        await self._at_leader(
-            PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages), bytes
+        await self._pin_for_driver(
+            PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
         )
         answer = {"topic": body.topic, "partition": body.partition, "pinned": len(set(body.stages))}
         return Response.json(answer)
+
+    async def _pin_for_driver(self, request: PinRequest) -> None:
+        try:
+            await self._at_leader(request, Pinned)
+        except Problem as problem:
+            if problem.code != "no_stage":
+                raise
+            # It may have been committed, and forgotten there: the coordinator tells.
+            known = await self.status(request.sink)
+            refuse_epoch(known, request.epoch)
+            if request.number > known.number:
+                raise
+            raise Problem(
+                "already_committed",
+                f"batch {known.number} of this sink is committed",
+                field="number",
+                value=request.number,
+                limit=known.number,
+                outcome="not_applied",
+            ) from problem
 
     async def commit(self, request: Request, sink: str, number: str) -> Response:
         """PUT /v1/sinks/{sink}/batches/{number}."""
@@ -370,6 +407,26 @@ class SinkRoutes:
     async def status(self, sink: bytes) -> Sink:
         """See `leftovers.Coordinators`."""
         return (await self._ask_coordinator("status", sink)).sink
+
+    async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
+        """See `leftovers.Coordinators`."""
+        by_place: dict[int, list[bytes]] = {}
+        for sink in sinks:
+            by_place.setdefault(self._route.partition_of(logical_of_key(sink)), []).append(sink)
+        answers = await asyncio.gather(
+            *(
+                self._at_leader(OverRequest(TOPIC, place, some), list[bytes])
+                for place, some in by_place.items()
+            ),
+            return_exceptions=True,
+        )
+        found: list[bytes] = []
+        for answer in answers:
+            if isinstance(answer, list):
+                found += answer
+            elif not isinstance(answer, Problem):
+                raise answer
+        return found
 
     async def end(self, sink: bytes, epoch: int) -> Sink:
         """See `leftovers.Coordinators`."""
@@ -436,6 +493,8 @@ class SinkRoutes:
         if isinstance(request, ListRequest):
             coordinator = self._coordinator(partition)
             return await coordinator.listed(prefix=request.prefix, after=request.after, limit=request.limit)
+        if isinstance(request, OverRequest):
+            return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
             # One that was deposed unawares has not heard of all that it would have to forget.
             await partition.confirmed_end()
@@ -449,16 +508,23 @@ class SinkRoutes:
             await staging.stage(batch, request.stage, frame, header)
             return header.count
         if isinstance(request, PinRequest):
-            if request.pinned:
-                await staging.pinned(batch, request.pinned)
-            else:
-                await staging.pin(batch, request.stages)
-            return partition.replica.group
+            pinning = (
+                staging.pinned(batch, request.pinned)
+                if request.pinned
+                else staging.pin(batch, request.stages)
+            )
+            # In the same turn: later it may be published.
+            pin = staging.pin_of(batch)
+            await pinning
+            return Pinned(partition.replica.group, pin)
         if partition.replica.group != request.group:
             # Another of this name. Whether the one that was meant is no more only the catalog can say.
             detail = f"{request.topic}/{request.partition} here is another group's"
             raise Problem("not_leader", detail, outcome="not_applied")
-        await staging.publish(batch)
+        if not staging.knows(batch, request.pin):
+            # Who was deposed unawares has not heard of the pin: only a leader may say that it is lost.
+            await partition.confirmed_end()
+        await staging.publish(batch, request.pin)
         return None
 
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
@@ -497,17 +563,19 @@ class SinkRoutes:
 
     # -- what a coordinator asks -------------------------------------------------------------
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> bytes:
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
         """See `coordinator.Targets`."""
         request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.pinned)
-        group: bytes = await self._at_leader(request, bytes)
-        return group
+        pinned: Pinned = await self._at_leader(request, Pinned)
+        return pinned
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         """See `coordinator.Targets`."""
         if await self._is_gone(target):
             return
-        request = PublishRequest(target.topic, target.partition, sink, number, epoch, target.group)
+        request = PublishRequest(
+            target.topic, target.partition, sink, number, epoch, target.group, target.pin
+        )
         await self._at_leader(request, type(None))
 
     async def _is_gone(self, target: Target) -> bool:
@@ -533,7 +601,15 @@ class SinkRoutes:
 
 _KINDS: dict[str, type[AnyRequest]] = {
     kind.__name__: kind
-    for kind in (StageRequest, PinRequest, PublishRequest, ForgetRequest, ListRequest, SinkRequest)
+    for kind in (
+        StageRequest,
+        PinRequest,
+        PublishRequest,
+        ForgetRequest,
+        ListRequest,
+        OverRequest,
+        SinkRequest,
+    )
 }
 
 
@@ -567,5 +643,6 @@ def _described(name: str, sink: Sink) -> dict[str, Any]:
         "publishing": sink.undone is not None,
         "fingerprint": sink.fingerprint or None,
         "once": sink.once,
+        "deleting": sink.deletion is Deletion.BEGUN,
         "changed": format_time(sink.changed_ms),
     }

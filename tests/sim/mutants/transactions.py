@@ -8,6 +8,7 @@ STAGES = ("tests/node/test_stages.py",)
 COORDINATOR = ("tests/node/test_coordinator.py",)
 ONCE = ("tests/node/test_once.py",)
 FINGERPRINTS = ("tests/spark/test_fingerprints.py",)
+PUBLISHED_ONCE = ("tests/node/test_published_once.py",)
 DELETION = ("tests/node/test_sink_deletion.py",)
 
 TRANSACTIONS = [
@@ -84,8 +85,8 @@ TRANSACTIONS = [
     case(
         "a pin is answered before it is committed",
         "laminar.node.api.sinks:SinkRoutes._do",
-        "await staging.pin(batch, request.stages)",
-        "staging.pin(batch, request.stages).add_done_callback(lambda done: done.exception())",
+        "await pinning",
+        "pinning.add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
     ),
     case(
@@ -199,6 +200,83 @@ TRANSACTIONS = [
         """sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1, deleted_by=sink.begun_by)""",
         """sink = Sink("")""",
         tests=DELETION,
+    ),
+    case(
+        "a sink begins with an epoch of one that was deleted and forgotten",
+        "laminar.node.sinks:Sinks._change",
+        "self.floor = max(self.floor, before.epoch)",
+        "pass",
+        tests=DELETION,
+    ),
+    case(
+        "the floor of epochs is not rolled back by a truncation",
+        "laminar.node.sinks:Sinks.truncated",
+        "_, sink_id, before, self.floor = self._undo.pop()",
+        "_, sink_id, before, _ = self._undo.pop()",
+        tests=ONCE,
+    ),
+    case(
+        "the floor of epochs is lost with a stored table",
+        "laminar.node.tables:Tables._restore_tables",
+        "self.sinks.restore(state.sinks, state.sinks_floor)",
+        "self.sinks.restore(state.sinks)",
+        tests=DELETION,
+    ),
+    case(
+        "a publish takes what was pinned for another decision",
+        "laminar.node.staging:Staging.knows",
+        "(not pin or not known.pin or known.pin == pin)",
+        "True",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "a publish is forgotten while its decision is carried out",
+        "laminar.node.coordinator:Coordinator.over",
+        "if (last is None or last.undone is None) and (committed is None or committed.undone is None)",
+        "if True",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "a later publish is forgotten with an older one",
+        "laminar.node.stages:Stages._pinned",
+        "if published is not None and published.index == index:",
+        "if published is not None:",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "a coordinator that was deposed says that stages are lost",
+        "laminar.node.coordinator:Coordinator._publish",
+        """if error.code == "no_stage" and await self._is_undone(sink_id, decision):""",
+        """if error.code == "no_stage":""",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "a coordinator that was deposed denies a batch that was committed",
+        "laminar.node.coordinator:Coordinator.commit",
+        "# Who was deposed unawares may not have heard that it was committed, and forgotten there.",
+        "raise pin",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "a leader that was deposed says that a pin is lost",
+        "laminar.node.api.sinks:SinkRoutes._do",
+        "if not staging.knows(batch, request.pin):",
+        "if False:",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "what is remembered of writes has no bound",
+        "laminar.node.staging:Staging.pin",
+        "self._refuse_crowd(batch)",
+        "pass",
+        tests=PUBLISHED_ONCE,
+    ),
+    case(
+        "what was published by sinks that write once is kept for ever",
+        "laminar.node.api.leftovers:Leftovers.forget_published",
+        "for sink in await self._coordinators.over(asked):",
+        "for sink in []:",
+        tests=PUBLISHED_ONCE,
     ),
     case(
         "a sink is begun anew while partitions still know of the old one",
