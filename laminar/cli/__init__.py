@@ -4,7 +4,7 @@ It stands above everything else in the house: it may import any package, and non
 is a module that is imported when it is called, and imports the client inside itself, so that `laminar --help`
 stays quick. Here is only what is common to all ends of a command: its exit code.
 
-0 done, 1 failed, 2 used wrongly, 3 done in part, 4 nobody could answer.
+0 done, 1 failed, 2 used wrongly, 3 done in part, 4 no node could do it now.
 """
 
 from __future__ import annotations

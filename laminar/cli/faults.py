@@ -6,7 +6,7 @@ import sys
 
 from laminar.batch import BatchError
 from laminar.cli import EXIT_FAILED, EXIT_PARTLY, EXIT_UNAVAILABLE, EXIT_USAGE
-from laminar.client.errors import ConfigError, Error, ProduceError, Unavailable
+from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Unavailable
 
 # What the server's hint says in words of HTTP, in words of this command.
 HINTS = {
@@ -50,7 +50,7 @@ def code_of(error: Error) -> int:
     """The exit code for an error of the client."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) or (isinstance(error, Overloaded) and error.retriable):
         return EXIT_UNAVAILABLE
     return EXIT_PARTLY if isinstance(error, ProduceError) else EXIT_FAILED
 

@@ -46,12 +46,14 @@ def test_a_hint_is_in_words_of_this_command() -> None:
         (errors.ConfigError("x"), 2),
         (errors.ProduceError("x", undelivered=[]), 3),
         (errors.Unavailable("x"), 4),
+        (errors.Overloaded("x"), 1),
+        (errors.from_problem(507, {"code": "disk_full", "outcome": "not_applied"}, asked=""), 4),
         (errors.TimedOut("x"), 4),
     ],
     ids=lambda each: type(each).__name__,
 )
 def test_each_family_has_its_exit_code(error: errors.Error, code: int) -> None:
-    """1 failed, 2 wrongly used, 3 in part, 4 nobody could answer."""
+    """1 failed, 2 wrongly used, 3 in part, 4 no node could do it now."""
     assert code == code_of(error)
 
 
