@@ -8,14 +8,17 @@ are made of requests; how they are proposed, and what becomes of them, is its pa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from laminar.batch import build
-from laminar.http.errors import Problem
+from laminar.http.errors import Outcome, Problem
 from laminar.http.records import Records
 from laminar.node.receipts import Askers, Receipt, fail
+
+_log = logging.getLogger("laminar.door")
 
 BATCH_BYTES = 1024 * 1024
 BATCHES_IN_FLIGHT = 2
@@ -86,7 +89,7 @@ class Door:
 
     def _empty(self, *, in_flight: int | None) -> None:
         while self._knocks and (in_flight is None or len(self._in_flight) < in_flight):
-            closed = self._closed()
+            closed = self._why_closed()
             if closed is not None:
                 self.refuse(closed)
                 return
@@ -99,42 +102,55 @@ class Door:
                 size += knock.records.size_bytes
             del self._knocks[: len(knocks)]
             self.size_bytes -= size
-            try:
-                frame = join([knock.records for knock in knocks])
-            except ValueError:
-                self._one_by_one(knocks)
-                continue
-            except Exception as error:
-                for knock in knocks:
-                    fail(knock.future, Problem("bug", f"{error!r}", outcome="not_applied"))
-                raise
-            try:
-                index = self._propose(frame, [(knock.future, len(knock.records.values)) for knock in knocks])
-            except Problem as problem:
-                for knock in knocks:
-                    fail(knock.future, problem)
-                continue
+            self._propose_together(knocks)
+
+    def _why_closed(self) -> Problem | None:
+        try:
+            return self._closed()
+        except Exception as error:  # noqa: BLE001  # answers those who wait
+            _log.critical(
+                "whether batches can be proposed is not known, by a mistake of ours", exc_info=error
+            )
+            return Problem("bug", f"{error!r}", outcome="not_applied")
+
+    def _propose_together(self, knocks: Sequence[_Knock]) -> None:
+        """One batch of these. Whatever goes wrong, each of them is answered, and the next have their turn."""
+        try:
+            frame = join([knock.records for knock in knocks])
+        except ValueError as error:
+            if len(knocks) == 1:
+                fail(knocks[0].future, Problem("invalid", str(error), outcome="not_applied"))
+                return
+            # One member makes no batch: it alone fails.
+            for knock in knocks:
+                self._propose_together([knock])
+            return
+        except Exception as error:  # noqa: BLE001  # answers those who asked
+            _tell_bug(knocks, error, outcome="not_applied")
+            return
+        try:
+            index = self._propose(frame, [(knock.future, len(knock.records.values)) for knock in knocks])
+        except Problem as problem:
+            for knock in knocks:
+                fail(knock.future, problem)
+        except Exception as error:  # noqa: BLE001  # answers those who asked
+            # How far it came is not known.
+            _tell_bug(knocks, error, outcome="unknown")
+        else:
             if index is not None:
                 self._in_flight.add(index)
-
-    def _one_by_one(self, knocks: Sequence[_Knock]) -> None:
-        """One member makes no batch: it alone fails."""
-        for knock in knocks:
-            try:
-                frame = join([knock.records])
-            except ValueError as error:
-                fail(knock.future, Problem("invalid", str(error), outcome="not_applied"))
-                continue
-            try:
-                self._propose(frame, [(knock.future, len(knock.records.values))])
-            except Problem as problem:
-                fail(knock.future, problem)
 
     def refuse(self, problem: Problem) -> None:
         """Nobody who waits gets in: nothing of theirs was proposed."""
         knocks, self._knocks, self.size_bytes = self._knocks, [], 0
         for knock in knocks:
             fail(knock.future, problem)
+
+
+def _tell_bug(knocks: Sequence[_Knock], error: Exception, *, outcome: Outcome) -> None:
+    _log.critical("a batch of %d requests fails by a mistake of ours", len(knocks), exc_info=error)
+    for knock in knocks:
+        fail(knock.future, Problem("bug", f"{error!r}", outcome=outcome))
 
 
 def join(many: Sequence[Records]) -> bytearray:

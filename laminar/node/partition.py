@@ -431,6 +431,11 @@ class Partition:
                     outcome="not_applied",
                 ) from None
             raise lost_leadership(self, outcome="not_applied") from None
+        except Exception:
+            # It was not proposed: the next batch has this place, and its own waiters.
+            self._waiters.pop(index, None)
+            self._forget(index)
+            raise
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
         return index

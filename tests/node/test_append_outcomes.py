@@ -157,27 +157,6 @@ async def test_a_batch_does_not_overtake_what_stands_at_the_door(tmp_path: Path)
         assert [0, 1] == [(await conditional).offset, (await overtaking).offset]
 
 
-async def test_what_makes_no_batch_for_whatever_reason_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Our own mistake at the door leaves nobody waiting."""
-
-    def broken(*_: object) -> bytearray:
-        raise RuntimeError("a mistake")
-
-    raised: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
-    async with lone_partition(tmp_path) as partition:
-        monkeypatch.setattr("laminar.node.door.join", broken)
-        knocks = [partition.append_records(Records([b"x"])) for _ in range(3)]
-        async with asyncio.timeout(30):
-            for knock in knocks:
-                with pytest.raises(Problem) as problem:
-                    await knock
-                assert ("bug", "not_applied") == (problem.value.code, problem.value.outcome)
-        assert 1 == len(raised), "and it is in the log"
-
-
 @pytest.mark.parametrize(
     ("said", "code", "outcome"),
     [

@@ -10,6 +10,7 @@ import pytest
 from laminar.batch import Batch, Header, build
 from laminar.http.errors import Problem
 from laminar.http.records import Records
+from laminar.node.door import BATCH_BYTES
 from laminar.node.receipts import Receipt
 from laminar.node.wire import ConfigurationRecord
 from tests.node.alone import lone_partition, values
@@ -44,6 +45,36 @@ async def test_pitfall_52_requests_of_one_turn_share_a_batch_and_each_gets_its_o
         await asyncio.gather(*good)
         assert partition.log.last_index == entries + 1, "fifty requests of one turn made one entry"
         assert before < entries
+
+
+async def test_whatever_goes_wrong_at_the_door_everybody_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the batch that fails, and those behind it, of whom nobody would think again."""
+    async with lone_partition(tmp_path) as partition:
+
+        def broken(*arguments: object, **named: object) -> None:
+            raise ArithmeticError("ours")
+
+        for place, outcome in (
+            ("laminar.node.door.join", "not_applied"),
+            ("laminar.node.replica.Replica.stamped", "unknown"),
+            ("laminar.node.partition.Partition.leads", "not_applied"),
+        ):
+            with monkeypatch.context() as patch:
+                asked = [partition.append_records(Records([b"x" * BATCH_BYTES])) for _ in range(4)]
+                patch.setattr(place, property(broken) if place.endswith("leads") else broken)
+                answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+            for answer in answers:
+                assert isinstance(answer, Problem), answer
+                assert ("bug", outcome) == (answer.code, answer.outcome)
+                assert "ours" in answer.detail
+            assert any(record.name == "laminar.door" and record.exc_info for record in caplog.records)
+            caplog.clear()
+        before = partition.log.last_index
+        assert Receipt(0, 0, 1) == await partition.append_records(Records([b"again"]))
+        assert before + 1 == partition.log.last_index
+        assert [b"again"] == await values(partition)
 
 
 async def test_a_retry_gets_the_first_receipt_and_appends_nothing(tmp_path: Path) -> None:
