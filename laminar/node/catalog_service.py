@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from laminar.node.controller import Controller
 
 LIVE_WAIT_S = 10.0
-# How long a topic's creation waits for nodes of which gossip has not heard yet.
+# How long a topic's creation waits for nodes of which gossip has not heard yet; and for so long after this
+# node began to lead the catalog, for nodes that it has not heard yet as the leader.
 COME_UP_WAIT_S = 2.0
 FORWARD_TIMEOUT_S = 15.0
 LEADER_WAIT_S = 5.0
@@ -158,6 +159,7 @@ class CatalogService:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._changed: list[asyncio.Future[None]] = []
+        self._knows_all_s = 0.0
 
     @property
     def _group(self) -> CatalogGroup:
@@ -267,6 +269,7 @@ class CatalogService:
             if partitions > most:
                 return CatalogAnswer(error="quota", wanted=partitions, alive=most)
             await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
+            await self._first_round()
             weights = controller.placement_weights()
             if len(weights) < wanted:
                 return CatalogAnswer(error="too_few_nodes", wanted=wanted, alive=len(weights))
@@ -286,6 +289,28 @@ class CatalogService:
         if result.ok:
             await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
         return CatalogAnswer(result=result, version=self._group.catalog.state().version)
+
+    def led(self, leading: bool) -> None:
+        """This node's controller leads the catalog from now on, or no longer."""
+        if leading:
+            self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
+
+    async def _first_round(self) -> None:
+        """Let a leader that has just begun hear all nodes once: until then nobody but itself seems alive, and
+        all replicas would be placed on it.
+        """
+        rest_s = self._knows_all_s - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            await self._until(self._has_heard_all, rest_s)
+
+    def _has_heard_all(self) -> bool:
+        controller, replica = self._controller, self._group.replica
+        statuses, nodes = controller.statuses(), self._group.catalog.state().nodes
+        return not controller.unheard_nodes() and all(
+            controller.driver.hears(replica, nodes[node].catalog_replica)
+            for node in controller.placement_weights()
+            if statuses.get(node) == "alive"
+        )
 
     def _weights_for(self, replicas: int) -> dict[str, float]:
         """Nodes for new replicas: those that answer now, where they are enough.

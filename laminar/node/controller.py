@@ -72,7 +72,7 @@ class Controller(Process):
             self,
             self._where,
             on_applied=self._applied,
-            on_led=lambda leading: self._reconcile_now.set(),
+            on_led=self._led,
         )
         self._lead = CatalogLead(self, again=self._reconcile_now.set)
         self._feed = ViewFeed(self)
@@ -342,6 +342,10 @@ class Controller(Process):
         self._feed.changed()
         if self.gossip is not None:
             self.gossip.set_seeds(self._gossip_seeds())
+        self._reconcile_now.set()
+
+    def _led(self, leading: bool) -> None:
+        self.service.led(leading)
         self._reconcile_now.set()
 
     async def _remember(self) -> None:

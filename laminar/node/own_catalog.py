@@ -143,6 +143,8 @@ class OwnCatalog:
         if replica is None:
             return
         group.replica = replica
+        # Who waits to hear a node looks again after each message.
+        replica.on_match = controller.service.changed
         self.group = group
         group.committed(replica.core.committed_index)
         await group.applied_or_stalled(replica.core.committed_index)
