@@ -186,7 +186,15 @@ class Checkpoints:
             self._waiting.append(done)
         if self._running:
             return
-        self._writer.prepare_checkpoint()
+        try:
+            self._writer.prepare_checkpoint()
+        except DiskError as error:
+            self._writer.failed_checkpoints += 1
+            asked, self._waiting = self._waiting, []
+            for told in asked:
+                told(error)
+            self._on_failed()
+            return
         if self._writer.moving:
             return  # `at_rest` comes back to it
         snapshot = self._writer.begin_checkpoint()

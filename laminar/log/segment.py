@@ -124,10 +124,13 @@ class SegmentFile:
         self._data.truncate(0, create=True)
         self._exists = True
 
-    def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> bool:
-        """Append frames at `position`, and their rows. Returns whether the files were made by this call."""
-        made = not self._exists
-        if made:
+    def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> None:
+        """Append frames at `position`, and their rows. Where it raises for want of room it may be called
+        again with the same.
+        """
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._write_rows()
+        if not self._exists:
             assert position == 0, f"a new segment {self.first_index} begins at {position}"
             self._make()
         size = self._data.pwritev(frames, position)
@@ -137,9 +140,6 @@ class SegmentFile:
             self._data.start_writeback(self._unwritten_back, max(0, end - self._unwritten_back))
             self._unwritten_back = 0
         self._rows += rows
-        if len(self._rows) >= _ROWS_AT_ONCE:
-            self._write_rows()
-        return made
 
     def _write_rows(self) -> None:
         if self._rows:

@@ -81,6 +81,7 @@ class Storage:
         self._writer_worker = workers("segments")
         self._background = workers("checkpoints")
         self._writer.on_failed = self._segment_failed
+        self._writer.waits = True
         self._commits = GroupCommit(
             self._recorder,
             self._journal,
@@ -107,7 +108,7 @@ class Storage:
             on_failed=partial(self._lacking, "checkpoint"),
             on_bug=self._commits.bug,
         )
-        # Of what could not be made: "checkpoint", "spare" (the next journal file).
+        # Of what could not be made: "checkpoint", "spare" (the next journal file), "segments".
         self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
         for log in self.logs.values():
             log.begin()
@@ -257,11 +258,13 @@ class Storage:
         """In the writer's thread."""
         actions = [action for frame in gathered for _, _, action in frame.taken]
         size = sum(frame.place.size for frame in gathered)
-        self._writer.apply(actions, gathered[-1].place, size)
-        self._commits.written(gathered)
+        place, done = gathered[-1].place, partial(self._commits.written, gathered)
+        self._writer.apply(actions, place, size, done=done)
+        if self._writer.is_full:
+            self._lacking("segments")
         if self._journal.wants_spare():
             self._prepare_spare()
-        if self._writer.due():
+        if self._writer.due() and not self._writer.is_full:
             self._checkpoints.request()
 
     def _prepare_spare(self) -> None:
@@ -282,8 +285,15 @@ class Storage:
         """On the loop."""
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
+        if "segments" in lacks:
+            self._errands.write(self._go_on)
         if "checkpoint" in lacks:
             self._errands.behind_frames(self._checkpoints.request)
+
+    def _go_on(self) -> None:
+        """In the writer's thread."""
+        if not self._writer.go_on():
+            self._lacking("segments")
 
     def _failed(self, error: BaseException) -> None:
         """On the loop, once."""
@@ -350,7 +360,7 @@ class Storage:
     @property
     def refusal(self) -> str | None:
         """Why new records should be refused for now: "disk" (full), "journal" (too long); else None."""
-        if self._journal.starved:
+        if self._journal.starved or self._writer.is_full:
             return "disk"
         if self._journal.files >= self._settings.max_journal_files:
             return "journal"

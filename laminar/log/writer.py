@@ -7,10 +7,12 @@ thread of its own, behind the journal. It does not know the loop or who waits fo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from laminar.log.checkpoints import Snapshot
 from laminar.log.disk import Buffer, Disk
@@ -58,6 +60,24 @@ class _Group:
     last_index: int
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Actions of synced frames of which the last ends at `place`: those that are not carried out yet.
+
+    `groups` are the first of them, and not written yet. `done` is called behind the last.
+    """
+
+    actions: deque[Action]
+    place: Written
+    journal_bytes: int
+    done: Callable[[], None]
+    groups: dict[SegmentFile, _Group] = field(default_factory=dict)
+
+
+class _NoRoom(Exception):
+    """The disk is full: the action under way is to be tried again as a whole."""
+
+
 class Writer:
     """Logs as their files have them, and the hard states of the same moment."""
 
@@ -93,6 +113,16 @@ class Writer:
         # Logs whose segments failed, and those of them whose last record has not come by here yet.
         self.failed: dict[int, LogFiles] = {}
         self.moving: set[int] = set()
+        # What is to be carried out, in its order; more than one only while the disk is full. Then no
+        # checkpoint is made, as logs may be said to hold what is not in their files yet.
+        self._batches: deque[_Batch] = deque()
+        self._batch_bytes = 0
+        self.is_full = False
+        # Whether what finds no room waits. A start does not: it fails, and is tried again.
+        self.waits = False
+        # Files and folders (by log id) that went before their turn, to make room.
+        self._removed: set[SegmentFile] = set()
+        self._gone: set[int] = set()
         # Told in the thread where it happened.
         self.on_failed: Callable[[LogFiles], None] | None = None
         # The last durable checkpoint: where it stands, and each log as it has it.
@@ -107,12 +137,89 @@ class Writer:
 
     # Actions
 
-    def apply(self, actions: Iterable[Action], place: Written, journal_bytes: int) -> None:
+    def apply(
+        self,
+        actions: Iterable[Action],
+        place: Written,
+        journal_bytes: int,
+        *,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
         """Carry out the actions of synced frames, which took so many bytes and of which the last ends at
-        `place`.
+        `place`; then call `done`.
+
+        On a full disk they wait, and all that come later behind them, until `go_on` finds room: all of it is
+        in the journal. More of it than memory has room for is not waited for: the logs that lack room fail.
         """
-        groups: dict[SegmentFile, _Group] = {}
-        for action in actions:
+        batch = _Batch(deque(actions), place, journal_bytes, done)
+        self._batches.append(batch)
+        self._batch_bytes += journal_bytes
+        self.go_on(batch.actions if self.is_full else None)
+        if self._batch_bytes > self._settings.max_unwritten_bytes // 2:
+            waits, self.waits = self.waits, False
+            try:
+                self.go_on()
+            finally:
+                self.waits = waits
+
+    def go_on(self, new: Iterable[Action] | None = None) -> bool:
+        """Carry out what waits, as far as there is room; whether that is all. `new`: what has just come, if
+        nothing else has changed since the last try.
+        """
+        if self.is_full and not self._make_room(new) and new is not None and self.waits:
+            return False
+        while self._batches:
+            batch = self._batches[0]
+            try:
+                self._carry_out(batch)
+            except _NoRoom as error:
+                if not self.is_full:
+                    self.is_full = True
+                    _log.error("the disk is full, segments wait in the journal until it has room: %s", error)
+                return False
+            self._place = batch.place
+            self.journal_bytes += batch.journal_bytes
+            self._batches.popleft()
+            self._batch_bytes -= batch.journal_bytes
+            batch.done()
+        if self.is_full:
+            self.is_full = False
+            self._removed.clear()
+            self._gone.clear()
+            if self.waits:
+                _log.warning("the disk has room again: what waited is in its segments")
+        return True
+
+    def _make_room(self, new: Iterable[Action] | None) -> bool:
+        """Remove at once what is going to be removed: behind what waits for room there would never be any.
+        Whether something went.
+
+        The records of it are durable, so a start finds it gone as well. What waits to be written there is
+        dropped.
+        """
+        before = len(self._removed) + len(self._gone)
+        for action in new or (action for batch in self._batches for action in batch.actions):
+            try:
+                if isinstance(action, Start) and action.files.failure is None:
+                    for segment in action.removed:
+                        if segment not in self._removed:
+                            segment.remove()
+                            self._removed.add(segment)
+                elif isinstance(action, Delete | Replace):
+                    files = action.old if isinstance(action, Replace) else action.files
+                    if files.log_id not in self._gone:
+                        files.resources.files.forget_in(files.directory)
+                        if self._is_in_trash(files.directory):
+                            self._gone.add(files.log_id)
+            except DiskError as error:
+                _log.debug("no room is made now: %s", error)  # its turn comes
+        return len(self._removed) + len(self._gone) > before
+
+    def _carry_out(self, batch: _Batch) -> None:
+        """Carry out what is left of a batch. Raises `_NoRoom`; what was done is not in it any more."""
+        actions, groups = batch.actions, batch.groups
+        while actions:
+            action = actions[0]
             if type(action) is Write:
                 group = groups.get(action.segment)
                 if group is None:
@@ -127,11 +234,9 @@ class Writer:
                 # What changes files must find them as the records before it left them.
                 if not isinstance(action, Vote):
                     self._flush(groups)
-                    groups = {}
                 self._apply(action)
+            actions.popleft()
         self._flush(groups)
-        self._place = place
-        self.journal_bytes += journal_bytes
 
     def stop_clean(self) -> None:
         """The next checkpoint is the last, and everything in the journal is synced."""
@@ -139,8 +244,10 @@ class Writer:
             files.unsynced = False
 
     def _flush(self, groups: dict[SegmentFile, _Group]) -> None:
-        for segment, group in groups.items():
-            self._write(segment, group)
+        while groups:
+            segment = next(iter(groups))
+            self._write(segment, groups[segment])
+            del groups[segment]
 
     def _write(self, segment: SegmentFile, group: _Group) -> None:
         files = group.files
@@ -150,15 +257,17 @@ class Writer:
         files.end_offset = last.next_offset
         files.end_position = last.position + last.size
         files.segment = segment.first_index
-        if files.failure is not None:
+        if files.failure is not None or segment in self._removed or files.log_id in self._gone:
             return
         try:
             self.make_directory(files)
-            if segment.write(group.position, group.frames, group.rows, self._settings.writeback_bytes):
+            if not segment.exists:
                 self._dirty_directories[files.directory] = files
-            self._add_dirty(segment, files)
+            segment.write(group.position, group.frames, group.rows, self._settings.writeback_bytes)
         except DiskError as error:
-            self._fail(files, error)
+            self._refused(files, error)
+        else:
+            self._add_dirty(segment, files)
 
     def make_directory(self, files: LogFiles) -> None:
         """The log's directory, made with its first entry."""
@@ -180,7 +289,22 @@ class Writer:
                     oldest.prepare_sync()
                     oldest.sync()
                 except DiskError as error:
+                    if self._waits_for_room(error):
+                        self._waiting[oldest] = owner  # with the next segment
+                        return
                     self._fail(owner, error)
+
+    def _waits_for_room(self, error: DiskError) -> bool:
+        """Whether what failed is tried again: a write that found no room has changed nothing that counts.
+
+        Of a sync nothing is known, whatever it says.
+        """
+        return self.waits and error.is_full and not error.operation.startswith("sync")
+
+    def _refused(self, files: LogFiles, error: DiskError) -> None:
+        if self._waits_for_room(error):
+            raise _NoRoom(str(error)) from error
+        self._fail(files, error)
 
     def _fail(self, files: LogFiles, error: DiskError) -> None:
         """A segment failed: this log stops alone, and its records are carried from checkpoint to checkpoint.
@@ -232,15 +356,15 @@ class Writer:
         files.end_offset = action.end_offset
         files.segment = action.segment.first_index if action.segment is not None else 0
         files.end_position = action.position
-        if files.failure is not None:
+        if files.failure is not None or files.log_id in self._gone:
             return
         try:
             self._remove(files, action.removed)
-            if action.segment is not None:
+            if action.segment is not None and action.segment not in self._removed:
                 action.segment.cut(action.position, action.rows)
                 self._add_dirty(action.segment, files)
         except DiskError as error:
-            self._fail(files, error)
+            self._refused(files, error)
 
     def _start(self, action: Start) -> None:
         files = action.files
@@ -254,7 +378,7 @@ class Writer:
         try:
             self._remove(files, action.removed)
         except DiskError as error:
-            self._fail(files, error)
+            self._refused(files, error)
 
     def _remove(self, files: LogFiles, removed: Iterable[SegmentFile]) -> None:
         for segment in removed:
@@ -344,8 +468,11 @@ class Writer:
     def prepare_checkpoint(self) -> None:
         """Hand everything that a sync is to cover to its file. In the writer's thread.
 
-        Logs may fail in it, so the picture comes after it, and when no log is in `moving`.
+        Logs may fail in it, so the picture comes after it, and when no log is in `moving`. Raises `DiskError`
+        where it waits for room.
         """
+        if self._batches:
+            raise DiskError("write", self._logs_directory, errno.ENOSPC, "segments wait for room")
         # Also the pause before the next try, if this one fails.
         self._due_bytes = self.journal_bytes + self._settings.checkpoint_due_bytes // 4
         for segment, files in self._dirty.items():
@@ -353,6 +480,8 @@ class Writer:
                 if files.failure is None:
                     segment.prepare_sync()
             except DiskError as error:
+                if self._waits_for_room(error):
+                    raise
                 self._fail(files, error)
         for directory in list(self._to_trash):
             if self._is_in_trash(directory):
@@ -425,7 +554,7 @@ class Writer:
 
     def passed(self, place: Written) -> None:
         """Frames without actions were written up to `place`, and all frames before it are applied."""
-        if place.lsn > self._place.lsn:
+        if place.lsn > self._place.lsn and not self._batches:
             self._place = place
 
     def write_checkpoint(self, snapshot: Snapshot) -> None:

@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from laminar.log import Storage
 from laminar.log.errors import StorageError
+from laminar.log.rows import ROW_SIZE
+from laminar.log.segment import INDEX_HEAD_SIZE, index_name
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import SMALL, History, open_inline, run
+from tests.log.histories import LOGS, SMALL, History, open_inline, picture_of, run, settle
 
 
 def test_pitfall_48_a_disk_full_during_a_checkpoint_stops_nothing() -> None:
@@ -97,6 +100,166 @@ def test_pitfall_48_a_refusal_ends_when_there_is_room_though_nobody_appends(what
         assert not bool(storage.refusal)
         history.write(1, b"again")
         await history.sync()
+        disk.crash(random.Random(1), keep=0.0)
+        history.check(open_inline(disk))
+
+    run(main())
+
+
+def no_room_for_logs(operation: str, path: str) -> int | None:
+    """The journal's file is filled already; nothing else finds room. What is removed needs none."""
+    grows = operation in ("create", "write", "make directory")
+    return errno.ENOSPC if grows and path.startswith(LOGS) else None
+
+
+async def until_taken_again(storage: Storage) -> None:
+    async with asyncio.timeout(30):
+        while storage.refusal:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_segment_that_finds_no_room_is_written_when_there_is_some(crashes: bool) -> None:
+    """The journal has the bytes meanwhile, and memory answers for them: no log fails, votes and entries that
+    are under way go on, and appends are refused.
+    """
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk, settings=replace(SMALL, retry_ms=5)))
+        storage = history.storage
+        for log_id in (1, 2):
+            history.create(log_id)
+        history.write(1, b"before")
+        await history.sync()
+        await settle(storage)
+        disk.error = no_room_for_logs
+        for number in range(5):
+            history.write(1, b"%d" % number, b"x" * 900)
+            history.write(2, b"%d" % number)
+            history.vote(5, 2 + number, 1)
+            await history.sync()
+        await settle(storage)
+
+        assert "disk" == storage.refusal
+        assert not any(log.failure for log in storage.logs.values())
+        assert picture_of(storage) == history.pictures[-1]
+        with pytest.raises(StorageError, match="wait for room"):
+            await storage.checkpoint()
+        if not crashes:
+            disk.error = None
+            await until_taken_again(storage)
+            history.write(1, b"again")
+            await history.sync()
+            await storage.checkpoint()
+        disk.crash(random.Random(1), keep=0.0)
+        history.check(open_inline(disk))
+
+    run(main())
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("how", ["trimmed", "deleted"])
+def test_what_is_given_up_on_a_full_disk_goes_before_what_waits_for_room(how: str, crashes: bool) -> None:
+    """Else there would never be any."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk, settings=replace(SMALL, retry_ms=5)))
+        storage = history.storage
+        for log_id in (1, 2):
+            history.create(log_id)
+            for _ in range(3):
+                history.write(log_id, b"x" * 1500, opens=True)
+        await history.sync()
+        await settle(storage)
+        folder = storage.logs[1].files.directory
+        names = disk.list(folder)
+        assert 3 <= len(names)
+        lacking = True
+        disk.error = lambda operation, path: no_room_for_logs(operation, path) if lacking else None
+        history.write(2, b"waits")
+        history.write(1, b"waits")
+        await history.sync()
+        await settle(storage)
+        assert "disk" == storage.refusal
+
+        if how == "trimmed":
+            history.set_start(1, 4)
+        else:
+            history.delete(1)
+        await history.sync()
+        await settle(storage)
+
+        assert "disk" == storage.refusal
+        assert not set(names) & set(disk.list(folder))
+        if not crashes:
+            lacking = False
+            await until_taken_again(storage)
+            history.write(2, b"again")
+            await history.sync()
+            await storage.checkpoint()
+        disk.crash(random.Random(1), keep=0.0)
+        history.check(open_inline(disk))
+
+    run(main())
+
+
+def test_more_than_memory_has_room_for_is_not_waited_for() -> None:
+    """Else no vote would become durable behind it: the logs that find no room fail, as by any other error."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk, settings=replace(SMALL, max_unwritten_bytes=64 * 1024)))
+        storage = history.storage
+        for log_id in (1, 2):
+            history.create(log_id)
+        disk.error = no_room_for_logs
+        for _ in range(20):
+            if storage.logs[1].failure is None:
+                history.write(1, b"x" * 3000)
+                await history.sync()
+        assert storage.logs[1].failure is not None
+        history.vote(5, 2, 1)
+        await history.sync()
+        history.write(2, b"goes on")
+        await history.sync()
+
+        assert storage.logs[2].failure is None
+        disk.crash(random.Random(1), keep=0.0)
+        history.check(open_inline(disk))
+
+    run(main())
+
+
+def test_rows_that_found_no_room_are_written_once() -> None:
+    """An index that holds a row twice would lead all readers of later entries astray."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        history = History(open_inline(disk, settings=replace(SMALL, retry_ms=5, segment_size_bytes=1 << 20)))
+        history.create(1)
+        for number in range(255):
+            history.write(1, b"%d" % number)
+        await history.sync()
+        await settle(history.storage)
+        disk.error = lambda operation, path: (
+            errno.ENOSPC if operation in ("create", "write") and path.endswith(".index") else None
+        )
+        for number in range(20):
+            history.write(1, b"%d" % number)
+            await history.sync()
+            await settle(history.storage)
+        assert "disk" == history.storage.refusal
+        disk.error = None
+        await until_taken_again(history.storage)
+        history.write(1, b"again")
+        await history.sync()
+        await history.storage.checkpoint()
+        index = "/".join((history.storage.logs[1].files.directory, index_name(1)))
+
+        assert INDEX_HEAD_SIZE + 276 * ROW_SIZE == disk.open(index).size()
+        assert picture_of(history.storage) == history.pictures[-1]
         disk.crash(random.Random(1), keep=0.0)
         history.check(open_inline(disk))
 

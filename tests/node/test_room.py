@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,11 +17,12 @@ import httpx
 import pytest
 
 import laminar
+from laminar.cli import EXIT_UNAVAILABLE
 from laminar.log.disk import RealDisk
 from laminar.log.trash import Trash
 from laminar.node.space import Space
 from laminar.testing.nodes import serve
-from tests.node.api.asking import Partition, problem
+from tests.node.api.asking import ENVELOPE_LINES, Partition, problem
 
 MIB = 1 << 20
 DAY_MS = 24 * 3_600_000
@@ -158,11 +162,69 @@ def test_trimming_a_full_disk_makes_room_at_once(small_disk: Path, monkeypatch: 
                     producer.send(b"no")
         assert all("low-water mark" in str(each.error) for each in undelivered.value.undelivered)
 
+        command = [sys.executable, "-m", "laminar.cli", "produce", "t", "--url", url, "--timeout", "1"]
+        produced = subprocess.run(command, input=b"no", capture_output=True, check=False)
+        assert (EXIT_UNAVAILABLE, True) == (produced.returncode, b"low-water mark" in produced.stderr)
+
         trimmed = http.delete(f"{partition.path}/records", params={"before": 30}).json()
 
         assert 30 == trimmed["deleted"]
         until_low(http, False)
         assert 30 == partition.append("again")
+
+
+def fill(disk: Path) -> None:
+    """To the last byte, as another program that uses the same disk may."""
+    for number in range(100):
+        free_bytes = RealDisk().free_bytes(str(disk))
+        if not free_bytes:
+            return
+        with (disk / f"ballast-{number}").open("wb") as file, contextlib.suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, free_bytes)
+    raise AssertionError(f"{disk} has {free_bytes} bytes free")
+
+
+@pytest.mark.parametrize("how", ["trimmed", "deleted"])
+def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_given_up(
+    how: str, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more fits into a segment. The journal keeps what is acknowledged, and no log fails for it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    settings: dict[str, str | int] = {
+        "journal_file_bytes": 4 * MIB,
+        "segment_size_bytes": MIB,
+        "low_water_percent": "20",
+    }
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=10, trust_env=False) as http:
+        for topic in ("t", "u"):
+            assert 201 == http.put(f"/v1/topics/{topic}", json={}).status_code
+        kept, given_up = Partition(http, "t"), Partition(http, "u")
+        for _ in range(30):
+            assert 201 == given_up.post(b"x" * MIB).status_code
+        assert 0 == kept.append("before")
+        until_low(http, False)
+
+        fill(small_disk)
+
+        taken = 0
+        while (answer := kept.post(json.dumps({"value": str(taken)}), ENVELOPE_LINES)).status_code == 201:
+            taken += 1
+            assert taken < 10_000
+        problem(answer, 507, "disk_full")
+        written = ["before", *(str(number) for number in range(taken))]
+        assert written == kept.values(limit=taken + 10)
+        if how == "trimmed":
+            trimmed = http.delete(f"{given_up.path}/records", params={"before": 30}).json()
+            assert 30 == trimmed["deleted"]
+        else:
+            etag = http.get("/v1/topics/u").headers["etag"]
+            assert http.delete("/v1/topics/u", headers={"If-Match": etag}).is_success
+        until_low(http, False)
+        assert taken + 1 == kept.append("again")
+        assert [*written, "again"] == kept.values(limit=taken + 10)
+        if how == "trimmed":
+            assert 30 == given_up.append("again")
+        assert 'laminar_storage_failed_logs{process="shard 0"} 0.0' in http.get("/metrics").text
 
 
 # -- the trash -------------------------------------------------------------------------------
