@@ -144,6 +144,8 @@ class Core(Elector):
         # A leader has shown that this log is an older copy of itself. Nothing is done any more: the replica
         # must come back marked, as a new incarnation.
         self.forgetful = False
+        # The newest incarnation of ours that is known to have been: the next one must be above it.
+        self.last_incarnation = incarnation
         # What the driver was told last.
         self._told_commit = self._log.committed_index
         self._told_role = (self.role, self.term, self.leader_id)
@@ -292,6 +294,7 @@ class Core(Elector):
                 return
             if self._following.has_forgotten(message):
                 self.forgetful = True
+                self.last_incarnation = max(self.incarnation, message.receiver_incarnation)
                 self._note("forgetful", term=self.term, held=message.held_index)
             else:
                 self._rests = self._following.heartbeat(message, may_rest=not self.marked)

@@ -13,6 +13,9 @@ from raft.log import RaftLog
 from raft.messages import Append, AppendAnswer, Heartbeat, HeartbeatAnswer
 from raft.values import Entry
 
+# No replica has come back so often as another incarnation: a number further ahead is a forged one.
+MOST_LOSSES = 2**32
+
 
 class Following:
     """The follower's side of one term. `leader_id` is 0 until the leader has spoken, and then fixed.
@@ -153,13 +156,17 @@ class Following:
         return rests
 
     def has_forgotten(self, message: Heartbeat) -> bool:
-        """Whether the leader tells us of an acknowledgement of ours, in this incarnation, that we can't give.
+        """Whether the leader tells us of an acknowledgement of ours that we can't give, or of a later
+        incarnation of ours.
 
-        What we acknowledged to the leader of a term stays in our log for as long as the term lasts. So a log
-        that lacks it is not what it was: an older copy of it was put back.
+        What we acknowledged to the leader of a term stays in our log for as long as the term lasts, and an
+        incarnation is durable before anybody hears of it. So a log that lacks either is not what it was: an
+        older copy of it was put back. Of a former incarnation an acknowledgement says nothing.
         """
-        index = message.held_index
-        if not index or message.receiver_incarnation != self._identity.incarnation:
+        index, own = message.held_index, self._identity.incarnation
+        if own < message.receiver_incarnation <= own + MOST_LOSSES:
+            return True
+        if not index or message.receiver_incarnation != own:
             return False
         term = self._log.term(index)
         return index > self._log.last_index or (term is not None and term != message.held_term)

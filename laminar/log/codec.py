@@ -43,7 +43,7 @@ class RecordKind(IntEnum):
     UNSYNCED = 6  # from here on entries of an `interval` log may be acknowledged before they are synced
     CREATED = 7  # a log's name
     DELETED = 8  # the log goes to the trash, and a replica's hard state is forgotten: replica id, or empty
-    MARK = 9  # a `Marked`, incarnation
+    MARK = 9  # a `Marked`, incarnation, and the least term where there is one
     CARRIED = 10  # (LSN of the checkpoint behind which it counts, kind), then that kind's payload
     POLICY = 11  # a flush policy
 
@@ -66,6 +66,7 @@ PAIR = struct.Struct("<QQ")
 START = struct.Struct("<QQQq")
 ONE = struct.Struct("<Q")
 MARK = struct.Struct("<BxxxxxxxQ")
+MARK_WITH_TERM = struct.Struct("<BxxxxxxxQQ")
 CARRIED = struct.Struct("<QB7x")
 # interval_ms (0: commit), interval_records
 POLICY = struct.Struct("<QQ")
@@ -73,6 +74,20 @@ POLICY = struct.Struct("<QQ")
 
 def record_head(kind: RecordKind, key: int, length: int) -> bytes:
     return RECORD.pack(kind, 0, 0, length, key)
+
+
+def encode_mark(why: Marked, *, incarnation: int, least_term: int) -> bytes:
+    if least_term:
+        return MARK_WITH_TERM.pack(why, incarnation, least_term)
+    return MARK.pack(why, incarnation)
+
+
+def decode_mark(payload: memoryview) -> tuple[int, int, int]:
+    """A `Marked`, incarnation and least term (0: none)."""
+    if len(payload) == MARK.size:
+        return (*MARK.unpack(payload), 0)
+    why, incarnation, least_term = MARK_WITH_TERM.unpack(payload)
+    return why, incarnation, least_term
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from laminar.frame import Kind
 from laminar.log.ahead import Sequences
-from laminar.log.codec import MARK, PAIR, POLICY, RECORD, START, Marked, RecordKind, record_head
+from laminar.log.codec import PAIR, POLICY, RECORD, START, Marked, RecordKind, encode_mark, record_head
 from laminar.log.disk import Buffer
 from laminar.log.errors import BrokenChain, StorageError
 from laminar.log.log_reads import LogReads
@@ -54,6 +54,7 @@ class Log(LogReads):
         recovering: bool = False,
         power_lost: bool = False,
         incarnation: int = 0,
+        least_term: int = 0,
     ) -> None:
         """`segments` come from recovery: dense, durable, and reaching back to `start`."""
         self.log_id = files.log_id
@@ -64,6 +65,7 @@ class Log(LogReads):
         # That it may have forgotten no more than an `interval` log's last, unsynced entries.
         self.power_lost = power_lost
         self.incarnation = incarnation
+        self.least_term = least_term
         self.changes = 0
         self.quarantine = Quarantine()
         self.on_damage = None
@@ -336,21 +338,38 @@ class Log(LogReads):
             self._undurable.append((number, index, offset))
             self._recorder.touched[self] = None
 
-    def mark(self, *, recovering: bool, incarnation: int, power_lost: bool = False) -> None:
-        """Record that this replica may have forgotten something (or no longer), and its incarnation."""
+    def mark(
+        self, *, recovering: bool, incarnation: int, power_lost: bool = False, least_term: int = 0
+    ) -> None:
+        """Record that this replica may have forgotten something (or no longer), and its incarnation.
+
+        `least_term`: it takes part in no term before this one, in which it may have voted for what it does
+        not know of. It is recorded with the mark and never falls.
+        """
         self._check_works()
         assert incarnation >= self.incarnation, (
             f"incarnation {incarnation} of {self!r} after {self.incarnation}"
         )
         self.recovering, self.power_lost = recovering, recovering and power_lost
         self.incarnation = incarnation
+        self.least_term = max(self.least_term, least_term)
         why = Marked.NO
         if self.recovering:
             why = Marked.POWER_LOST if self.power_lost else Marked.DAMAGED
+        payload = encode_mark(why, incarnation=self.incarnation, least_term=self.least_term)
         self._recorder.record(
-            record_head(RecordKind.MARK, self.log_id, MARK.size),
-            MARK.pack(why, self.incarnation),
-            Mark(self.files, self.recovering, self.power_lost, self.incarnation),
+            record_head(RecordKind.MARK, self.log_id, len(payload)),
+            payload,
+            Mark(self.files, self.recovering, self.power_lost, self.incarnation, self.least_term),
+        )
+
+    def mark_as(self, old: Log) -> None:
+        """Take over what is recorded of the replica whose log this one will replace."""
+        self.mark(
+            recovering=old.recovering,
+            incarnation=old.incarnation,
+            power_lost=old.power_lost,
+            least_term=old.least_term,
         )
 
     def set_policy(self, policy: FlushPolicy) -> None:

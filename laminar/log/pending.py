@@ -88,6 +88,7 @@ class Mark:
     recovering: bool
     power_lost: bool
     incarnation: int
+    least_term: int
 
 
 @dataclass(frozen=True, slots=True)

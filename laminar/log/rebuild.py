@@ -53,7 +53,7 @@ class Rebuild:
         for log in logs.values():
             # Marks made on the way, and logs without any action.
             log.files.recovering, log.files.incarnation = log.recovering, log.incarnation
-            log.files.power_lost = log.power_lost
+            log.files.power_lost, log.files.least_term = log.power_lost, log.least_term
         for replayed in replay.gone:
             writer.move_to_trash(self._files(replayed))
         writer.checkpoint()
@@ -103,6 +103,7 @@ class Rebuild:
             power_lost=(replayed.recovering or replayed.lost_power) and only_power,
             # Also of one that is marked: what it has acknowledged since may be gone too.
             incarnation=replayed.incarnation + (damaged or replayed.lost_power),
+            least_term=replayed.least_term,
         )
         self._writer.adopt(files, loaded, LogEnd(log.last_index, log.last_term, log.next_offset))
         if loaded.segments:

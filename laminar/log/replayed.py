@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from laminar.log.codec import CARRIED, MARK, ONE, PAIR, POLICY, START, Marked, RecordKind
+from laminar.log.codec import CARRIED, ONE, PAIR, POLICY, START, Marked, RecordKind, decode_mark
 from laminar.log.policy import COMMIT, FlushPolicy
 from laminar.log.replay import Verdict
 from laminar.log.rows import HEADER
@@ -49,6 +49,7 @@ class Replayed:
     found_loss: bool = False
     # Or that memory was lost since entries were acknowledged that were perhaps not synced.
     lost_power: bool = False
+    least_term: int = 0
 
     @property
     def last_index(self) -> int:
@@ -81,9 +82,10 @@ class Replayed:
         self.policy = FlushPolicy(interval_ms=interval_ms, interval_records=interval_records)
         self.unsynced &= self.policy.is_interval
 
-    def marked(self, why: int, incarnation: int) -> None:
+    def marked(self, why: int, incarnation: int, least_term: int) -> None:
         self.recovering, self.power_lost = why != Marked.NO, why == Marked.POWER_LOST
         self.incarnation = incarnation
+        self.least_term = least_term
 
     def move_start(self, start: LogStart) -> None:
         if start.index > self.last_index:
@@ -151,7 +153,7 @@ class Replay:
         elif kind is RecordKind.LOG_START:
             log.move_start(LogStart(*START.unpack(payload)))
         elif kind is RecordKind.MARK:
-            log.marked(*MARK.unpack(payload))
+            log.marked(*decode_mark(payload))
         elif kind is RecordKind.UNSYNCED:
             log.unsynced = True
         elif kind is RecordKind.POLICY:
@@ -182,4 +184,5 @@ def _from_state(state: LogState) -> Replayed:
         policy=FlushPolicy(interval_ms=state.interval_ms, interval_records=state.interval_records),
         unsynced=state.unsynced,
         power_lost=state.power_lost,
+        least_term=state.least_term,
     )

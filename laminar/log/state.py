@@ -51,7 +51,7 @@ class LogState(msgspec.Struct, kw_only=True):
     `segment` is the first index of the last segment (0: no entries), `end_position` where its last frame
     ends. `policy` 0 is `commit`, 1 `interval` with its limits. `unsynced`: entries may have been acknowledged
     in this generation before they were synced. `power_lost`: `recovering` says no more than that the last
-    interval may be gone.
+    interval may be gone. `least_term`: see `Log.mark`.
     """
 
     log_id: int
@@ -69,6 +69,7 @@ class LogState(msgspec.Struct, kw_only=True):
     interval_records: int = 0
     unsynced: bool = False
     power_lost: bool = False
+    least_term: int = 0
 
 
 def empty_state(log_id: int, name: str) -> LogState:
@@ -136,6 +137,7 @@ class LogFiles:
         "end_term",
         "failure",
         "incarnation",
+        "least_term",
         "log_id",
         "made",
         "name",
@@ -166,6 +168,7 @@ class LogFiles:
         self.incarnation = 0
         self.policy: FlushPolicy = COMMIT
         self.power_lost = False
+        self.least_term = 0
         # Whether entries may be acknowledged before they are synced, as recorded.
         self.unsynced = False
         # A failed write or sync of a segment; from then on its records stay in the journal.
@@ -194,4 +197,5 @@ class LogFiles:
             interval_records=self.policy.interval_records,
             unsynced=self.unsynced,
             power_lost=self.power_lost,
+            least_term=self.least_term,
         )

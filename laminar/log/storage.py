@@ -201,7 +201,7 @@ class Storage:
         assert self.logs.get(new.log_id) is new, f"{new!r} is not of this storage"
         old = self.logs.pop(old_log_id)
         if old.recovering or old.incarnation > new.incarnation:
-            new.mark(recovering=old.recovering, incarnation=old.incarnation, power_lost=old.power_lost)
+            new.mark_as(old)
         old.changes += 1
         self._recorder.unsynced.pop(old, None)
         self._recorder.record(

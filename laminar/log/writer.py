@@ -332,6 +332,7 @@ class Writer:
             action.files.recovering = action.recovering
             action.files.power_lost = action.power_lost
             action.files.incarnation = action.incarnation
+            action.files.least_term = action.least_term
         elif isinstance(action, Unsynced):
             action.files.unsynced = True
         elif isinstance(action, Policy):

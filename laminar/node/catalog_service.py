@@ -30,6 +30,10 @@ COME_UP_WAIT_S = 2.0
 FORWARD_TIMEOUT_S = 15.0
 LEADER_WAIT_S = 5.0
 LEADER_RETRY_S = 0.05
+# When this node's own copy of the catalog has known no leader for so long, the others are asked who leads,
+# each for so long.
+ASK_OTHERS_AFTER_S = 1.0
+ASK_OTHER_TIMEOUT_S = 1.0
 
 
 class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
@@ -175,9 +179,16 @@ class CatalogService:
         return _encoder.encode(answer)
 
     async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
-        """Carry out a request wherever the leader is. Waits a moment for a leader to be there."""
+        """Carry out a request wherever the leader is. Waits a moment for a leader to be there.
+
+        This node's own copy of the catalog may know no leader while there is one: it hears none of a term
+        below its own, which is later than all others' where its folder went back.
+        """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + LEADER_WAIT_S
+        began = loop.time()
+        deadline = began + LEADER_WAIT_S
+        told = ""
+        others: list[str] = []
         while True:
             leader: str | None = None
             try:
@@ -188,23 +199,35 @@ class CatalogService:
                 return CatalogAnswer(error="unknown", detail=str(error))
             if passed_on:
                 return CatalogAnswer(error="no_leader", leader=leader or "")
+            timeout_s = FORWARD_TIMEOUT_S
+            if leader is None and loop.time() >= began + ASK_OTHERS_AFTER_S:
+                others = others or self._others()
+                leader = told or (others.pop() if others else None)
+                timeout_s = FORWARD_TIMEOUT_S if told else ASK_OTHER_TIMEOUT_S
+                told = ""
             if leader is not None and leader != self._controller.boot.node:
-                answer = await self._pass_on(leader, request)
+                answer = await self._pass_on(leader, request, timeout_s=timeout_s)
                 if answer is not None and answer.error != "no_leader":
                     return answer
+                told = answer.leader if answer is not None and answer.leader != leader else ""
             if loop.time() >= deadline:
                 return CatalogAnswer(error="no_leader", detail="the catalog has no leader now")
             await asyncio.sleep(LEADER_RETRY_S)
 
-    async def _pass_on(self, leader: str, request: CatalogRequest) -> CatalogAnswer | None:
+    def _others(self) -> list[str]:
+        statuses = self._controller.statuses()
+        own = self._controller.boot.node
+        return [node for node, status in statuses.items() if status == "alive" and node != own]
+
+    async def _pass_on(
+        self, leader: str, request: CatalogRequest, *, timeout_s: float
+    ) -> CatalogAnswer | None:
         address = self._controller.controller_address(leader)
         if address is None:
             return None
         payload = encode_request(request, passed_on=True)
         try:
-            answer = await self._controller.transport.call(
-                address, "catalog", payload, timeout=FORWARD_TIMEOUT_S
-            )
+            answer = await self._controller.transport.call(address, "catalog", payload, timeout=timeout_s)
         except TransportError as error:
             # Catalog requests are idempotent (they compare and set), so asking again is safe.
             return CatalogAnswer(error="no_leader", detail=str(error))

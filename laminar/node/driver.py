@@ -58,7 +58,6 @@ class Driver:
     `address_of_peer(peer)` that of a process; None while it is not known. `on_fatal(error)` is
     called once, when the journal failed or what all groups share did: the process must end, as
     nothing it holds in memory may be believed any more. From that call on the driver does nothing.
-    `is_confirmed()`: the catalog has said that the node's folder is what it should be.
 
     A mistake in the step of one group stops that replica alone, and `on_stopped(name, error)`
     is told of it. What was told to nobody stays so: nothing of it leaves any more, and its log
@@ -76,7 +75,6 @@ class Driver:
         on_stopped: Callable[[str, Exception], None] = lambda name, error: None,
         address_of_peer: Callable[[Peer], Address | None] = lambda peer: None,
         admits: Callable[[Peer], bool] = lambda peer: True,
-        is_confirmed: Callable[[], bool] = lambda: False,
         election_timeout_ms: int = 1500,
         heartbeat_ms: int = 200,
         elections_at_once: int = MOST_AT_ONCE,
@@ -88,7 +86,6 @@ class Driver:
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
         self._admits = admits
-        self._is_confirmed = is_confirmed
         self._heartbeat_ms = heartbeat_ms
         self._election_timeout_ms = election_timeout_ms
         self._next_grace_ms = 0
@@ -522,14 +519,17 @@ class Driver:
         for nothing before a leader has sent it all again (docs/consensus.md#marks). Until then it is silent.
 
         Term and vote are those of the copy, too, so it begins in a term in which it has promised nothing.
-        Where the folder is not confirmed the others may not hear it, and it could not bring them there.
+        That is one record with the mark: neither can be durable without the other.
         """
-        log = replica.log
-        log.mark(recovering=True, incarnation=log.incarnation + 1)
+        log, core = replica.log, replica.core
+        log.mark(
+            recovering=True,
+            incarnation=log.incarnation + core.last_incarnation - core.incarnation + 1,
+            least_term=core.term + TERMS_FORGOTTEN,
+        )
         text = f"{replica.name} has forgotten what it acknowledged: an older copy of its log was put back"
         _log.critical("%s; it ends at offset %d", text, log.next_offset)
         self.remove(replica.group, StorageClosed(text))
-        replica_id, term = replica.replica_id, replica.core.term + TERMS_FORGOTTEN
 
         def come_back(marked: asyncio.Future[None]) -> None:
             if marked.cancelled() or self._stopped:
@@ -538,11 +538,8 @@ class Driver:
             if failure is not None:
                 self._die(failure)
                 return
-            if self._is_confirmed():
-                self._storage.record_hard_state(replica_id, term=term, vote=0)
             self._on_fatal(ComeBack(text))
 
-        # First the mark: without it, nothing would show any more that the log is an older one.
         self._storage.sync(durable=True).add_done_callback(come_back)
 
     def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:

@@ -102,7 +102,6 @@ class Process:
             clock=self.clock,
             address_of=self.address_of,
             address_of_peer=lambda peer: self.view.address(peer.node, peer.role),
-            is_confirmed=self.is_confirmed,
             admits=self.admits,
             on_fatal=self.fatal,
             election_timeout_ms=boot.settings.election_timeout_ms,
@@ -164,13 +163,6 @@ class Process:
                 self.driver.transfer(replica, member)
 
     # -- transport -----------------------------------------------------------------------
-
-    def is_confirmed(self) -> bool:
-        """Whether the catalog has said, since this node's start, that its folder is what it should be.
-
-        Then the others hear what it says of its partitions.
-        """
-        return False
 
     def admits(self, peer: Peer) -> bool:
         """Whether what a process says may count: not of a node that nobody here has heard of, nor where its
@@ -271,6 +263,10 @@ class Process:
                 "from a forged message, and this replica can take part in nothing any more"
             )
         assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
+        if log.least_term > (hard.term if hard is not None else 0):
+            # Its folder went back: in the term of that copy, and in later ones, it may have voted.
+            self.storage.record_hard_state(entry.replica_id, term=log.least_term, vote=0)
+            hard = self.storage.hard_states[entry.replica_id]
         return Replica(
             name=name,
             cluster=self.cluster_id,

@@ -291,10 +291,6 @@ class Shard(Process):
             nodes += dict.fromkeys(node for node in others if node not in nodes)
         return nodes
 
-    def is_confirmed(self) -> bool:
-        """See Process."""
-        return self.view.message is not None and self.view.message.confirmed
-
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """See Process."""
         machine = self.by_group.get(replica.group)

@@ -32,6 +32,8 @@ RESTARTS = "tests/log/test_restarts.py"
 NODE_RECOVERY = "tests/log/test_node_recovery.py"
 HOLES = "tests/log/test_holes.py"
 CRASHES = "tests/log/test_crashes.py"
+STORAGE = "tests/log/test_storage.py"
+FULL_DISK = "tests/log/test_full_disk.py"
 SCRUBBER = "tests/log/test_scrubber.py"
 MACHINE = "tests/log/test_machine.py::test_ten_thousand_steps_of_a_storage_agree_with_lists"
 TIMEOUT_S = 240
@@ -352,6 +354,62 @@ MUTANTS = (
         "        if kept is not None and kept.file.exists:\n"
         "            kept.file.data().truncate(kept.size)",
         CRASHES,
+    ),
+    _one(
+        "a mark is recorded without the term in which the replica comes back",
+        "codec",
+        "encode_mark",
+        "if least_term:",
+        "if False:",
+        STORAGE,
+    ),
+    _one(
+        "a checkpoint while segments wait for room",
+        "writer",
+        "Writer.prepare_checkpoint",
+        "if self._batches:",
+        "if False:",
+        FULL_DISK,
+    ),
+    _one(
+        "a segment that finds no room stops its log",
+        "writer",
+        "Writer._waits_for_room",
+        "return self.waits and",
+        "return False and",
+        FULL_DISK,
+    ),
+    _one(
+        "what is given up on a full disk waits for its turn",
+        "writer",
+        "Writer._make_room",
+        "for action in new or",
+        "for action in [] or [] and",
+        FULL_DISK,
+    ),
+    _one(
+        "what was given up before its turn is written in its turn",
+        "writer",
+        "Writer._write",
+        "segment in self._removed or files.log_id in self._gone",
+        "False",
+        FULL_DISK,
+    ),
+    _one(
+        "on a full disk all waits for ever",
+        "writer",
+        "Writer.apply",
+        "self._batch_bytes > self._settings.max_unwritten_bytes // 2",
+        "False",
+        FULL_DISK,
+    ),
+    _one(
+        "rows that found no room are written again",
+        "segment",
+        "SegmentFile.write",
+        "self._rows += rows",
+        "self._rows += rows\n        if len(self._rows) >= _ROWS_AT_ONCE:\n            self._write_rows()",
+        FULL_DISK,
     ),
     _one(
         "a checkpoint before the segments it names are synced",

@@ -33,6 +33,32 @@ async def test_a_mark_is_durable() -> None:
     assert not open_inline(disk).logs[1].recovering
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_mark_and_the_least_term_are_one_record(checkpointed: bool) -> None:
+    """A folder that went back may not be marked and yet take part in the terms that it forgot. The least term
+    outlasts the mark, later marks and a log that takes the place of this one.
+    """
+    disk = FaultDisk()
+    storage = open_inline(disk)
+    log = storage.create_log("t-0", 1)
+    log.mark(recovering=True, incarnation=1, least_term=20_000)
+    await storage.sync()
+    if checkpointed:
+        await storage.checkpoint()
+    disk.crash(random.Random(1), keep=0.0)
+    storage = open_inline(disk)
+    log = storage.logs[1]
+    assert log.recovering and 20_000 == log.least_term
+    log.mark(recovering=False, incarnation=1)
+    log.mark(recovering=True, incarnation=2, least_term=5)
+    await storage.replace_log(1, storage.create_log("t-0", 2))
+    if checkpointed:
+        await storage.checkpoint()
+    disk.crash(random.Random(1), keep=0.0)
+
+    assert 20_000 == open_inline(disk).logs[2].least_term
+
+
 async def test_a_failed_segment_stops_its_log_alone() -> None:
     """Others go on; nothing acknowledged of it is lost, as its records stay in the journal."""
     disk = FaultDisk()

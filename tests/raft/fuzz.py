@@ -18,8 +18,18 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from raft import AnyMessage, Configuration, ConfigurationRefused, Entry, HardState, NotLeader, Role, Settings
-from tests.raft.harness import Replica, entries_of
+from raft import (
+    AnyMessage,
+    Configuration,
+    ConfigurationRefused,
+    Entry,
+    HardState,
+    NotLeader,
+    Role,
+    Settings,
+)
+from raft.messages import Heartbeat
+from tests.raft.harness import CLUSTER, GROUP, MemoryLog, Replica, entries_of
 
 AT_ONCE, ONE_BY_ONE = Settings(), Settings(max_append_bytes=1)
 TIMEOUT_MS = AT_ONCE.election_timeout_ms
@@ -314,8 +324,26 @@ class Schedule:
         held = min(leader.core.progress[replica.replica_id].match_index, len(replica.durable_log.entries))
         keep = self.rng.randrange(held) if held else 0
         old_term = replica.durable_log.entries[keep - 1].term if keep else 0
+        if replica.incarnation and self.rng.random() < 0.5:
+            self.notice_an_older_incarnation(replica, leader, keep, HardState(old_term))
         replica.durable_hard_state = HardState(self.term_after(old_term, leader.core.term))
         self.forget(replica, keep)
+
+    def notice_an_older_incarnation(
+        self, replica: Disk, leader: Disk, keep: int, hard_state: HardState
+    ) -> None:
+        """The copy is from before an earlier mark: its next incarnation must be above all that it was."""
+        former = replica.incarnation
+        whole, replica.durable_log = replica.durable_log, MemoryLog(replica.durable_log.entries[:keep])
+        replica.durable_hard_state = hard_state
+        replica.incarnation, replica.marked = self.rng.randrange(former), False
+        replica.start(now_ms=self.now_ms)
+        head = (CLUSTER, GROUP, leader.replica_id, replica.replica_id, leader.incarnation, leader.core.term)
+        beat = Heartbeat(*head, leader.core.committed_index, 1, 0, former)
+        replica.core.receive(beat, now_ms=self.now_ms)
+        if not replica.core.forgetful:
+            raise Broken(f"{self.tell(replica)} does not see that it once was incarnation {former}")
+        replica.incarnation, replica.durable_log = replica.core.last_incarnation, whole
 
     @staticmethod
     def term_after(old_term: int, leaders_term: int) -> int:

@@ -372,18 +372,29 @@ def test_pitfall_53_a_replica_that_came_back_unnoticed_learns_what_is_committed(
 
 @pytest.mark.parametrize(
     ("held", "incarnation", "forgetful"),
-    [((3, 2), 1, False), ((4, 2), 1, True), ((3, 1), 1, True), ((0, 0), 1, False), ((4, 2), 0, False)],
+    [
+        ((3, 2), 1, False),
+        ((4, 2), 1, True),
+        ((3, 1), 1, True),
+        ((0, 0), 1, False),
+        ((4, 2), 0, False),
+        ((0, 0), 2, True),
+        ((0, 0), 2**40, False),
+    ],
 )
 def test_a_replica_is_told_what_it_acknowledged_and_finds_that_its_log_was_put_back(
     held: tuple[int, int], incarnation: int, forgetful: bool
 ) -> None:
-    """Less than that, or another entry there; of a former incarnation it is known already."""
+    """Less than that, or another entry there; of a former incarnation it is known already. One that was put
+    back to before an earlier mark is of a former incarnation itself: nobody would hear it.
+    """
     replica = marked_follower(1, 2, 2, term=2)
     beat = Heartbeat(*head(1, 2, 2), 1, 1, 0, incarnation, False, *held)
     answered = bool(sent(replica.receive((beat, ()), now_ms=0), HeartbeatAnswer))
 
     assert replica.core.forgetful is forgetful
     if forgetful:
+        assert replica.core.last_incarnation == incarnation
         ready = replica.receive((PreVote(*head(3, 2, 3), 9, 9), ()), now_ms=9000)
         assert not sent(ready, PreVoteAnswer), "one that has forgotten says nothing any more"
     else:

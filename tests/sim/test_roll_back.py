@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laminar.node import own_folder as module
+from laminar.node.catalog_service import TopicRequest
+from laminar.node.comeback import ComeBack
 from laminar.node.driver import TERMS_FORGOTTEN
+from laminar.node.process import Process
+from laminar.node.shard import Shard
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.machine import Machine
 from tests.sim.scene import Scene, replaced, scene_of
@@ -140,6 +144,102 @@ def test_a_copy_too_young_to_be_seen_is_shown_by_the_leader_what_it_acknowledged
     assert own.held(victim).replica.core.term > TERMS_FORGOTTEN
     own.calm()
     assert victim.holds_all()
+    own.check()
+
+
+def test_power_that_fails_when_the_mark_is_durable_takes_no_term_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mark and the term in which it comes back are durable in one step."""
+    own = scene(61)
+    world, victim = own.world, own.follower()
+    own.load()
+    world.loop.run_for(5.0)
+    picture = victim.picture()
+    world.loop.run_for(5.0)
+    victim.kill()
+    victim.put_back(picture)
+    fatal = Process.fatal
+    cut: list[str] = []
+
+    def cut_off(process: Process, error: BaseException | None) -> None:
+        if isinstance(error, ComeBack) and isinstance(process, Shard) and not cut:
+            cut.append(str(error))
+            world.loop.call_in(None, 0.0, lambda: victim.cut_power(keep=0.0))
+        fatal(process, error)
+
+    monkeypatch.setattr(Process, "fatal", cut_off)
+    victim.start()
+    assert world.loop.run_until(lambda: bool(cut) and not victim.up, at_most_s=30.0)
+    others = list(world.up)
+    for other in others:
+        other.pause()
+    victim.start()
+    assert world.loop.run_until(lambda: own.partition(victim) is not None, at_most_s=30.0)
+
+    core = own.held(victim).replica.core
+    assert core.marked and core.term > TERMS_FORGOTTEN
+    for other in others:
+        other.resume()
+    own.calm()
+    own.check()
+
+
+def test_a_copy_from_before_an_earlier_mark_is_heard_again() -> None:
+    """The others know a later incarnation of its replica, and would drop all that it says for ever."""
+    own = scene(62)
+    world, victim = own.world, own.follower()
+    own.load()
+    world.loop.run_for(5.0)
+    picture = victim.picture()
+    log = own.held(victim).log
+    log.mark(recovering=True, incarnation=log.incarnation + 1)
+    victim.shard_processes[0].fatal(ComeBack("as after damage"))
+
+    def healed(incarnation: int) -> bool:
+        held = own.partition(victim)
+        if held is None or held.replica.failure is not None or held.log is log:
+            return False
+        return held.log.incarnation == incarnation and not held.replica.core.marked
+
+    assert world.loop.run_until(lambda: healed(1), at_most_s=60.0), own.partition(victim)
+    victim.kill()
+    victim.put_back(picture)
+    victim.start()
+
+    assert world.loop.run_until(lambda: healed(2), at_most_s=60.0), own.partition(victim)
+    own.calm()
+    assert victim.holds_all()
+    own.check()
+
+
+def test_a_catalog_that_went_back_takes_part_in_no_term_that_it_forgot() -> None:
+    """Group 0 votes as all groups do. Its leader steps down once, and the catalog goes on."""
+    own = scene(63)
+    world, victim = own.world, own.follower()
+    own.load()
+    world.loop.run_for(5.0)
+    picture = victim.picture()
+    asked = TopicRequest("another", partitions=1, replicas=3, settings={})
+    other = next(machine.controller for machine in world.up if machine is not victim)
+    assert other is not None
+    world.loop.run_until_complete(other.service.ask(asked))
+    victim.kill()
+    victim.put_back(picture)
+    victim.start()
+
+    def catalog_is_back() -> bool:
+        controller = victim.controller
+        if controller is None or controller.group is None or "another" not in controller.state().topics:
+            return False
+        core = controller.group.replica.core
+        return not core.marked and core.incarnation > 1
+
+    assert world.loop.run_until(catalog_is_back, at_most_s=60.0)
+    assert victim.controller is not None and victim.controller.group is not None
+    assert victim.controller.group.replica.core.term > TERMS_FORGOTTEN
+    assert world.loop.run_until(lambda: world.all_remember(victim), at_most_s=30.0)
+    own.calm()
     own.check()
 
 

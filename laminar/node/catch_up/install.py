@@ -282,7 +282,7 @@ class Installer:
             raise Abandoned(refusal)
         home.driver.remove(replica.group, StorageClosed("its log is replaced by a newer one"))
         if old.recovering or old.incarnation:
-            new.mark(recovering=old.recovering, incarnation=old.incarnation, power_lost=old.power_lost)
+            new.mark_as(old)
         await home.storage.replace_log(old.log_id, new)
         return msgspec.structs.replace(entry, log_id=new.log_id)
 

@@ -24,6 +24,7 @@ FEWER = ("tests/test_embedded.py::test_no_topic_is_born_silently_with_fewer_repl
 PUT_BACK = (
     "tests/sim/test_roll_back.py::test_a_copy_too_young_to_be_seen_is_shown_by_the_leader_what_it_acknowledged",
 )
+ENDS = ("tests/sim/test_roll_back.py::test_a_node_whose_folder_was_put_back_ends_and_says_why",)
 ACCEPTED = ("tests/sim/test_marks.py::test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins",)
 
 DIED = ("tests/node/test_placement.py",)
@@ -39,10 +40,34 @@ NODES = [
     ),
     case(
         "a replica whose folder went back takes part in terms that it forgot",
-        "laminar.node.driver:Driver._mark_forgetful",
-        "self._storage.record_hard_state(replica_id, term=term, vote=0)",
-        "pass",
+        "laminar.node.process:Process.open_replica",
+        "if log.least_term > (hard.term if hard is not None else 0):",
+        "if False:",
         tests=PUT_BACK,
+        tests_only=True,
+    ),
+    case(
+        "a copy from before an earlier mark does not see that it is one",
+        "raft.following:Following.has_forgotten",
+        "if own < message.receiver_incarnation <= own + MOST_LOSSES:",
+        "if False:",
+        tests=("tests/raft/test_marks.py",),
+        tests_only=True,
+    ),
+    case(
+        "a node whose catalog hears no leader asks nobody who leads",
+        "laminar.node.catalog_service:CatalogService.ask",
+        "loop.time() >= began + ASK_OTHERS_AFTER_S",
+        "False",
+        tests=ENDS,
+        tests_only=True,
+    ),
+    case(
+        "the first topic of a fresh leader is placed on those that it has heard",
+        "laminar.node.catalog_service:CatalogService._first_round",
+        "if rest_s > 0:",
+        "if False:",
+        tests=("tests/sim/test_placement.py",),
         tests_only=True,
     ),
     case(
