@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -40,6 +41,9 @@ MAX_NAMED = 1024
 # Published uploads that are remembered, by count and by age in the log.
 MAX_UPLOADS = 1_000
 UPLOAD_AGE_MS = 24 * 3_600_000
+# Publishes of sinks that write once that a partition knows of: at so many nothing more is pinned for such,
+# until some are forgotten. They travel with each start of the log.
+MAX_PUBLISHED_ONCE = 100_000
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -283,11 +287,11 @@ class Stages:
 
     def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
         """Of the publishes of sinks that write once those before a time of the log, and all but the last
-        `keep`: sink, and index.
+        `keep`: sink, and index; the oldest of them, if they are far too many.
         """
         found: list[tuple[bytes, int]] = []
         more = len(self._maps[4]) - keep
-        for sink, published in self._maps[4].items():
+        for sink, published in islice(self._maps[4].items(), MAX_PUBLISHED_ONCE):
             if len(found) >= more and published.time_ms >= before_ms:
                 break
             found.append((sink, published.index))

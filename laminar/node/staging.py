@@ -18,13 +18,18 @@ from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.sinks import FIRST_ONCE_EPOCH
-from laminar.node.stages import BatchKey, PinOperation, PinRecord, Published, PublishRecord, Stage
+from laminar.node.stages import (
+    MAX_PUBLISHED_ONCE,
+    BatchKey,
+    PinOperation,
+    PinRecord,
+    Published,
+    PublishRecord,
+    Stage,
+)
 
 # Stages of one batch in one partition: their numbers fit into one request, and one entry.
 MAX_STAGES = 262_144
-# Publishes of sinks that write once that a partition knows of: at so many nothing more is pinned for such,
-# until some are forgotten. They travel with each start of the log.
-MAX_PUBLISHED_ONCE = 100_000
 # Publishes that one entry makes forgotten.
 FORGOTTEN_IN_ONE = 1_000
 
