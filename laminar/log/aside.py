@@ -25,7 +25,7 @@ def set_home_aside(disk: Disk, home: str) -> str:
     numbers = [int(name[8:]) for name in disk.list(home) if re.fullmatch(r"damaged-\d+", name)]
     aside = os.path.join(home, f"damaged-{max(numbers, default=0) + 1}")
     disk.make_directory(aside)
-    names = [name for name in disk.list(home) if name.startswith(("checkpoint-", "journal-"))]
+    names = [name for name in disk.list(home) if name.startswith(("checkpoint-", "journal-", "manifest-"))]
     for name in names:
         _copy(disk, os.path.join(home, name), os.path.join(aside, name))
     disk.sync_directory(aside)

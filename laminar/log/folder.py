@@ -18,14 +18,13 @@ from laminar.log.disk import ReadOnlyDisk
 from laminar.log.document import Document
 from laminar.log.errors import DamagedDocument, DiskError, NotALogFolder
 from laminar.log.library import HOME, LOGS
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.manifest import ReplicaEntry, Unknown, decode_manifest
 from laminar.log.node_recovery import Map, controller_home, logs_directory, shard_home
 from laminar.log.segment import index_name, segment_name
 from laminar.log.state import Checkpoint, LogState, decode_checkpoint
 
 _LOG_DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{16})")
 _SEGMENT = re.compile(r"(\d{20})\.(?:log|index)")
-_ENTRIES = msgspec.msgpack.Decoder(list[ReplicaEntry])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,12 +62,16 @@ class LogPlace:
 
 @dataclass(slots=True, kw_only=True)
 class HomePlace:
-    """The home of a shard, of the controller, or of a folder of logs; None where nothing whole is left."""
+    """The home of a shard, of the controller, or of a folder of logs; None where nothing whole is left.
+
+    `known`: its manifest names all replicas that were here; not where it was lost, and begun anew.
+    """
 
     directory: str
     live: bool
     checkpoint: Checkpoint | None = None
     entries: list[ReplicaEntry] = field(default_factory=list)
+    known: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,7 +158,9 @@ def _home(disk: ReadOnlyDisk, directory: str) -> HomePlace:
         home.checkpoint = decode_checkpoint(checkpoint)
     entries = newest(disk, directory, "manifest")
     if entries is not None:
-        home.entries = _ENTRIES.decode(entries)
+        found = decode_manifest(entries)
+        home.known = not isinstance(found, Unknown)
+        home.entries = found.entries if isinstance(found, Unknown) else found
     return home
 
 

@@ -73,24 +73,24 @@ def recover_node(
     node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
     disk.make_directory(os.path.join(data_directory, "shards"))
     document = Document(disk, data_directory, "map")
-    current = _read_map(disk, data_directory, document) or Map(1, shards)
+    found = _read_map(disk, data_directory, document)
+    current = found or Map(1, shards)
     _check_homes(disk, data_directory, current)
     # Also what was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
     node.remove_homes(lambda number: number != current.number)
     if disk.exists(controller_home(data_directory)):
         node.recover(controller_home(data_directory)).close()
-    homes = [
-        home
-        for home in (shard_home(data_directory, current, shard) for shard in range(current.shards))
-        if disk.exists(home)
-    ]
+    homes = [shard_home(data_directory, current, shard) for shard in range(current.shards)]
+    if found is not None:
+        node.begin_missing(homes)
+    homes = [home for home in homes if disk.exists(home)]
     if shards == current.shards:
         for home in homes:
-            node.recover(home).close()
+            node.recover(home, forget=True).close()
         return current
     wanted = Map(current.number + 1, shards)
-    recovered = [node.recover(home) for home in homes]
+    recovered = [node.recover(home, forget=True) for home in homes]
     try:
         node.deal(recovered, wanted, shard_of)
     finally:
@@ -180,7 +180,19 @@ class _Node:
         self._settings = settings
         self._rng = rng
 
-    def recover(self, home: str) -> Recovered:
+    def begin_missing(self, homes: list[str]) -> None:
+        """Begin those that a former start may have made, and that are gone, as homes without a manifest:
+        no replica that was there is born again.
+        """
+        for home in homes:
+            documents = [Document(self._disk, home, name) for name in ("manifest", "checkpoint")]
+            if self._disk.exists(home) and any(document.exists() for document in documents):
+                continue
+            _log.warning("%s is missing: replicas that it held, if it held any, are lost", home)
+            self._disk.make_directory(home)
+            Manifest(self._disk, home).replace([], known=False)
+
+    def recover(self, home: str, *, forget: bool = False) -> Recovered:
         return recover_home(
             self._disk,
             home,
@@ -188,19 +200,33 @@ class _Node:
             settings=self._settings,
             rng=self._rng,
             readers=Readers(self._disk, self._settings),
+            forget=forget,
         )
 
     def remove_homes(self, unwanted: Callable[[int], bool]) -> None:
-        """Homes of another map: left over from a change that did not finish, or that did."""
+        """Homes of another map: left over from a change that did not finish, or that did.
+
+        What was set aside in them stays, beside them.
+        """
         directory = os.path.join(self._data_directory, "shards")
         for name in self._disk.list(directory):
             found = _HOME.fullmatch(name)
             if found and unwanted(int(found[1])):
-                self._disk.remove_tree(os.path.join(directory, name))
+                home = os.path.join(directory, name)
+                kept = [each for each in self._disk.list(home) if each.startswith("damaged-")]
+                for each in kept:
+                    self._disk.rename(os.path.join(home, each), f"{home}-{each}")
+                if kept:
+                    self._disk.sync_directory(directory)
+                self._disk.remove_tree(home)
         self._disk.sync_directory(directory)
 
     def deal(self, old: list[Recovered], wanted: Map, shard_of: ShardOf) -> None:
-        """Write the homes of the wanted map: durable checkpoints and manifests, that nobody reads yet."""
+        """Write the homes of the wanted map: durable checkpoints and manifests, that nobody reads yet.
+
+        What an old home may lack may belong to any of the new ones.
+        """
+        known = all(home.manifest.known for home in old)
         entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]
         writers = [self._new_home(shard_home(self._data_directory, wanted, s)) for s in range(wanted.shards)]
         for home in old:
@@ -227,7 +253,8 @@ class _Node:
             writers[0].hard_states |= hard_states
             writers[0].lost |= lost
         for shard, writer in enumerate(writers):
-            Manifest(self._disk, shard_home(self._data_directory, wanted, shard)).replace(entries[shard])
+            manifest = Manifest(self._disk, shard_home(self._data_directory, wanted, shard))
+            manifest.replace(entries[shard], known=known)
             writer.checkpoint()
             writer.journal.close()
 

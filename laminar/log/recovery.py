@@ -34,6 +34,9 @@ from laminar.log.writer import Writer
 
 _log = logging.getLogger("laminar.recovery")
 
+# Of a home in which nothing was ever written.
+_NONE = Checkpoint(generation=0, seed=0, lsn=0, journal_file=0, journal_position=0, logs=[], hard_states={})
+
 
 @dataclass(slots=True)
 class Recovered:
@@ -67,8 +70,12 @@ def recover_home(
     settings: StorageSettings,
     rng: random.Random,
     readers: Readers,
+    forget: bool = False,
 ) -> Recovered:
     """Recover one home; it stays locked. Makes a new one where there is none. Blocks.
+
+    A home whose manifest is lost is refused. With `forget` what it holds is set aside, and its manifest is
+    begun anew and says that it is not known what was here: for those who can ask elsewhere.
 
     Raises `DiskError`; then it may be tried again from the start.
     """
@@ -76,9 +83,10 @@ def recover_home(
     disk.make_directory(logs_directory)
     lock = disk.lock(os.path.join(home, "lock"))
     try:
-        manifest = Manifest(disk, home)
-        manifest.load()
-        checkpoint, all_lost = _read_checkpoint(disk, home, manifest)
+        manifest, forgotten = _read_manifest(disk, home, forget=forget)
+        checkpoint, all_lost = _NONE, False
+        if not forgotten:
+            checkpoint, all_lost = _read_checkpoint(disk, home, manifest)
         found = read_journal(disk, home, checkpoint)
         verdict = judge(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
         _write_again(disk, home, verdict.unsure)
@@ -90,6 +98,8 @@ def recover_home(
         writer = _new_generation(disk, home, logs_directory, settings, rng, checkpoint, verdict)
         rebuild = Rebuild(disk, logs_directory, settings, recorder, readers, writer)
         logs = rebuild.run(replay)
+        if forgotten:
+            manifest.replace(manifest.entries, set_aside=True)
     except BaseException:
         lock.close()
         raise
@@ -107,20 +117,61 @@ def recover_home(
     )
 
 
-def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
-    """The newest whole checkpoint, and whether all that a home must have held is gone with it."""
-    none = Checkpoint(
-        generation=0, seed=0, lsn=0, journal_file=0, journal_position=0, logs=[], hard_states={}
+def _read_manifest(disk: Disk, home: str, *, forget: bool) -> tuple[Manifest, bool]:
+    """The manifest, and whether it was lost, so that nothing tells whose the home's content is.
+
+    Then a copy of that is kept, and the manifest says so before anything of it goes.
+    """
+    manifest = Manifest(disk, home)
+    problem = "a former start found it lost, and was cut off"
+    try:
+        manifest.load()
+    except DamagedDocument as error:
+        if not forget:
+            raise
+        problem = str(error)
+    else:
+        if not manifest.written and forget and _holds_something(disk, home):
+            problem = "it is missing"
+        elif manifest.set_aside:
+            return manifest, False
+    aside = set_home_aside(disk, home)
+    manifest.replace([], known=False, set_aside=False)
+    _log.critical(
+        "%s: no manifest can be read: %s. So nothing here tells which replicas it held: they are lost. Its "
+        "manifest, checkpoints and journal are kept in %s, and the logs' folders stay where they are",
+        home,
+        problem,
+        aside,
     )
-    problem = "it is missing"
+    return manifest, True
+
+
+def _holds_something(disk: Disk, home: str) -> bool:
+    """Whether a home without a manifest has ever held a log or a vote."""
     try:
         payload = Document(disk, home, "checkpoint").read()
+    except DamagedDocument:
+        return True
+    if payload is None:
+        return not _never_used(disk, home)
+    checkpoint = decode_checkpoint(payload)
+    frames = read_journal(disk, home, checkpoint).frames
+    return bool(checkpoint.logs or checkpoint.hard_states) or any(frame.head.records for frame in frames)
+
+
+def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
+    """The newest whole checkpoint, and whether all that a home must have held is gone with it."""
+    document, problem = Document(disk, home, "checkpoint"), "it is missing"
+    try:
+        payload = document.read()
     except DamagedDocument as error:
         payload, problem = None, str(error)
     if payload is not None:
         return decode_checkpoint(payload), False
-    if not manifest.exists() and _never_used(disk, home):
-        return none, False
+    is_new = not manifest.written or not (manifest.known or manifest.entries or document.exists())
+    if is_new and _never_used(disk, home):
+        return _NONE, False
     aside = set_home_aside(disk, home)
     _log.critical(
         "%s: no checkpoint can be read: %s. Its %d replicas are lost; checkpoints and journal are kept in %s",
@@ -129,7 +180,7 @@ def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpo
         len(manifest.entries),
         aside,
     )
-    return none, True
+    return _NONE, True
 
 
 def _never_used(disk: Disk, home: str) -> bool:

@@ -124,15 +124,19 @@ class Storage:
         rng: random.Random | None = None,
         workers: Callable[[str], Worker] = ThreadWorker,
         readers: Executor | None = None,
+        forget: bool = False,
     ) -> Storage:
         """Lock and recover a home (a new one is made where there is none). Blocks; needs no loop.
 
-        `rng` seeds generations and log ids: leave it out in production. Raises `StorageError`.
+        `rng` seeds generations and log ids: leave it out in production. `forget` as in `recover_home`. Raises
+        `StorageError`.
         """
         settings = settings or StorageSettings()
         rng = rng or random.SystemRandom()
         pool = Readers(disk, settings, executor=readers)
-        recovered = recover_home(disk, home, logs_directory, settings=settings, rng=rng, readers=pool)
+        recovered = recover_home(
+            disk, home, logs_directory, settings=settings, rng=rng, readers=pool, forget=forget
+        )
         return cls(disk, logs_directory, recovered, settings=settings, rng=rng, workers=workers)
 
     # Logs
@@ -325,12 +329,12 @@ class Storage:
 
     # Everything else
 
-    async def write_manifest(self, entries: Sequence[ReplicaEntry]) -> None:
-        """Replace the manifest; durable when it returns."""
+    async def write_manifest(self, entries: Sequence[ReplicaEntry], *, known: bool | None = None) -> None:
+        """Replace the manifest; durable when it returns. `known` as in `Manifest.replace`."""
         entries = list(entries)
 
         def write() -> None:
-            self.manifest.replace(entries)
+            self.manifest.replace(entries, known=known)
             named = {entry.log_id for entry in entries}
             replaced = self._writer.replaced
             self._writer.replaced = {old: new for old, new in replaced.items() if old in named}

@@ -137,6 +137,9 @@ class _Verification:
             self._documents(folder.path)
         for home in folder.homes:
             self._documents(home.directory)
+            if not home.known:
+                what = "the manifest was lost: which replicas were here is asked of the catalog by the node"
+                self._found(home.directory, 0, 0, what, severity="note")
             if home.checkpoint is not None and not home.live:
                 for number in journal_numbers(self.disk, home.directory):
                     self._journal(os.path.join(home.directory, journal_name(number)))

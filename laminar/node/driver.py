@@ -299,8 +299,10 @@ class Driver:
             heard = progress is not None and not progress.silent
         return heard and self._pairs.hears(replica, member)
 
-    def go_on_alone(self, replica: Replica, given_up: Sequence[int]) -> None:
-        """By a person's decision, which the catalog has: it is its group's only voter from now on."""
+    def go_on_alone(self, replica: Replica, given_up: Sequence[int], *, node: str) -> None:
+        """By a person's decision, which the catalog has: it is its group's only voter from now on. `node` is
+        its own.
+        """
         if not self.drives(replica) or replica.core.role is Role.LEADER:
             return
         _log.critical(
@@ -308,7 +310,7 @@ class Driver:
             *(replica.name, replica.log.next_offset, sorted(given_up)),
         )
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: replica.go_on_alone(given_up, now_ms=now_ms))
+        self._step(replica, lambda core: replica.go_on_alone(given_up, node=node, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
         """Stand for election now: the first replica of a fresh group."""

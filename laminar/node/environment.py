@@ -40,9 +40,11 @@ class Environment:
         """Chance for timers and ids; seeded by the operating system."""
         return random.Random()
 
-    def storage(self, home: str, logs_directory: str, *, settings: StorageSettings) -> Storage:
-        """Recover a home. Blocks."""
-        return Storage.open(self.disk, home, logs_directory, settings=settings)
+    def storage(
+        self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
+    ) -> Storage:
+        """Recover a home. Blocks. `forget` as in `recover_home`."""
+        return Storage.open(self.disk, home, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:
         """Up to `size` bytes of a sealed segment's file, read beside the log's own readers."""

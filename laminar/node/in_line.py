@@ -210,7 +210,7 @@ class InLine:
         for group, loss in due.items():
             partition = shard.by_group.get(group)
             if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
-                shard.driver.go_on_alone(partition.replica, loss.given_up)
+                shard.driver.go_on_alone(partition.replica, loss.given_up, node=shard.boot.node)
                 if not set(loss.given_up) <= set(partition.replica.configuration.given_up):
                     asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)  # it leads as yet
 

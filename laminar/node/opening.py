@@ -11,13 +11,21 @@ the manifest's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from laminar.batch import Kind
-from laminar.log.errors import DamagedRange, EntriesGone, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.errors import (
+    DamagedRange,
+    DiskError,
+    EntriesGone,
+    ReplicaStopped,
+    StorageClosed,
+    StorageError,
+)
 from laminar.log.log import Log
 from laminar.log.manifest import ReplicaEntry
 from laminar.node import derived
@@ -62,6 +70,10 @@ class Opening:
     async def open_all(self) -> None:
         """Open what the manifest names. One in `making` never sent a message: it is made anew."""
         shard = self._shard
+        if not shard.storage.manifest.written:
+            # From now on a home without one has lost it. On a full disk who makes a replica tries again.
+            with contextlib.suppress(DiskError):
+                await shard.storage.write_manifest([])
         entries = shard.storage.manifest.entries
         unfinished = [entry for entry in entries if entry.state == "making"]
         if unfinished:

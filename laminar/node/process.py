@@ -394,7 +394,10 @@ def chain_contradicts(chain: bytes, known: Life) -> bool:
 
 
 def open_home(boot: Boot, home: str) -> Storage:
-    """Lock and recover the home of a controller or shard. Blocks; needs no loop."""
+    """Lock and recover the home of a controller or shard. Blocks; needs no loop.
+
+    A shard asks the catalog what it held, should its manifest be lost. A controller has nobody to ask.
+    """
     settings = boot.settings
     return boot.environment.storage(
         home,
@@ -404,6 +407,7 @@ def open_home(boot: Boot, home: str) -> Storage:
             journal_file_bytes=settings.journal_file_bytes,
             scrub_bytes_per_s=settings.scrub_bytes_per_s,
         ),
+        forget=isinstance(boot.role, int),
     )
 
 

@@ -241,8 +241,10 @@ class Releases:
         driver = self._process.driver
         replica = driver.replicas.get(group)
         if replica is None:
-            held = any(entry.group == group for entry in self._process.storage.manifest.entries)
-            return None if held else LogEnd()
+            manifest = self._process.storage.manifest
+            held = any(entry.group == group for entry in manifest.entries)
+            # Who has lost its manifest does not know what was promised here.
+            return None if held or not manifest.known else LogEnd()
         core = replica.core
         return LogEnd(
             replica_id=replica.replica_id,

@@ -209,10 +209,13 @@ class Replica:
         self.core.propose_configuration(entry, now_ms=now_ms)
         return place
 
-    def go_on_alone(self, given_up: Sequence[int], *, now_ms: int) -> None:
-        """As the only voter, without these, who are gone for good (`Core.go_on_alone`)."""
+    def go_on_alone(self, given_up: Sequence[int], *, node: str, now_ms: int) -> None:
+        """As the only voter, on `node`, without these, who are gone for good (`Core.go_on_alone`).
+
+        One that was just made, and has heard nothing of its group, stands in no configuration that it knows.
+        """
         current = self.configuration_record
-        node = current.nodes()[self.replica_id]
+        self.nodes[self.replica_id] = node
         gone = tuple(sorted({*current.given_up, *given_up}))
         record = ConfigurationRecord(voters=((self.replica_id, node),), given_up=gone)
 

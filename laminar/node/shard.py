@@ -37,6 +37,7 @@ from laminar.node.catch_up.service import CatchUp
 from laminar.node.comeback import LOOK_S as FAILED_CHECK_S
 from laminar.node.coordinator import TOPIC as COORDINATORS
 from laminar.node.in_line import InLine
+from laminar.node.lost_manifest import LostManifest
 from laminar.node.moves import LOOK_S as LINE_CHECK_S
 from laminar.node.moves import Moves
 from laminar.node.opening import Opening
@@ -121,6 +122,7 @@ class Shard(Process):
         self.moves = Moves(self)
         self._opening = Opening(self)
         self._in_line = InLine(self)
+        self._lost_manifest = LostManifest(self)
         self.releases = Releases(self, PartitionMembers(self), address_of=self.address_of)
         self.retention = Retention(
             clock=self.clock,
@@ -375,11 +377,27 @@ class Shard(Process):
         while True:
             await self._line_due.wait()
             self._line_due.clear()
+            if not await self._knows_its_replicas():
+                continue
             if self._out_of_line:
                 self._out_of_line = False
                 await self._follow_view()
             if self.moves.needed:
                 await self.moves.look()
+
+    async def _knows_its_replicas(self) -> bool:
+        """Whether the manifest names all that was here. If it was lost, nothing is born before it does."""
+        again_s = RETRY_S
+        try:
+            if await self._lost_manifest.settle():
+                return True
+        except TransportError as error:
+            _log.debug("the catalog cannot be asked now: %s", error)
+        except StorageError as error:
+            _log.error("the manifest of this shard cannot be begun anew now: %s", error)
+            again_s = STORAGE_RETRY_S
+        asyncio.get_running_loop().call_later(again_s, self.bring_in_line)
+        return False
 
     async def _follow_view(self) -> None:
         """Each step by itself: what one waits for, as room on the disk, another may bring."""

@@ -30,6 +30,7 @@ INTERVALS = "tests/log/test_intervals.py"
 INTERVAL_CRASHES = "tests/log/test_interval_crashes.py"
 RESTARTS = "tests/log/test_restarts.py"
 NODE_RECOVERY = "tests/log/test_node_recovery.py"
+LOST_MANIFEST = "tests/log/test_lost_manifest.py"
 HOLES = "tests/log/test_holes.py"
 CRASHES = "tests/log/test_crashes.py"
 STORAGE = "tests/log/test_storage.py"
@@ -530,6 +531,62 @@ MUTANTS = (
         "_check_homes(disk, data_directory, current)",
         "pass",
         NODE_RECOVERY,
+    ),
+    _one(
+        "a home that lost its manifest knows what it held",
+        "recovery",
+        "_read_manifest",
+        "known=False",
+        "known=True",
+        LOST_MANIFEST,
+    ),
+    _one(
+        "a home whose setting aside was cut off is taken as it is",
+        "recovery",
+        "_read_manifest",
+        "elif manifest.set_aside:",
+        "else:",
+        LOST_MANIFEST,
+    ),
+    _one(
+        "a used home without a manifest passes for a new one",
+        "recovery",
+        "_read_manifest",
+        "_holds_something(disk, home)",
+        "False",
+        LOST_MANIFEST,
+    ),
+    _one(
+        "what is left of a home without a manifest is not kept",
+        "aside",
+        "set_home_aside",
+        '("checkpoint-", "journal-", "manifest-")',
+        '("checkpoint-", "journal-")',
+        LOST_MANIFEST,
+    ),
+    _one(
+        "a home that is missing passes for one that was never made",
+        "node_recovery",
+        "recover_node",
+        "if found is not None:",
+        "if False:",
+        LOST_MANIFEST,
+    ),
+    _one(
+        "with another number of shards nobody lacks what one home forgot",
+        "node_recovery",
+        "_Node.deal",
+        "known = all(home.manifest.known for home in old)",
+        "known = True",
+        LOST_MANIFEST,
+    ),
+    _one(
+        "what was set aside goes with its home",
+        "node_recovery",
+        "_Node.remove_homes",
+        'if each.startswith("damaged-")',
+        "if False",
+        LOST_MANIFEST,
     ),
     _one(
         "homes that hold no replicas make a map an older one",

@@ -226,6 +226,13 @@ def test_replicas_of_nodes_that_are_gone_and_lost_ones_get_new_places() -> None:
     assert plan(state, gone=(), weights=WEIGHTS) == []
 
     record = state.partitions["t/0"]
+    first = replace(record.replicas[0], lost=True)
+    for weights, elsewhere in ((WEIGHTS, True), ({"a": 1.0}, False)):
+        # The node of an only replica that is lost could make no other beside it.
+        only = replace(record, replicas=[first])
+        [step] = plan(replace(state, partitions={"t/0": only}), gone=(), weights=weights)
+        assert (1, "lost", elsewhere) == (step.replica_id, step.why, step.node != "a")
+    weights = {name: WEIGHTS[name] for name in "abd"}
     lost = replace(record, replicas=[*record.replicas[:2], replace(record.replicas[2], lost=True)])
     found = plan(replace(state, partitions={"t/0": lost}), gone=(), weights={"a": 1.0, "b": 1.0, "c": 1.0})
     assert [(s.replica_id, s.why, s.node) for s in found] == [(3, "lost", "c")]

@@ -128,7 +128,9 @@ class SimEnvironment(Environment):
     def rng(self) -> random.Random:
         return random.Random(self._machine.world.rng.getrandbits(64))
 
-    def storage(self, home: str, logs_directory: str, *, settings: StorageSettings) -> Storage:
+    def storage(
+        self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
+    ) -> Storage:
         return Storage.open(
             self._machine.disk,
             home,
@@ -137,6 +139,7 @@ class SimEnvironment(Environment):
             rng=self.rng(),
             workers=lambda name: SimWorker(self._machine, self._life),
             readers=InlineExecutor(),
+            forget=forget,
         )
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:

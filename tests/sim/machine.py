@@ -179,7 +179,9 @@ class Machine:
             assert payload is not None, "no map of shards"
             home = shard_home(DATA, msgspec.msgpack.decode(payload, type=Map), role_number(role) - 1)
         try:
-            storage = boot.environment.storage(home, logs_directory(DATA), settings=SIZES)
+            storage = boot.environment.storage(
+                home, logs_directory(DATA), settings=SIZES, forget=role != CONTROLLER
+            )
         except DiskError as error:
             # As the child itself, while the disk is full.
             self.world.note(f"{life.name} cannot recover: {error}")

@@ -101,8 +101,12 @@ class ClusterRoutes:
         reasons = []
         if not self._shard.ready:
             reasons.append("this shard has not heard of its cluster yet")
+        if not self._shard.storage.manifest.known:
+            reasons.append("this shard's manifest is lost: which replicas it held is asked of the catalog")
         if self._shard.lost:
-            reasons.append(f"{len(self._shard.lost)} replicas are lost: their files are missing")
+            reasons.append(
+                f"{len(self._shard.lost)} replicas are lost: their files, or what named them, are missing"
+            )
         for child in self._shard.boot.board.read_all():
             if child.state == ChildState.GIVEN_UP:
                 reasons.append(f"{role_name(child.role)} died too often and was given up")

@@ -9,6 +9,8 @@ QUIET = ("tests/node/test_quiet.py",)
 ELECTIONS = ("tests/node/test_elections.py",)
 STOPPED = ("tests/node/test_stopped_replica.py",)
 OPENING = ("tests/node/test_opening.py",)
+LOST_MANIFEST = ("tests/node/test_lost_manifest.py",)
+LOST_MANIFESTS = ("tests/sim/test_lost_manifest.py",)
 OLD_CATALOG = ("tests/node/test_old_catalog.py",)
 CATCH_UP = ("tests/node/test_catch_up.py",)
 REPAIR = ("tests/node/test_repair.py",)
@@ -30,6 +32,54 @@ ACCEPTED = ("tests/sim/test_marks.py::test_with_an_accepted_loss_no_log_below_th
 DIED = ("tests/node/test_placement.py",)
 
 NODES = [
+    case(
+        "a replica of a home that lost its manifest is born again",
+        "laminar.node.lost_manifest:LostManifest.settle",
+        "if entry.group not in held",
+        "if False",
+        tests=LOST_MANIFEST,
+        tests_only=True,
+    ),
+    case(
+        "a shard that lost its manifest asks its own copy of the catalog",
+        "laminar.node.lost_manifest:LostManifest.settle",
+        "await shard.refresh_view()",
+        "pass",
+        tests=LOST_MANIFEST,
+        tests_only=True,
+    ),
+    case(
+        "a replica that was being created when its manifest was lost was never here",
+        "laminar.node.lost_manifest:recorded_here",
+        "if owner_shard(",
+        'if record.state == "live" and owner_shard(',
+        tests=LOST_MANIFEST,
+        tests_only=True,
+    ),
+    case(
+        "a shard that lost its manifest makes replicas before it knows what it held",
+        "laminar.node.shard:Shard._keep_in_line",
+        "if not await self._knows_its_replicas():",
+        "if False:",
+        tests=LOST_MANIFESTS,
+        tests_only=True,
+    ),
+    case(
+        "a shard that lost its manifest denies what it has promised",
+        "laminar.node.release:Releases._end",
+        " or not manifest.known",
+        "",
+        tests=LOST_MANIFEST,
+        tests_only=True,
+    ),
+    case(
+        "an only replica that is lost gets its new place where it cannot be made",
+        "laminar.node.replacement:_step",
+        "if not others and len(free) > 1:",
+        "if False:",
+        tests=LOST_MANIFESTS,
+        tests_only=True,
+    ),
     case(
         "a new topic is placed on a node that has just died",
         "laminar.node.catalog_service:CatalogService._weights_for",
