@@ -55,6 +55,8 @@ class LogFolder:
         self._room = room
         self._max_batch_bytes = max_batch_bytes
         self._logs: dict[str, LocalLog] = {}
+        # Names of logs that somebody waits for, and which are to be made where they are not there.
+        self._wanted: set[str] = set()
         self._changing = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
@@ -121,9 +123,20 @@ class LogFolder:
         `FlushPolicy(interval_ms=...)`, by which they outlive the process, but a loss of power may take the
         last interval. Raises `ValueError` for what is no name (1 to 200 letters, digits, '.', '_' or '-'),
         `KeyError` where there is no such log and none is to be made, and `RecordsLost` where there was one.
+
+        Each time that logs are made the list of all is written anew. So who needs many asks for them at the
+        same time (`asyncio.gather`): they are made together.
         """
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise ValueError(f"log name {name!r}: 1 to 200 letters, digits, '.', '_' or '-' are allowed")
+        if create:
+            self._wanted.add(name)
+        try:
+            return await self._log(name, create=create, flush=flush)
+        finally:
+            self._wanted.discard(name)
+
+    async def _log(self, name: str, *, create: bool, flush: FlushPolicy | None) -> LocalLog:
         async with self._changing:
             self._check_open()
             entry = next((each for each in self._storage.manifest.entries if each.topic == name), None)
@@ -151,20 +164,29 @@ class LogFolder:
             return opened
 
     async def _create(self, name: str) -> ReplicaEntry:
-        """The log first, then the manifest: so the manifest never names what the journal does not know."""
-        log = self._storage.create_log(name)
-        entry = ReplicaEntry(
-            log_id=log.log_id,
-            replica_id=0,
-            group=b"",
-            topic=name,
-            partition=0,
-            partition_hash=0,
-            state="made",
-        )
+        """Make a log, and with it all others that are waited for; the entry of the one.
+
+        The logs first, then the manifest: so it never names what the journal does not know. Where it
+        fails, each of the others tries for itself.
+        """
+        entries = self._storage.manifest.entries
+        names = sorted((self._wanted | {name}) - {each.topic for each in entries})
+        self._wanted.clear()
+        new = [
+            ReplicaEntry(
+                log_id=self._storage.create_log(each).log_id,
+                replica_id=0,
+                group=b"",
+                topic=each,
+                partition=0,
+                partition_hash=0,
+                state="made",
+            )
+            for each in names
+        ]
         await self._storage.sync()
-        await self._storage.write_manifest([*self._storage.manifest.entries, entry])
-        return entry
+        await self._storage.write_manifest([*entries, *new])
+        return new[names.index(name)]
 
     async def delete(self, name: str) -> None:
         """Forget a log and all its records; durable when it returns. Its files go to the folder's trash.

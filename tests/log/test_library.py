@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -22,6 +23,7 @@ from laminar.log import (
     COMMIT,
     AppendRefused,
     DamagedRange,
+    DiskError,
     FlushPolicy,
     FolderInUse,
     LogFolder,
@@ -33,12 +35,14 @@ from laminar.log import (
     open_folder,
     open_log,
 )
-from laminar.log.disk import File, RealDisk
+from laminar.log.disk import Buffer, File, RealDisk
+from laminar.log.document import Document
 from laminar.log.trash import Trash
 from laminar.log.verification import verify
 from tests.disks.fault_disk import FaultDisk
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 18, journal_file_bytes=1 << 18)
+FULL = ("create", True)
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
@@ -541,3 +545,60 @@ async def test_appends_to_a_disk_that_gets_full_are_refused_and_go_on_when_there
         assert kept == (await log.append([b"more"])).offset
         assert kept + 1 == len([each async for each in log.read()])
         await folder.close()
+
+
+async def test_logs_that_are_asked_for_together_are_made_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One manifest names them all: else the bytes written grow with the square of their number. Who only
+    looks for one makes none, and who gives up does not stop the others.
+    """
+    written: list[int] = []
+    write = Document.write
+
+    def counted(self: Document, payload: Buffer) -> None:
+        if self.name == "manifest":
+            written.append(len(payload))
+        write(self, payload)
+
+    monkeypatch.setattr(Document, "write", counted)
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        first = await folder.log("log-0")
+        asked = [asyncio.ensure_future(folder.log(f"log-{number % 50}")) for number in range(100)]
+        looked = asyncio.ensure_future(folder.log("nobody", create=False))
+        gone = asyncio.ensure_future(folder.log("gone"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        logs = await asyncio.gather(*asked)
+        assert first is logs[0] and logs[:50] == logs[50:] and 50 == len(set(map(id, logs)))
+        with pytest.raises(KeyError):
+            await looked
+        assert len(written) <= 3
+        await logs[49].append([b"value"])
+        names = set(folder.names)
+        assert (
+            {f"log-{number}" for number in range(50)}
+            <= names
+            <= {
+                *(f"log-{number}" for number in range(50)),
+                "gone",
+            }
+        )
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        assert set(folder.names) == names
+        assert 1 == (await folder.log("log-49", create=False)).end_offset
+
+
+async def test_logs_that_cannot_be_made_together_are_tried_each_for_itself() -> None:
+    """A manifest that cannot be written refuses them, and the folder goes on when it can."""
+    disk = FaultDisk()
+    folder = await LogFolder.open("data", settings=SMALL, disk=disk)
+    disk.error = lambda operation, path: errno.ENOSPC if (operation, "manifest" in path) == FULL else None
+    before = len(folder._storage.logs)
+    told = await asyncio.gather(*(folder.log(f"log-{n}") for n in range(20)), return_exceptions=True)
+    assert 20 == sum(isinstance(each, DiskError) for each in told) and [] == folder.names
+    assert len(folder._storage.logs) - before <= 2 * 20, "a log for each, and one for each try"
+    disk.error = None
+    await asyncio.gather(*(folder.log(f"log-{n}") for n in range(20)))
+    assert 20 == len(folder.names)
+    await folder.close()
