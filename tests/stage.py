@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 UNSTEADY = Path(__file__).with_name("unsteady.txt")
 EXIT_TESTS_FAILED = 1
+# Where the stage's time goes, at its end.
+SLOWEST = ("--durations=40", "--durations-min=3")
 
 
 class BadList(Exception):
@@ -47,7 +49,7 @@ def run(options: Sequence[str], *, root: Path = ROOT, unsteady: Path = UNSTEADY)
     noted = root / ".pytest_cache" / "v" / "cache" / "lastfailed"
     noted.unlink(missing_ok=True)  # pytest would keep what another stage left there
     pytest = [sys.executable, "-m", "pytest", *options]
-    code = subprocess.run([*pytest, "-q"], cwd=root).returncode
+    code = subprocess.run([*pytest, "-q", *SLOWEST], cwd=root).returncode
     if code != EXIT_TESTS_FAILED or not noted.exists():
         return code
     failed = json.loads(noted.read_text())
