@@ -145,6 +145,8 @@ def _names(homes: list[tuple[int, int]]) -> str:
 def _check_homes(disk: Disk, data_directory: str, current: Map) -> None:
     """Raise `DamagedDocument` for a map that is an older copy: homes of another number hold the replicas, and
     of its own some are gone. All that are not its own would be removed.
+
+    And where all homes are gone, and logs are there: no damage takes all, and what is lost once stays lost.
     """
     found = _homes(disk, data_directory)
     missing = {(current.number, shard) for shard in range(current.shards)} - set(found)
@@ -158,6 +160,19 @@ def _check_homes(disk: Disk, data_directory: str, current: Map) -> None:
             f"homes in {directory} ({_names(found)}) are of others: it is an older copy. Put the right one "
             "back. Where all homes are of one number, remove the files map-*: their names tell it then. "
             "Nothing was changed"
+        )
+    _refuse_without_homes(disk, data_directory, len(missing), current)
+
+
+def _refuse_without_homes(disk: Disk, data_directory: str, missing: int, current: Map) -> None:
+    directory, logs = os.path.join(data_directory, "shards"), logs_directory(data_directory)
+    held = disk.list(logs) if disk.exists(logs) else []
+    if missing == current.shards and held:
+        names = f"{', '.join(held[:3])}{' and more' if held[3:] else ''}"
+        raise DamagedDocument(
+            f"{directory} has none of the {current.shards} homes {current.number}-0 and so on, and {logs} "
+            f"holds {names}: a disk may not be mounted. Put the homes back as they were, no older copies. To "
+            f"give up what they held, make an empty folder {current.number}-0 there. Nothing was changed"
         )
 
 

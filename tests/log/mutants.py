@@ -533,6 +533,14 @@ MUTANTS = (
         NODE_RECOVERY,
     ),
     _one(
+        "homes that are all gone are given up without a word",
+        "node_recovery",
+        "_refuse_without_homes",
+        "missing == current.shards and held",
+        "False",
+        NODE_RECOVERY,
+    ),
+    _one(
         "a home that lost its manifest knows what it held",
         "recovery",
         "_read_manifest",

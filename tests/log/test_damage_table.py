@@ -31,3 +31,10 @@ def test_every_kind_of_file_is_in_the_table(made: dict[str, Folder]) -> None:
     documents = {"checkpoint", "manifest", "map", "notes", "derived"}
     segments = {"first segment", "middle segment", "last segment", "index", "journal", "spare", "end mark"}
     assert documents | segments | {f"{name}, both copies" for name in documents} == kinds
+
+
+def test_a_manifest_that_is_lost_stops_no_start_and_is_said(made: dict[str, Folder]) -> None:
+    """In each way: its home comes up empty and says that it does not know what it held."""
+    found = [case for case in cases(made) if case.kind == "manifest, both copies"]
+    assert 2 * len(HOW) == len(found)
+    assert {"said"} == {outcome(made, case) for case in found}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from laminar.log import DamagedDocument, Map, recover_node, shard_home
+from laminar.log import DamagedDocument, Map, RealDisk, Storage, recover_node, shard_home
 from laminar.log.manifest import Manifest
+from laminar.log.verification import verify
 from tests.disks.fault_disk import FaultDisk, PowerCut
-from tests.log.histories import HOME, SMALL, open_inline, run
+from tests.log.histories import HOME, SMALL, manifest_entry, open_inline, run
 from tests.log.test_node_recovery import _fill, _recover, _shard_of
 
 HOW = ("rotten", "missing", "home gone")
@@ -95,7 +98,7 @@ def test_a_crash_at_any_step_of_it_leaves_no_home_that_passes_for_a_new_one(how:
         while not done:
             step += 1
             disk = FaultDisk()
-            await _fill(disk, _recover(disk, 1), 2, b"value")
+            await _fill(disk, _recover(disk, 2), 2, b"value")
             disk.kill()
             harm(disk, how)
             disk.crash(rng, keep=0.0)
@@ -103,12 +106,12 @@ def test_a_crash_at_any_step_of_it_leaves_no_home_that_passes_for_a_new_one(how:
             logs = held_below(disk, "data/logs")
             disk.cut_after = disk.steps + step
             try:
-                _recover(disk, 1)
+                _recover(disk, 2)
                 done = True
             except PowerCut:
                 pass
             disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0]))
-            _recover(disk, 1, seed=2)
+            _recover(disk, 2, seed=2)
             assert not known(disk, HOME), step
             storage = open_inline(disk)
             assert not storage.logs and not storage.manifest.entries
@@ -220,3 +223,24 @@ def test_the_map_of_a_first_start_that_was_cut_off_costs_no_replica() -> None:
         assert known(disk, HOME)
 
     run(main())
+
+
+async def test_verify_says_that_a_home_lost_its_manifest(tmp_path: Path) -> None:
+    """Both bad copies are damage; a home that was begun anew has a note, and its journal is read."""
+    disk, data = RealDisk(), str(tmp_path)
+    named: dict[str, Any] = {"shard_of": _shard_of, "settings": SMALL, "rng": random.Random(1)}
+    recover_node(disk, data, shards=1, **named)
+    storage = Storage.open(disk, f"{data}/shards/1-0", f"{data}/logs", settings=SMALL)
+    await storage.write_manifest([manifest_entry(1)])
+    await storage.close()
+    for path in (tmp_path / "shards/1-0").glob("manifest-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    found = verify(data).findings
+    assert 2 == sum("copy of the manifest" in each.what and each.severity == "damage" for each in found)
+
+    recover_node(disk, data, shards=1, **named)
+
+    found = [each for each in verify(data).findings if "damaged-1" not in each.file]
+    [(file, severity)] = [(each.file, each.severity) for each in found if "manifest was lost" in each.what]
+    assert (f"{data}/shards/1-0", "note") == (file, severity)
+    assert not [each for each in found if each.severity == "damage"]

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from laminar.log import DamagedDocument, Map, ReplicaEntry, recover_node, shard_home
+from laminar.log.manifest import Manifest
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import SMALL, contents, frame_for, manifest_entry, open_inline, run, settle
 
@@ -120,6 +121,32 @@ def test_a_map_that_is_gone_is_told_by_the_homes(how: str) -> None:
     run(main())
 
 
+def test_homes_that_are_all_gone_are_given_up_on_a_persons_word_only() -> None:
+    """No disk loses all of them and keeps the logs: perhaps it is not mounted, and nothing is lost."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        await _fill(disk, _recover(disk, 2), 3, b"value")
+        disk.kill()
+        for shard in range(2):
+            disk.remove_tree(f"data/shards/1-{shard}")
+        disk.sync_directory("data/shards")
+        before = disk.files("data")
+        with pytest.raises(DamagedDocument, match=r"a disk may not be mounted.* an empty folder 1-0"):
+            _recover(disk, 2)
+        assert before == disk.files("data")
+        disk.make_directory("data/shards/1-0")
+
+        shards = _recover(disk, 2)
+
+        for shard in range(2):
+            manifest = Manifest(disk, shard_home("data", shards, shard))
+            manifest.look()
+            assert not manifest.known
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["rotten", "missing"])
 @pytest.mark.parametrize("homes", ["of two numbers", "with a gap", "none"])
 def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, homes: str) -> None:
@@ -138,11 +165,10 @@ def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, home
             for shard in range(3):
                 disk.remove_tree(f"data/shards/1-{shard}")
         before = [each for each in disk.files("data") if not each[0].endswith("/lock")]
+        said = r"no .*map in data.* homes in data/shards \("
         if (how, homes) == ("missing", "none"):
-            assert Map(1, 3) == _recover(disk, 3), "a folder that was never used is no other"
-            return
-
-        with pytest.raises(DamagedDocument, match=r"no .*map in data.* homes in data/shards \("):
+            said = r"data/shards has none of the 3 homes 1-0 .* data/logs holds log-1-.* and more"
+        with pytest.raises(DamagedDocument, match=said):
             _recover(disk, 3)
 
         assert before == [each for each in disk.files("data") if not each[0].endswith("/lock")]
