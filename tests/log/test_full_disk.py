@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from laminar.log import Storage
-from laminar.log.errors import StorageError
+from laminar.log.errors import DiskError, StorageClosed, StorageError
 from laminar.log.rows import ROW_SIZE
 from laminar.log.segment import INDEX_HEAD_SIZE, index_name
-from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import LOGS, SMALL, History, open_inline, picture_of, run, settle
+from tests.disks.fault_disk import FaultDisk, PowerCut
+from tests.log.histories import LOGS, SMALL, History, in_segments, open_inline, picture_of, run, settle
 
 
 def test_pitfall_48_a_disk_full_during_a_checkpoint_stops_nothing() -> None:
@@ -264,3 +265,90 @@ def test_rows_that_found_no_room_are_written_once() -> None:
         history.check(open_inline(disk))
 
     run(main())
+
+
+@dataclass
+class Drawn:
+    """A history that is drawn from a seed, on a disk that is full now and then, until the power may go."""
+
+    rng: random.Random
+    disk: FaultDisk
+    history: History
+    stalls: int = 0
+
+    async def steps(self) -> None:
+        for number in range(self.rng.randrange(20, 80)):
+            kind = self.rng.choices(
+                ("room", "write", "cut", "trim", "delete", "vote", "sync", "pause", "checkpoint"),
+                (8, 52, 8, 10, 4, 4, 8, 3, 3),
+            )[0]
+            await self.step(kind, number)
+        await self.history.sync()
+
+    async def step(self, kind: str, number: int) -> None:
+        rng, history, storage = self.rng, self.history, self.history.storage
+        works = [log_id for log_id, log in storage.logs.items() if log.failure is None]
+        if kind == "room":
+            self.disk.error = no_room_for_logs if self.disk.error is None else None
+        elif kind == "vote":
+            history.vote(5, number + 2, 1)
+        elif kind == "sync":
+            await history.sync()
+            self.stalls += storage._writer.is_full
+        elif kind == "pause":
+            await asyncio.sleep(0.004)  # so that it is tried again, which nobody is told of
+        elif kind == "checkpoint":
+            with contextlib.suppress(DiskError):
+                await storage.checkpoint()
+        elif works:
+            self.change(kind, rng.choice(works), number)
+
+    def change(self, kind: str, log_id: int, number: int) -> None:
+        rng, history = self.rng, self.history
+        log = history.storage.logs[log_id]
+        if kind == "write":
+            value = b"%d" % number * rng.choice((1, 300, 700))
+            history.write(log_id, value, opens=True if rng.random() < 0.2 else None)
+        elif kind == "delete":
+            history.delete(log_id)
+            history.create(100 + number)
+        elif log.last_index > log.start.index:
+            index = rng.randint(log.start.index + 1, log.last_index)
+            (history.truncate if kind == "cut" else history.set_start)(log_id, index)
+
+
+def test_whatever_happens_on_a_disk_that_is_full_now_and_then_nothing_is_lost() -> None:
+    """Writes, cuts, trims and deletions while segments wait, checkpoints, and power that goes at any step."""
+    stalled = 0
+
+    async def main(seed: int) -> None:
+        nonlocal stalled
+        rng = random.Random(seed)
+        disk = FaultDisk()
+        settings = replace(SMALL, retry_ms=2, max_unwritten_bytes=rng.choice((64 * 1024, 1 << 20)))
+        history = History(open_inline(disk, settings=settings))
+        drawn = Drawn(rng, disk, history)
+        for log_id in (1, 2, 3):
+            history.create(log_id)
+        disk.cut_after = rng.randrange(50, 400) if rng.random() < 0.5 else None
+        try:
+            await drawn.steps()
+            if disk.cut_after is not None and disk.steps >= disk.cut_after:
+                raise PowerCut("while nobody waited for anything")
+            disk.error = disk.cut_after = None
+            await until_taken_again(history.storage)
+            if not any(log.failure for log in history.storage.logs.values()):
+                await in_segments(history.storage)
+                assert picture_of(history.storage) == history.pictures[-1]
+        except (PowerCut, StorageClosed):
+            pass
+        except DiskError as error:
+            assert error.is_full, error  # of a log that failed while it was written to
+        stalled += drawn.stalls > 0
+        disk.error = disk.cut_after = None
+        disk.crash(rng, keep=rng.choice((0.0, 0.5, 1.0)))
+        history.check(open_inline(disk, seed=seed + 1))
+
+    for seed in range(60):
+        run(main(seed))
+    assert stalled > 20
