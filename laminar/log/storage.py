@@ -331,9 +331,19 @@ class Storage:
 
     async def write_manifest(self, entries: Sequence[ReplicaEntry], *, known: bool | None = None) -> None:
         """Replace the manifest; durable when it returns. `known` as in `Manifest.replace`."""
-        entries = list(entries)
+        written = list(entries)
+        await self.change_manifest(lambda entries: written, known=known)
+
+    async def change_manifest(
+        self, change: Callable[[list[ReplicaEntry]], list[ReplicaEntry]], *, known: bool | None = None
+    ) -> None:
+        """As `write_manifest`, with what `change` makes of the entries as they are when they are written.
+
+        For who does not know of other changes that are under way. `change` is called in the writer's thread.
+        """
 
         def write() -> None:
+            entries = change(self.manifest.entries)
             self.manifest.replace(entries, known=known)
             named = {entry.log_id for entry in entries}
             replaced = self._writer.replaced

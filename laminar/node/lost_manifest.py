@@ -66,7 +66,7 @@ class LostManifest:
             # What is in the manifest has been there since its birth: no other replica of its group was.
             if entry.group not in held
         ]
-        await shard.storage.write_manifest([*manifest.entries, *lost], known=True)
+        await shard.storage.change_manifest(lambda entries: [*entries, *lost], known=True)
         _log.critical(
             "the manifest of this shard was lost. By the catalog it held %d replicas, which are lost: %s",
             len(lost),

@@ -239,9 +239,7 @@ class Opening:
         _log.warning("%s: no voter, and it may have forgotten something: it begins again, empty", name)
         anew = msgspec.structs.replace(entry, state=EMPTY, voters=[])
         # First: a crash behind it finds the old log, and comes here again.
-        await storage.write_manifest(
-            [anew if each.replica_id == entry.replica_id else each for each in storage.manifest.entries]
-        )
+        await storage.change_manifest(lambda entries: _replaced(entries, anew))
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was let go meanwhile")
         shard.repairs.forget(entry.group)
@@ -250,9 +248,7 @@ class Opening:
         new = storage.create_log(new_name(entry.topic, entry.partition))
         await storage.replace_log(log.log_id, new)
         named = msgspec.structs.replace(anew, log_id=new.log_id)
-        await storage.write_manifest(
-            [named if each.replica_id == entry.replica_id else each for each in storage.manifest.entries]
-        )
+        await storage.change_manifest(lambda entries: _replaced(entries, named))
         shard.repairs.keep(named, new)
         return await self._start(named, new, comes_back=False)
 
@@ -325,6 +321,11 @@ class Opening:
         # Nothing was waited for since the end of the log was looked at.
         partition.tables.adopt(whole)
         self._shard.repairs.drives(partition.replica)
+
+
+def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEntry]:
+    """With the entry of one replica changed. The shard may be adding others meanwhile: they stay."""
+    return [new if each.replica_id == new.replica_id else each for each in entries]
 
 
 def _ends_elsewhere(entry: ReplicaEntry, log: Log) -> bool:

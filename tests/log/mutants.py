@@ -533,6 +533,14 @@ MUTANTS = (
         NODE_RECOVERY,
     ),
     _one(
+        "a change of the manifest takes back another that is under way",
+        "storage",
+        "Storage.change_manifest",
+        "def write() -> None:\n            entries = change(self.manifest.entries)",
+        "entries = change(self.manifest.entries)\n\n        def write() -> None:",
+        "tests/log/test_storage.py",
+    ),
+    _one(
         "homes that are all gone are given up without a word",
         "node_recovery",
         "_refuse_without_homes",

@@ -8,11 +8,23 @@ import os
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from laminar.log import RealDisk, Storage, StorageClosed, StorageSettings
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import History, frame_for, in_segments, open_inline, run, settle
+from tests.log.histories import (
+    HOME,
+    LOGS,
+    SMALL,
+    History,
+    frame_for,
+    in_segments,
+    manifest_entry,
+    open_inline,
+    run,
+    settle,
+)
 
 
 async def test_a_mark_is_durable() -> None:
@@ -175,5 +187,25 @@ def test_a_deleted_log_that_cannot_be_moved_to_the_trash_is_moved_later() -> Non
         await storage.checkpoint()
         assert not disk.exists(folder)
         assert [folder.rpartition("/")[2]] == disk.list("data/trash")
+
+    run(main())
+
+
+def test_a_change_of_the_manifest_takes_back_no_other_that_is_under_way() -> None:
+    """A replica begins anew while others are added: a list that was made before would leave these out."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        storage = Storage.open(disk, HOME, LOGS, settings=SMALL)
+        first, second = manifest_entry(1), manifest_entry(2)
+        changed = msgspec.structs.replace(first, state="empty")
+        await storage.write_manifest([first])
+        adding = asyncio.ensure_future(storage.write_manifest([first, second]))
+        await asyncio.sleep(0)
+        await storage.change_manifest(lambda entries: [changed, *entries[1:]])
+        await adding
+        assert [changed, second] == storage.manifest.entries
+        await storage.close()
+        assert [changed, second] == open_inline(disk).manifest.entries
 
     run(main())
