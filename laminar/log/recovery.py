@@ -10,6 +10,7 @@ The order is kept here. `replay.py` judges the journal's frames, `replayed.py` a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -19,7 +20,7 @@ from laminar.log.aside import set_home_aside
 from laminar.log.codec import BLOCK_SIZE
 from laminar.log.disk import Disk, Lock
 from laminar.log.document import Document
-from laminar.log.errors import DamagedDocument
+from laminar.log.errors import DamagedDocument, DiskError
 from laminar.log.journal import Journal, journal_name, journal_numbers
 from laminar.log.log import Log
 from laminar.log.manifest import Manifest
@@ -100,6 +101,10 @@ def recover_home(
         logs = rebuild.run(replay)
         if forgotten:
             manifest.replace(manifest.entries, set_aside=True)
+        elif not manifest.written:
+            # From now on a home without one has lost it. On a full disk it is written with the first replica.
+            with contextlib.suppress(DiskError):
+                manifest.replace([])
     except BaseException:
         lock.close()
         raise

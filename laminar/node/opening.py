@@ -11,7 +11,6 @@ the manifest's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ import msgspec
 from laminar.batch import Kind
 from laminar.log.errors import (
     DamagedRange,
-    DiskError,
     EntriesGone,
     ReplicaStopped,
     StorageClosed,
@@ -70,10 +68,6 @@ class Opening:
     async def open_all(self) -> None:
         """Open what the manifest names. One in `making` never sent a message: it is made anew."""
         shard = self._shard
-        if not shard.storage.manifest.written:
-            # From now on a home without one has lost it. On a full disk who makes a replica tries again.
-            with contextlib.suppress(DiskError):
-                await shard.storage.write_manifest([])
         entries = shard.storage.manifest.entries
         unfinished = [entry for entry in entries if entry.state == "making"]
         if unfinished:

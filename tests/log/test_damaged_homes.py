@@ -71,7 +71,7 @@ def test_a_home_whose_manifest_is_gone_says_so_and_changes_nothing() -> None:
     disk = FaultDisk()
     run(prepare(disk))
     before = disk.files("data")
-    with pytest.raises(DamagedDocument, match=r"manifest in data/shards/1-0: manifest-1\.b has a wrong"):
+    with pytest.raises(DamagedDocument, match=r"manifest in data/shards/1-0: manifest-2\.b has a wrong"):
         open_inline(disk)
     assert before == [each for each in disk.files("data") if not each[0].endswith("/lock")]
 

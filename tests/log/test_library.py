@@ -564,6 +564,7 @@ async def test_logs_that_are_asked_for_together_are_made_together(
     monkeypatch.setattr(Document, "write", counted)
     async with open_folder(tmp_path / "data", settings=SMALL) as folder:
         first = await folder.log("log-0")
+        written.clear()
         asked = [asyncio.ensure_future(folder.log(f"log-{number % 50}")) for number in range(100)]
         looked = asyncio.ensure_future(folder.log("nobody", create=False))
         gone = asyncio.ensure_future(folder.log("gone"))
@@ -573,7 +574,7 @@ async def test_logs_that_are_asked_for_together_are_made_together(
         assert first is logs[0] and logs[:50] == logs[50:] and 50 == len(set(map(id, logs)))
         with pytest.raises(KeyError):
             await looked
-        assert len(written) <= 3
+        assert len(written) <= 2
         await logs[49].append([b"value"])
         names = set(folder.names)
         assert (

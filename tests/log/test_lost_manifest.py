@@ -180,6 +180,7 @@ def test_a_home_that_may_hold_logs_or_votes_is_no_new_one() -> None:
         _recover(disk, 1)
         prepare(disk)
         disk.kill()
+        harm(disk, "missing")
         _recover(disk, 1)
         assert is_new == known(disk, HOME)
 
