@@ -199,14 +199,12 @@ class CatalogService:
                 return CatalogAnswer(error="unknown", detail=str(error))
             if passed_on:
                 return CatalogAnswer(error="no_leader", leader=leader or "")
-            timeout_s = FORWARD_TIMEOUT_S
             if leader is None and loop.time() >= began + ASK_OTHERS_AFTER_S:
                 others = others or self._others()
-                leader = told or (others.pop() if others else None)
-                timeout_s = FORWARD_TIMEOUT_S if told else ASK_OTHER_TIMEOUT_S
+                leader = told or (await self._who_leads(others.pop()) if others else "")
                 told = ""
-            if leader is not None and leader != self._controller.boot.node:
-                answer = await self._pass_on(leader, request, timeout_s=timeout_s)
+            if leader and leader != self._controller.boot.node:
+                answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
                 if answer is not None and answer.error != "no_leader":
                     return answer
                 told = answer.leader if answer is not None and answer.leader != leader else ""
@@ -218,6 +216,17 @@ class CatalogService:
         statuses = self._controller.statuses()
         own = self._controller.boot.node
         return [node for node, status in statuses.items() if status == "alive" and node != own]
+
+    async def _who_leads(self, node: str) -> str:
+        """The catalog's leader, as another node knows it; empty where it knows none, or does not answer soon.
+
+        It is asked by a question alone. A request that is given up before its answer may be carried out all
+        the same; sent once more it would find its own work done: that there is no such topic, say.
+        """
+        answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
+        if answer is None:
+            return ""
+        return answer.leader if answer.error else node
 
     async def _pass_on(
         self, leader: str, request: CatalogRequest, *, timeout_s: float

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from laminar.node.catalog_service import TopicRequest
+from typing import Any
+
+import pytest
+
+from laminar.node.catalog_service import DeleteTopicRequest, TopicRequest
 from laminar.node.controller import Controller
+from membership.catalog import NotCatalogLeader
 from raft.values import Role
 from tests.sim.scene import Scene
 
@@ -34,4 +39,36 @@ def test_the_first_topic_of_a_fresh_leader_is_spread_over_the_nodes() -> None:
     assert answer.result is not None and answer.result.ok, answer
     placed = fresh.state().partitions_of("spread")
     assert {each.node for each in world.up} == {record.replicas[0].node for record in placed}
+    world.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_knows_no_leader_asks_the_others_and_has_its_request_carried_out_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that the leader takes long for, given up and sent again, would find its own work done: the
+    answer to a deletion would be that there is no such topic.
+    """
+    own = Scene(80 + seed, topic_settings={})
+    world = own.world
+    world.loop.run_for(5.0)
+    leader = world.catalog_leader()
+    assert leader is not None
+    asker, third = (each for each in world.up if each is not leader[0])
+    assert asker.controller is not None
+    service = asker.controller.service
+    asked = TopicRequest("soon-gone", partitions=1, replicas=3, settings={})
+    world.loop.run_until_complete(service.ask(asked))
+
+    async def unheard(request: Any) -> Any:
+        raise NotCatalogLeader(None)
+
+    monkeypatch.setattr(service, "_perform", unheard)
+    third.kill()
+    assert world.loop.run_until(lambda: service._others() == [leader[0].name], at_most_s=60.0)
+    for machine in world.up:
+        machine.slow_disk_s = 8.0
+    answer = world.loop.run_until_complete(service.ask(DeleteTopicRequest("soon-gone", None)))
+
+    assert answer.result is not None and "deleted" == answer.result.outcome, answer
     world.close()
