@@ -109,7 +109,7 @@ class InLine:
             for record, replica_id in new
         ]
         try:
-            await shard.storage.write_manifest([*shard.storage.manifest.entries, *entries])
+            await shard.storage.change_manifest(lambda known: [*known, *entries])
         except StorageError:
             # Nobody knows of these logs, and the next look makes others.
             for entry in entries:
@@ -142,9 +142,7 @@ class InLine:
         )
         # Not in place: what the manifest in memory says is what stands on the disk.
         made = {entry.replica_id: msgspec.structs.replace(entry, state="made") for entry in entries}
-        await shard.storage.write_manifest(
-            [made.get(each.replica_id, each) for each in shard.storage.manifest.entries]
-        )
+        await shard.storage.change_manifest(lambda known: [made.get(each.replica_id, each) for each in known])
         for entry in made.values():
             await shard.open(entry)
 
@@ -172,10 +170,10 @@ class InLine:
             changed.append((partition.replica.group, dict(record.settings)))
         if changed:
             settings = dict(changed)
-            await shard.storage.write_manifest(
-                [
+            await shard.storage.change_manifest(
+                lambda known: [
                     msgspec.structs.replace(entry, settings=settings.get(entry.group, entry.settings))
-                    for entry in shard.storage.manifest.entries
+                    for entry in known
                 ]
             )
 
@@ -250,13 +248,15 @@ class InLine:
         for entry in gone:
             shard.let_go(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
         if gone:
-            remaining = [entry for entry in shard.storage.manifest.entries if entry not in gone]
+            groups = {entry.group for entry in gone}
             logs = [(shard.storage.resolve(entry.log_id), entry.replica_id) for entry in gone]
             # A log that no manifest names any more leads nowhere, so the manifest comes first, unless the
             # disk is too full for it. What the logs take is the room that it needs, and a manifest that
             # still names a log of a deleted group does no harm: it is written when there is room.
             try:
-                await shard.storage.write_manifest(remaining)
+                await shard.storage.change_manifest(
+                    lambda known: [entry for entry in known if entry.group not in groups]
+                )
             except DiskError as error:
                 if not error.is_full:
                     raise

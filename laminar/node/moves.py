@@ -213,7 +213,7 @@ class Moves:
             storage.record_hard_state(replica_id, term=0, vote=0)
         await storage.sync()
         try:
-            await storage.write_manifest([*storage.manifest.entries, *entries])
+            await storage.change_manifest(lambda known: [*known, *entries])
         except StorageError:
             # Nobody knows of these logs, and the next look makes others.
             for entry in entries:
@@ -227,10 +227,10 @@ class Moves:
         if not entries:
             return
         ids = {entry.replica_id for entry in entries}
-        await shard.storage.write_manifest(
-            [
+        await shard.storage.change_manifest(
+            lambda known: [
                 msgspec.structs.replace(each, state=EMPTY) if each.replica_id in ids else each
-                for each in shard.storage.manifest.entries
+                for each in known
             ]
         )
         for entry in [each for each in shard.storage.manifest.entries if each.replica_id in ids]:
@@ -245,12 +245,12 @@ class Moves:
         if log is None or log.synced_index <= log.start.index:
             return False
         if entry.state == EMPTY:
-            await storage.write_manifest(
-                [
+            await storage.change_manifest(
+                lambda known: [
                     msgspec.structs.replace(each, state="made")
                     if each.replica_id == entry.replica_id
                     else each
-                    for each in storage.manifest.entries
+                    for each in known
                 ]
             )
         return True
@@ -265,8 +265,8 @@ class Moves:
         ids = {entry.replica_id for entry in entries}
         # A log that no manifest names any more leads nowhere.
         log_ids = [shard.storage.resolve(entry.log_id) for entry in entries]
-        await shard.storage.write_manifest(
-            [entry for entry in shard.storage.manifest.entries if entry.replica_id not in ids]
+        await shard.storage.change_manifest(
+            lambda known: [entry for entry in known if entry.replica_id not in ids]
         )
         for entry, log_id in zip(entries, log_ids, strict=True):
             if log_id in shard.storage.logs:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from laminar.log import DiskError, Storage
 from laminar.node.catalog_service import CatalogAnswer, ConfirmRequest
@@ -16,7 +19,7 @@ from laminar.node.moves import EMPTY, Moves
 from laminar.node.shard import Shard
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord, Tombstone, TopicRecord
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import frame_for, open_inline
+from tests.log.histories import HOME, LOGS, SMALL, frame_for, open_inline
 from tests.node.opened import entry
 
 HELD, OTHER = bytes([1]) * 16, bytes([2]) * 16
@@ -153,6 +156,28 @@ async def test_pitfall_37_a_new_member_is_made_when_the_leader_confirms_that_it_
 
     groups, _ = await followed(joining, CatalogAnswer(joining=[7]))
     assert [HELD, OTHER] == groups
+
+
+async def test_what_is_made_takes_back_no_change_of_the_manifest_that_is_under_way() -> None:
+    """A learner begins anew beside the shard's own task. By a list that was made before, the manifest would
+    name the log that is no more: the next start would take the replica for lost.
+    """
+    storage = Storage.open(FaultDisk(), HOME, LOGS, settings=SMALL)
+    await storage.write_manifest([entry(1, 1)])
+    node = OldNode(storage, creating(), CatalogAnswer(creating=[OTHER]))
+    may_go_on = threading.Event()
+    storage._errands.write(may_go_on.wait)  # type: ignore[arg-type]
+    changing = asyncio.ensure_future(storage.change_manifest(lambda known: [replace(known[0], log_id=9)]))
+    await asyncio.sleep(0)
+    following = asyncio.ensure_future(node.follow())
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.gather(changing, following)
+
+    assert [(HELD, 9), (OTHER, node.opened[0].log_id)] == [
+        (each.group, each.log_id) for each in storage.manifest.entries
+    ]
+    await storage.close()
 
 
 @pytest.mark.parametrize("passed", range(4))

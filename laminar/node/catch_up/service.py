@@ -79,12 +79,13 @@ class CatchUp:
         switched = dict(self._switched)
         if not switched:
             return
-        entries = [
-            msgspec.structs.replace(entry, log_id=switched.get(entry.log_id, entry.log_id))
-            for entry in self.storage.manifest.entries
-        ]
         try:
-            await self.storage.write_manifest(entries)
+            await self.storage.change_manifest(
+                lambda known: [
+                    msgspec.structs.replace(entry, log_id=switched.get(entry.log_id, entry.log_id))
+                    for entry in known
+                ]
+            )
         except StorageError as error:
             # Until it does, the journal's record leads from the old one to the new.
             _log.warning("the manifest cannot be written: %s", error)

@@ -113,6 +113,22 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a request to the catalog is given up and sent again while it is carried out",
+        "laminar.node.catalog_service:CatalogService.ask",
+        "timeout_s=FORWARD_TIMEOUT_S",
+        "timeout_s=ASK_OTHER_TIMEOUT_S",
+        tests=("tests/sim/test_placement.py",),
+        tests_only=True,
+    ),
+    case(
+        "a replica that is made takes back what is changed in the manifest meanwhile",
+        "laminar.node.in_line:InLine._make",
+        "change_manifest(lambda known: [*known, *entries])",
+        "write_manifest([*shard.storage.manifest.entries, *entries])",
+        tests=("tests/node/test_old_catalog.py",),
+        tests_only=True,
+    ),
+    case(
         "the first topic of a fresh leader is placed on those that it has heard",
         "laminar.node.catalog_service:CatalogService._first_round",
         "if rest_s > 0:",
