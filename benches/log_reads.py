@@ -26,8 +26,8 @@ from benches.log_rig import (
     place,
 )
 from benches.log_targets import SIZES, Found
-from laminar.arrow import table
 from laminar.batch import Batch, build
+from laminar.batch.arrow.pyarrow_out import table
 from laminar.log import Log, Storage, StorageSettings
 
 # What a reader asks for at a time, as a fetch does.

@@ -12,7 +12,7 @@ from laminar.batch import Batch, BatchError, build, verify
 
 pyarrow = pytest.importorskip("pyarrow")
 
-from laminar.arrow_build import frame  # noqa: E402  # only where pyarrow is
+from laminar.batch.arrow.pyarrow_in import frame  # noqa: E402  # only where pyarrow is
 
 TYPES = {"keys": pyarrow.binary(), "tags": pyarrow.utf8(), "timestamps": pyarrow.timestamp("ms", tz="UTC")}
 

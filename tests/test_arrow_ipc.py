@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laminar.arrow import table
-from laminar.arrow_ipc import (
+from laminar.batch import MAX_TIME_MS, Batch, BatchError, Codec, Column, build, stamp
+from laminar.batch.arrow.ipc_writer import (
     END,
     FIELDS,
     Field,
@@ -24,7 +24,7 @@ from laminar.arrow_ipc import (
     schema_message,
     write_stream,
 )
-from laminar.batch import MAX_TIME_MS, Batch, BatchError, Codec, Column, build, stamp
+from laminar.batch.arrow.pyarrow_out import table
 
 BASE = 1000
 APPENDED_MS = 1_700_000_000_000

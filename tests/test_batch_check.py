@@ -20,10 +20,10 @@ from laminar.batch import (
     takes_long,
     verify,
 )
+from laminar.batch.batch import Batch
+from laminar.batch.projection import narrow
 from laminar.http.fetched import FetchFormat, encode_fetch
 from laminar.http.payload import records_of
-from laminar.narrow import narrow
-from laminar.view import Batch
 from tests.test_batch_damage import full_frame, read_everything, resealed
 
 LIMITS: dict[str, Any] = {"max_records": 100, "max_record_bytes": 1000, "max_plain_bytes": 10_000}

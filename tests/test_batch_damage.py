@@ -25,7 +25,7 @@ from laminar.batch import (
     stamp,
     verify,
 )
-from laminar.frame import seal
+from laminar.batch.header import seal
 
 if sys.version_info >= (3, 14):
     from compression import zstd

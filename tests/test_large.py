@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Batch, BatchError, Header, Kind, as_large, build, build_control, build_part, stamp
-from laminar.frame import Flag, verify
-from laminar.large import build_stub, checksum_of, combine, size_of
+from laminar.batch.header import Flag, verify
+from laminar.batch.large_record import build_stub, checksum_of, combine, size_of
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from laminar.batch import Batch, BatchError, Codec, Column, build, build_control, stamp, verify
-from laminar.frame import Kind
-from laminar.narrow import narrow
+from laminar.batch.header import Kind
+from laminar.batch.projection import narrow
 
 
 def batch(codec: Codec) -> Batch:

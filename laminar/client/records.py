@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from laminar.batch.large_record import size_of
 from laminar.client.errors import Error
-from laminar.large import size_of
 
 if TYPE_CHECKING:
     import pyarrow

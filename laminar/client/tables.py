@@ -30,7 +30,7 @@ def arrow_table(batches: Sequence[ReadBatch[Any]]) -> pyarrow.Table:
         import pyarrow
     except ImportError:
         raise _missing("pyarrow", "arrow") from None
-    from laminar.arrow import schema
+    from laminar.batch.arrow.pyarrow_out import schema
 
     with_partition = schema().append(pyarrow.field("partition", pyarrow.int32()))
     parts = []

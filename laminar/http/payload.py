@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from laminar.arrow_read import read_stream
 from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
-from laminar.frame import NO_PRODUCER, Flag, Header, mark
+from laminar.batch.arrow.ipc_reader import read_stream
+from laminar.batch.header import NO_PRODUCER, Flag, Header, mark
 from laminar.http.envelopes import parse_envelope_lines, parse_envelopes
 from laminar.http.errors import Problem
 from laminar.http.head import decode_percent

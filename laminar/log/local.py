@@ -259,7 +259,7 @@ class LocalLog:
 
     async def to_arrow(self, start: int | None = None, stop: int | None = None) -> pyarrow.Table:
         """Records from `start` up to, not including, `stop` as an Arrow table; needs the extra `arrow`."""
-        from laminar.arrow import table  # pyarrow is an extra
+        from laminar.batch.arrow.pyarrow_out import table  # pyarrow is an extra
 
         first = self.start_offset if start is None else start
         batches = [batch async for batch in self.batches(start, stop)]

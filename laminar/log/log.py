@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from crc32c import crc32c
 
-from laminar.frame import Kind
+from laminar.batch.header import Kind
 from laminar.log.ahead import Sequences
 from laminar.log.codec import PAIR, POLICY, RECORD, START, Marked, RecordKind, encode_mark, record_head
 from laminar.log.disk import Buffer

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from laminar.batch import Header
-from laminar.frame import Flag
+from laminar.batch.header import Flag
 
 MAX_KEYS = 32_768
 AGE_MS = 24 * 3_600_000

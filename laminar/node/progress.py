@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from laminar.batch import HEADER_SIZE, Header, Kind
-from laminar.frame import seal
+from laminar.batch.header import seal
 from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.producers import Progress, Refused

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laminar.batch import Header
-from laminar.frame import Flag
+from laminar.batch.header import Flag
 from laminar.node import keys, producers
 from laminar.node.producers import NOBODY, Place, Refused
 from laminar.node.receipts import Receipt

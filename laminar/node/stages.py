@@ -193,7 +193,7 @@ class PinRecord(msgspec.Struct, frozen=True, array_like=True):
 
 class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
     """What a `publish` says of an upload's record: bytes and CRC-32C of its value, and the batch that stands
-    for it (`laminar.large.build_stub`), unstamped.
+    for it (`laminar.batch.large_record.build_stub`), unstamped.
     """
 
     size_bytes: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from laminar.batch import Header, Kind, as_staged
-from laminar.frame import HEADER_SIZE, seal
+from laminar.batch.header import HEADER_SIZE, seal
 from laminar.http.errors import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt

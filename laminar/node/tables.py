@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from laminar.batch import Header, Kind
-from laminar.frame import Flag
+from laminar.batch.header import Flag
 from laminar.node.cursors import Cursors
 from laminar.node.keys import Keys
 from laminar.node.log_start import DerivedState, LogStartRecord, log_start_record

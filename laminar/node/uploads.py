@@ -14,9 +14,9 @@ from collections import Counter
 import msgspec
 
 from laminar.batch import Header, Kind
-from laminar.frame import HEADER_SIZE, seal
+from laminar.batch.header import HEADER_SIZE, seal
+from laminar.batch.large_record import combine
 from laminar.http.errors import Problem
-from laminar.large import combine
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.stages import (

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from crc32c import crc32c
 
 from laminar.batch import Batch, split
+from laminar.batch.large_record import checksum_of, size_of
 from laminar.client.client import Client
 from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import NotFound, OffsetExpired, Unavailable
@@ -26,7 +27,6 @@ from laminar.client.portal import Portal
 from laminar.client.session import Session, topic_path
 from laminar.client.values import Value
 from laminar.http.endings import Answer
-from laminar.large import checksum_of, size_of
 from laminar.spark.loss import DataLoss, partition_loss, retention_loss
 from laminar.spark.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
 from laminar.spark.options import Options

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from laminar.batch import Batch, Column
-from laminar.large import CRC_HEADER, SIZE_HEADER
+from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
 from laminar.spark.options import COLUMNS
 from laminar.spark.plan import EVERY_ROW, RowFilter
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow
 import pyarrow.compute
 
-from laminar.arrow_build import frame
+from laminar.batch.arrow.pyarrow_in import frame
 from laminar.client.decisions_window import MAX_RECORD_BYTES
 from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
 

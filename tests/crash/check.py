@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from laminar.batch import Batch
-from laminar.frame import Kind
+from laminar.batch.header import Kind
 from laminar.log import Map, RecordsLost, Storage, StorageSettings, recover_node, shard_home
 from laminar.log.disk import Disk
 from laminar.log.errors import StorageError

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from laminar.batch import Kind, as_staged, build, build_part, stamp
-from laminar.frame import HEADER_SIZE, seal
+from laminar.batch.header import HEADER_SIZE, seal
 from laminar.node.stages import LargeRecord, PinOperation, PinRecord, PublishRecord, Stages
 
 T = TypeVar("T")

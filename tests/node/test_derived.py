@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from laminar.batch import Header, Kind, build, build_control, stamp
-from laminar.frame import mark
+from laminar.batch.header import mark
 from laminar.log import Log, Storage
 from laminar.log.document import Document
 from laminar.node import derived

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laminar.batch import Batch, Header, build
-from laminar.frame import mark
+from laminar.batch.header import mark
 from laminar.http.errors import Problem
 from laminar.http.records import Records
 from laminar.node import keys as module

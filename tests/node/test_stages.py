@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from laminar.batch import Batch, Header, Kind, build, tag_bit, verify
-from laminar.frame import HEADER_SIZE, seal
+from laminar.batch.header import HEADER_SIZE, seal
 from laminar.http.errors import Problem
 from laminar.http.records import Records
 from laminar.node import stages as stages_module

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laminar.batch import HEADER_SIZE, Header, Kind, build
-from laminar.frame import seal
+from laminar.batch.header import seal
 from laminar.http.errors import Problem
 from laminar.node.api.accepted import window
 from laminar.node.partition import Partition

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from laminar.batch import Header, build
-from laminar.frame import NO_PRODUCER, mark
+from laminar.batch.header import NO_PRODUCER, mark
 from laminar.http.errors import Problem
 from laminar.http.messages import Request
 from laminar.http.payload import Append

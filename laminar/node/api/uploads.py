@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from laminar.batch import build_part
+from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub
 from laminar.http.errors import Problem
 from laminar.http.messages import Request, Response
 from laminar.http.payload import parse_append, records_of
 from laminar.http.records import Limits
-from laminar.large import CRC_HEADER, SIZE_HEADER, build_stub
 from laminar.node.api.cluster import integer
 from laminar.node.api.damage import LOCAL
 from laminar.node.api.exchange import FORWARDED

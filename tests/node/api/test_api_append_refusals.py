@@ -9,7 +9,7 @@ import pytest
 from backports import zstd
 
 from laminar.batch import Codec, build, build_control
-from laminar.frame import Kind
+from laminar.batch.header import Kind
 from tests.node.api.asking import (
     ARROW,
     BATCH,

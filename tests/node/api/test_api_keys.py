@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from laminar.batch import Header, build
-from laminar.frame import Flag, mark
+from laminar.batch.header import Flag, mark
 from laminar.route import Route, logical_of_key
 from tests.node.api.asking import BATCH, ENVELOPE_LINES, NDJSON, Partition, problem
 

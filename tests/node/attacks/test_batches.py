@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from laminar.batch import HEADER_SIZE, Codec, Kind, build
-from laminar.frame import seal
+from laminar.batch.header import seal
 from tests.node.attacks.victim import Victim, victim
 
 BATCH = {"Content-Type": "application/vnd.laminar.batch"}

@@ -2,7 +2,7 @@
 
 Takes the few types in which a value, a key, a tag, a time and headers may come, and refuses all others
 by name with what would be right: what a client meant is never guessed, and no column is dropped in
-silence. Believes no length. It is the reading half of ``arrow_ipc``, which gives its names.
+silence. Believes no length. It is the reading half of ``ipc_writer``, which gives its names.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from laminar.flat import Reader
-from laminar.frame import BatchError, Buffer
+from laminar.batch.arrow.flatbuffers import Reader
+from laminar.batch.header import BatchError, Buffer
 
 CONTINUATION = 0xFFFFFFFF
 METADATA_V4, METADATA_V5 = 3, 4

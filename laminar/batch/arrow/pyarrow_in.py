@@ -1,4 +1,4 @@
-"""Batches from pyarrow's columns: the inverse of `laminar.arrow`, without a Python object a record.
+"""Batches from pyarrow's columns: the inverse of `pyarrow_out`, without a Python object a record.
 
 A frame has Arrow's own layout, so values, keys and tags are copied as they lie, once, into the frame. Only
 headers, a map each, are written record by record. It looks at no value; who calls it has chosen the rows.
@@ -13,8 +13,8 @@ import msgspec
 import pyarrow
 import pyarrow.compute
 
-from laminar.columns import Cells, Codec, Column, assemble, tag_hash, variable
-from laminar.frame import Kind, malformed, seal
+from laminar.batch.columns import Cells, Codec, Column, assemble, tag_hash, variable
+from laminar.batch.header import Kind, malformed, seal
 
 _ENCODER = msgspec.msgpack.Encoder()
 _OFFSET_BYTES = 4

@@ -19,7 +19,7 @@ from operator import add, or_, sub
 import mmh3
 import msgspec
 
-from laminar.columns import (
+from laminar.batch.columns import (
     VARIABLE,
     Codec,
     Column,
@@ -32,7 +32,7 @@ from laminar.columns import (
     unfold,
     unsupported_codec,
 )
-from laminar.frame import BatchError, Buffer, Header, malformed
+from laminar.batch.header import BatchError, Buffer, Header, malformed
 
 _HEADERS = msgspec.msgpack.Decoder(dict[str, bytes])
 # Lengths are compared in runs of so many cells first: few batches have a run that is too long in all.

@@ -12,8 +12,8 @@ import struct
 
 from crc32c import crc32c
 
-from laminar.columns import DIRECTORY_HEAD_BYTES, DIRECTORY_LINE_BYTES, VARIABLE, Codec, Column
-from laminar.frame import HEADER_SIZE, Buffer
+from laminar.batch.columns import DIRECTORY_HEAD_BYTES, DIRECTORY_LINE_BYTES, VARIABLE, Codec, Column
+from laminar.batch.header import HEADER_SIZE, Buffer
 
 _HEADER_CRC_AT = 124
 # Of a batch's head: index, term, count and both checksums. Then the directory's head and first line, with

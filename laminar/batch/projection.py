@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from laminar.columns import NULLS, VARIABLE, Cells, Codec, Column, Entry, assemble, read_directory
-from laminar.frame import Buffer, Flag, Header, replace_body
+from laminar.batch.columns import NULLS, VARIABLE, Cells, Codec, Column, Entry, assemble, read_directory
+from laminar.batch.header import Buffer, Flag, Header, replace_body
 
 
 def narrow(frame: Buffer, keep: Container[int]) -> bytearray:

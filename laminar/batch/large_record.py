@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from laminar.batch import BatchError, Buffer, build
-from laminar.view import Batch
+from laminar.batch.batch import Batch
+from laminar.batch.builder import build
+from laminar.batch.header import BatchError, Buffer
 
 # The headers of a stub that are not its record's: the value's bytes, decimal, and its CRC-32C, 8 hex digits.
 SIZE_HEADER = "laminar-large"

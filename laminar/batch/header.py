@@ -51,7 +51,8 @@ class Flag(IntFlag):
     OPENS_SEGMENT = 1
     # Id and sequence of the producer are the hashes of an idempotency key and of what came with it.
     KEYED = 2
-    # Its one record is larger than a batch, and its value empty here (`laminar.large`): only as it is read.
+    # Its one record is larger than a batch, and its value empty here (`laminar.batch.large_record`): only as
+    # it is read.
     LARGE = 4
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import mmh3
 
-from laminar.frame import HEADER_SIZE, MAX_FRAME_BYTES, BatchError, Buffer, Header, Kind, malformed
+from laminar.batch.header import HEADER_SIZE, MAX_FRAME_BYTES, BatchError, Buffer, Header, Kind, malformed
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -17,7 +17,8 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from laminar.arrow_read import (
+from laminar.batch.arrow.flatbuffers import Scalar, Structs, Table, encode
+from laminar.batch.arrow.ipc_reader import (
     BINARY,
     CONTINUATION,
     INT,
@@ -32,10 +33,9 @@ from laminar.arrow_read import (
     Rows,
     read_stream,
 )
-from laminar.columns import NULLS, Column, Entry, bitmap, presence
-from laminar.flat import Scalar, Structs, Table, encode
-from laminar.frame import Buffer
-from laminar.view import Batch
+from laminar.batch.batch import Batch
+from laminar.batch.columns import NULLS, Column, Entry, bitmap, presence
+from laminar.batch.header import Buffer
 
 __all__ = [
     "COLUMNS",

@@ -1,9 +1,7 @@
-"""The columnar batch: one module to import for everything about it.
+"""Builds batches of records, and merges small batches into one.
 
-Builds batches, joins small ones at the door, and gives the names of its three parts: ``frame`` (the head
-and its checksums), ``columns`` (the body's layout) and ``view`` (reading). A batch is the unit of append,
-checksum, replication, storage and fetch; nothing here touches a file, a socket or a clock.
-``docs/format.md`` has every byte.
+A batch is the unit of append, checksum, replication, storage and fetch. Its header is written by `header`,
+its body by `columns`; nothing here touches a file, a socket or a clock.
 """
 
 from __future__ import annotations
@@ -16,83 +14,30 @@ from typing import TypeVar
 
 import msgspec
 
-from laminar.batch_check import CellLimits, check_batch, check_directory, takes_long
-from laminar.columns import (
-    MAX_TIME_MS,
+from laminar.batch.batch import Batch
+from laminar.batch.columns import (
     VARIABLE,
     Cells,
     Codec,
     Column,
-    Entry,
     assemble,
     read_directory,
-    tag_bit,
     tag_hash,
     tag_hashes,
     times,
     trace_ids,
     variable,
 )
-from laminar.frame import (
+from laminar.batch.header import (
     HEADER_SIZE,
-    MAX_FRAME_BYTES,
     NO_PRODUCER,
     BatchError,
     Buffer,
-    Flag,
     Header,
     Kind,
-    as_large,
-    as_published,
-    as_staged,
-    build_control,
-    build_part,
     malformed,
     seal,
-    split,
-    stamp,
-    verify,
-    verify_header,
 )
-from laminar.one_value import whole_value
-from laminar.view import Batch, Record
-
-__all__ = [
-    "HEADER_SIZE",
-    "MAX_FRAME_BYTES",
-    "MAX_TIME_MS",
-    "NO_PRODUCER",
-    "Batch",
-    "BatchError",
-    "Buffer",
-    "CellLimits",
-    "Codec",
-    "Column",
-    "Entry",
-    "Flag",
-    "Header",
-    "Kind",
-    "Record",
-    "as_large",
-    "as_published",
-    "as_staged",
-    "build",
-    "build_control",
-    "build_part",
-    "check_batch",
-    "check_directory",
-    "merge",
-    "mergeable",
-    "read_directory",
-    "split",
-    "stamp",
-    "tag_bit",
-    "tag_hash",
-    "takes_long",
-    "verify",
-    "verify_header",
-    "whole_value",
-]
 
 T = TypeVar("T")
 _ENCODER = msgspec.msgpack.Encoder()

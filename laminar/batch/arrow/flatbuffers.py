@@ -2,7 +2,7 @@
 
 Writing goes forward (a table, then what it refers to), which FlatBuffers allows and which lets a caller
 keep a message as a template and patch its numbers. Reading believes nothing: every position is checked,
-and a wrong one is a `BatchError`. It is apart from ``arrow_ipc`` because it knows no Arrow.
+and a wrong one is a `BatchError`. It is apart from ``ipc_writer`` because it knows no Arrow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from laminar.frame import BatchError
+from laminar.batch.header import BatchError
 
 _SIZES = {"B": 1, "?": 1, "h": 2, "i": 4, "q": 8}
 _UNSIGNED = struct.Struct("<I")

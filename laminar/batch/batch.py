@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from laminar.columns import (
+from laminar.batch.columns import (
     Column,
     Entry,
     presence,
@@ -24,7 +24,7 @@ from laminar.columns import (
     tag_hash,
     unfold,
 )
-from laminar.frame import BatchError, Buffer, Flag, Header, Kind, verify
+from laminar.batch.header import BatchError, Buffer, Flag, Header, Kind, verify
 
 if TYPE_CHECKING:
     import pyarrow
@@ -113,7 +113,7 @@ class Batch:
 
     @property
     def is_large(self) -> bool:
-        """Whether its one record is larger than a batch, and has no value here: see `laminar.large`."""
+        """Whether its one record is larger than a batch, and has no value here: see `large_record`."""
         return bool(self.header.flags & Flag.LARGE)
 
     @property
@@ -289,7 +289,7 @@ class Batch:
         binary, only if named. All batches have the same schema; what this one lacks is null, as is the value
         of a record larger than a batch.
         """
-        from laminar.arrow import record_batch  # pyarrow is an extra
+        from laminar.batch.arrow.pyarrow_out import record_batch  # pyarrow is an extra
 
         return record_batch(self, columns)
 

@@ -1,7 +1,7 @@
 """Batches as pyarrow's objects: the only place that needs pyarrow. Import it where a table is asked for.
 
 pyarrow is an extra, starts threads and costs tens of megabytes, so no node and no plain client loads it.
-Servers write the same tables with ``arrow_ipc``, which needs none.
+Servers write the same tables with ``ipc_writer``, which needs none.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import accumulate
 import pyarrow
 import pyarrow.compute
 
-from laminar.arrow_ipc import COLUMNS
-from laminar.columns import NULLS, Column, Entry
-from laminar.view import Batch
+from laminar.batch.arrow.ipc_writer import COLUMNS
+from laminar.batch.batch import Batch
+from laminar.batch.columns import NULLS, Column, Entry
 
 # Bytes, of what Arrow reads as numbers.
 _ALIGNMENT = 8
@@ -25,7 +25,7 @@ _VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
     """The schema of every batch, or of the `columns` named, in that order; all fields are nullable.
 
-    The columns are those of `arrow_ipc.FIELDS`; ``headers``, a map, only if named.
+    The columns are those of `ipc_writer.FIELDS`; ``headers``, a map, only if named.
     """
     return _schema(COLUMNS if columns is None else tuple(columns))
 

@@ -1,0 +1,69 @@
+"""The columnar batch: import from here everything that a user of batches needs.
+
+`header` is the first 128 bytes and their checksums, `columns` the body, `builder` makes batches, `batch`
+reads them, `validation` checks what a client sent. `docs/format.md` has every byte.
+"""
+
+from __future__ import annotations
+
+from laminar.batch.batch import Batch, Record
+from laminar.batch.builder import build, merge, mergeable
+from laminar.batch.columns import MAX_TIME_MS, Codec, Column, Entry, read_directory, tag_bit, tag_hash
+from laminar.batch.header import (
+    HEADER_SIZE,
+    MAX_FRAME_BYTES,
+    NO_PRODUCER,
+    BatchError,
+    Buffer,
+    Flag,
+    Header,
+    Kind,
+    as_large,
+    as_published,
+    as_staged,
+    build_control,
+    build_part,
+    split,
+    stamp,
+    verify,
+    verify_header,
+)
+from laminar.batch.single_value import whole_value
+from laminar.batch.validation import CellLimits, check_batch, check_directory, takes_long
+
+__all__ = [
+    "HEADER_SIZE",
+    "MAX_FRAME_BYTES",
+    "MAX_TIME_MS",
+    "NO_PRODUCER",
+    "Batch",
+    "BatchError",
+    "Buffer",
+    "CellLimits",
+    "Codec",
+    "Column",
+    "Entry",
+    "Flag",
+    "Header",
+    "Kind",
+    "Record",
+    "as_large",
+    "as_published",
+    "as_staged",
+    "build",
+    "build_control",
+    "build_part",
+    "check_batch",
+    "check_directory",
+    "merge",
+    "mergeable",
+    "read_directory",
+    "split",
+    "stamp",
+    "tag_bit",
+    "tag_hash",
+    "takes_long",
+    "verify",
+    "verify_header",
+    "whole_value",
+]
