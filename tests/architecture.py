@@ -35,7 +35,7 @@ LAYER_OF = {
     "laminar.aio": "laminar",
 }
 
-BELOW_THE_CLIENT = ("laminar.batch", "laminar.route", "laminar.datagram", "laminar.http")
+BELOW_THE_CLIENT = ("laminar.batch", "laminar.wire", "laminar.http")
 
 # Layer: what it may import beside itself. `laminar` is what `import laminar` shows, not all that is inside.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -44,8 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "membership": ("router",),
     "ebpf": ("router",),
     "laminar.batch": (),
-    "laminar.route": (),
-    "laminar.datagram": ("laminar.batch",),
+    "laminar.wire": ("laminar.batch",),
     "laminar.log": ("laminar.batch",),
     "laminar.http": ("laminar.batch",),
     "laminar.client": BELOW_THE_CLIENT,
@@ -81,13 +80,13 @@ PURE = (
     "laminar.batch.arrow.ipc_writer",
     "laminar.batch.arrow.ipc_reader",
     "laminar.batch.columns",
-    "laminar.datagram",
+    "laminar.wire.datagram",
     "laminar.batch.arrow.flatbuffers",
     "laminar.batch.header",
     "laminar.batch.large_record",
     "laminar.batch.single_value",
     "laminar.batch.batch",
-    "laminar.route",
+    "laminar.wire.key_route",
     "laminar.client.decisions*",
     "laminar.log.codec",
     "laminar.log.replayed",

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import build
-from laminar.datagram import (
+from laminar.http.errors import CODES
+from laminar.node.reuseport import HASH_POSITION
+from laminar.wire.datagram import (
     ANSWER_MAGIC,
     MAC_BYTES,
     MAX_DATAGRAM_BYTES,
@@ -28,8 +30,6 @@ from laminar.datagram import (
     partition_hash,
     room_bytes,
 )
-from laminar.http.errors import CODES
-from laminar.node.reuseport import HASH_POSITION
 from router import partition_hash as routers_partition_hash
 
 SECRET = b"sixteen or more characters"

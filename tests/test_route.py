@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import tag_bit, tag_hash
-from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "route.json").read_text())
 

@@ -116,7 +116,7 @@ def start_of(since: str | None) -> str:
 
 def partition_of(topic: Topic[bytes], key: bytes) -> int:
     """Where records with this key are."""
-    from laminar.route import Route, logical_of_key
+    from laminar.wire.key_route import Route, logical_of_key
 
     return Route.even(topic.describe().partitions).partition_of(logical_of_key(key))
 

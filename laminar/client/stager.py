@@ -23,7 +23,7 @@ from laminar.client.errors import Error
 from laminar.client.records import Staged
 from laminar.client.sender import unbuildable
 from laminar.client.session import BATCH_TYPE, Session, now_ms
-from laminar.route import Route
+from laminar.wire.key_route import Route
 
 # Stages on their way at a time: a partition's journal and its followers work on one while others come.
 WIDTH = 16

@@ -29,7 +29,7 @@ from laminar.client.session import Session, topic_path
 from laminar.client.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.uploads import PART_BYTES, Upload, check_partition, chunks_of
 from laminar.client.values import Value
-from laminar.route import Route
+from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
     import contextlib

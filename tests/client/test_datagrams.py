@@ -13,7 +13,7 @@ import pytest
 import laminar
 from laminar.batch import Batch
 from laminar.client.errors import Error, Fenced, OutcomeUnknown, TimedOut, Unavailable
-from laminar.datagram import Answer, Keys, Leader, Problem, Question, Receipt
+from laminar.wire.datagram import Answer, Keys, Leader, Problem, Question, Receipt
 
 KEYS = Keys(b"")
 Reply = Receipt | Problem | Leader | None

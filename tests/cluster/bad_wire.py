@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from laminar.datagram import MAX_DATAGRAM_BYTES, Forged, Keys, Leader
+from laminar.wire.datagram import MAX_DATAGRAM_BYTES, Forged, Keys, Leader
 
 LOST, DOUBLED, LATE = 0.15, 0.15, 0.2
 LATEST_S = 0.3

@@ -19,10 +19,10 @@ import laminar
 from laminar.batch import build
 from laminar.client.errors import ConfigError, Error, NotFound, OutcomeUnknown
 from laminar.client.records import Receipt
-from laminar.datagram import Keys, Leader, Question
-from laminar.datagram import Receipt as Placed
 from laminar.testing.cluster import LocalCluster, get_json
 from laminar.testing.nodes import serve
+from laminar.wire.datagram import Keys, Leader, Question
+from laminar.wire.datagram import Receipt as Placed
 from router import owner_shard, partition_hash
 from tests.cluster.bad_wire import open_wires
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from laminar.batch import Batch
-from laminar.route import Route
+from laminar.wire.key_route import Route
 
 pyarrow = pytest.importorskip("pyarrow")
 

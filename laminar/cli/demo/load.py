@@ -17,9 +17,9 @@ from laminar.cli.demo.flights import Flights
 from laminar.client.client import Client
 from laminar.client.producer import Delivery, Producer
 from laminar.client.topic import Topic
-from laminar.route import Route
 from laminar.testing.checkers import Sent
 from laminar.testing.cluster import LocalCluster
+from laminar.wire.key_route import Route
 
 # 2,500 flights a second in small steps: the load lasts long enough for a node to die and to come back in it.
 STEP_FLIGHTS = 50

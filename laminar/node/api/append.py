@@ -46,7 +46,7 @@ from laminar.node.flush import policy_of
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.retries import has_seen
-from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 if TYPE_CHECKING:
     from laminar.node.shard import Shard

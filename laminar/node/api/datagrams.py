@@ -18,7 +18,6 @@ import uuid
 from typing import TYPE_CHECKING, Any, cast
 
 from laminar.batch import Header
-from laminar.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
 from laminar.http.errors import Problem
 from laminar.http.payload import read_batches
 from laminar.http.records import Limits
@@ -28,6 +27,7 @@ from laminar.node.coordinator import TOPIC
 from laminar.node.partition import Partition
 from laminar.node.producers import NOBODY
 from laminar.node.receipts import Receipt as Appended
+from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
 
 if TYPE_CHECKING:
     from laminar.node.shard import Shard

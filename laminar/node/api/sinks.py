@@ -33,7 +33,7 @@ from laminar.node.partition import Partition
 from laminar.node.sinks import Deletion, Sink, Target
 from laminar.node.staging import MAX_STAGES, Batch, Staging
 from laminar.node.transport import Peer
-from laminar.route import Route, logical_of_key
+from laminar.wire.key_route import Route, logical_of_key
 
 if TYPE_CHECKING:
     from laminar.node.shard import Shard

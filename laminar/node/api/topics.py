@@ -26,7 +26,7 @@ from laminar.node.catalog_service import (
 from laminar.node.flush import check_flush
 from laminar.node.settings import MAX_REPLICAS
 from laminar.node.transport import TransportError
-from laminar.route import Route
+from laminar.wire.key_route import Route
 from membership.records import PartitionRecord, Result, Setting, TopicRecord
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from laminar.batch import Codec, build
-from laminar.route import LOGICAL_PARTITIONS, Route, logical_of_key
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 from tests.node.api.asking import (
     ARROW,
     BATCH,

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from laminar.batch import build
-from laminar.datagram import SMALLEST_ANSWER_LIMIT, Answer, Keys, Question, Receipt
 from laminar.testing.nodes import serve
+from laminar.wire.datagram import SMALLEST_ANSWER_LIMIT, Answer, Keys, Question, Receipt
 from router import owner_shard, partition_hash
 from tests.node.api.asking import Partition
 

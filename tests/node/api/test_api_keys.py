@@ -11,7 +11,7 @@ import pytest
 
 from laminar.batch import Header, build
 from laminar.batch.header import Flag, mark
-from laminar.route import Route, logical_of_key
+from laminar.wire.key_route import Route, logical_of_key
 from tests.node.api.asking import BATCH, ENVELOPE_LINES, NDJSON, Partition, problem
 
 KEY = "Idempotency-Key"
