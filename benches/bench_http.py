@@ -22,8 +22,8 @@ from typing import cast
 import httptools
 import uvloop
 
-from laminar.http.messages import Request, Response
-from laminar.http.server import HttpServer
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.server.server import HttpServer
 
 CONNECTIONS = 64
 VALUE_BYTES = 1024

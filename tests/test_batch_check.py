@@ -22,8 +22,8 @@ from laminar.batch import (
 )
 from laminar.batch.batch import Batch
 from laminar.batch.projection import narrow
-from laminar.http.fetched import FetchFormat, encode_fetch
-from laminar.http.payload import records_of
+from laminar.http.api.append_body import records_of
+from laminar.http.api.fetch_body import FetchFormat, encode_fetch
 from tests.test_batch_damage import full_frame, read_everything, resealed
 
 LIMITS: dict[str, Any] = {"max_records": 100, "max_record_bytes": 1000, "max_plain_bytes": 10_000}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import build
-from laminar.http.errors import CODES
+from laminar.http.api.problems import CODES
 from laminar.node.reuseport import HASH_POSITION
 from laminar.wire.datagram import (
     ANSWER_MAGIC,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from laminar.client.errors import ConfigError
-from laminar.http.endings import Target
+from laminar.http.protocol.answer import Target
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 

@@ -27,7 +27,7 @@ from laminar.client.decisions import REDIRECTS_AT_ONCE, Backoff, Step, judge_ans
 from laminar.client.errors import ConfigError, Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.records import Receipt
 from laminar.client.session import Session, topic_path
-from laminar.http.errors import CODES
+from laminar.http.api.problems import CODES
 from laminar.wire.datagram import NUMBER_BYTES, Answer, Forged, Keys, Leader, Question, room_bytes
 from laminar.wire.datagram import Receipt as Placed
 from laminar.wire.key_route import Route

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from laminar.http.errors import CODES
+from laminar.http.api.problems import CODES
 
 
 class Error(Exception):

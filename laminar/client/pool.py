@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from laminar.client.shared_port import SharedPorts
-from laminar.http.client import ClientConnection, open_connection
-from laminar.http.endings import Answer, Buffer
+from laminar.http.client.connection import ClientConnection, open_connection
+from laminar.http.protocol.answer import Answer, Buffer
 
 
 class Pool:

@@ -30,7 +30,7 @@ from laminar.client.session import (
     topic_path,
 )
 from laminar.client.silence import Silence
-from laminar.http.endings import Answer, ConnectionFailed
+from laminar.http.protocol.answer import Answer, ConnectionFailed
 
 
 class _Placed(msgspec.Struct):

@@ -22,8 +22,8 @@ from laminar.client.decisions_routing import Balancer, Seen, TopicMap, readers
 from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.pool import Pool
 from laminar.client.shared_port import SharedPorts
-from laminar.http.client import head_bytes
-from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
+from laminar.http.client.connection import head_bytes
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
 
 if TYPE_CHECKING:
     from laminar.client.datagrams import Datagrams

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from laminar.http.endings import Answer, ConnectionFailed
+from laminar.http.protocol.answer import Answer, ConnectionFailed
 
 LOOK_AGAIN_MS = 1_000
 

@@ -20,7 +20,7 @@ from typing import Any
 from laminar.client.decisions_window import Outbox
 from laminar.client.errors import Error
 from laminar.client.session import Session, now_ms
-from laminar.http.client import ClientConnection
+from laminar.http.client.connection import ClientConnection
 
 PATIENCE_MS = 1_000
 QUESTION_TIMEOUT_S = 5.0

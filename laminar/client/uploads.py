@@ -22,7 +22,7 @@ from laminar.client.errors import ConfigError, Error
 from laminar.client.records import Receipt
 from laminar.client.sender import unbuildable
 from laminar.client.session import BATCH_TYPE, Session, now_ms, topic_path
-from laminar.http.endings import Answer
+from laminar.http.protocol.answer import Answer
 
 # Everybody else's appends wait behind a part, in the loops and journals of its replicas: so small ones, and
 # one at a time.

@@ -19,7 +19,7 @@ from laminar.client.decisions_routing import readers
 from laminar.client.errors import ConfigError, Error
 from laminar.client.session import Session, topic_path
 from laminar.client.uploads import check_partition
-from laminar.http.endings import Answer
+from laminar.http.protocol.answer import Answer
 
 PIECE_BYTES = 1 << 20
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from laminar.batch import Kind, build_control
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.sinks import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.receipts import Waiter, fail
 from laminar.node.refusals import too_few_replicas
 from raft.progress import Flow

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from laminar.batch import build
-from laminar.http.errors import Outcome, Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Outcome, Problem
+from laminar.http.api.records import Records
 from laminar.node.receipts import Askers, Receipt, fail
 
 _log = logging.getLogger("laminar.door")

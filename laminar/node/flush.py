@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log.policy import COMMIT, FlushPolicy
 
 # RocketMQ's default for the same purpose: short enough that a person would call it "just now", long

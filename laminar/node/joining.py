@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from laminar.http.client import ask_once
-from laminar.http.endings import ConnectionFailed
+from laminar.http.client.connection import ask_once
+from laminar.http.protocol.answer import ConnectionFailed
 from laminar.node.transport import Address, TcpAddress
 from membership.lives import Life
 from membership.records import CatalogState, NodeRecord

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log.manifest import ReplicaEntry
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
 from router import owner_shard, partition_hash

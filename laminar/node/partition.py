@@ -18,8 +18,8 @@ from collections.abc import Callable
 import msgspec
 
 from laminar.batch import Header, Kind, build_control
-from laminar.http.errors import Outcome, Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Outcome, Problem
+from laminar.http.api.records import Records
 from laminar.log.log import Log
 from laminar.log.rows import Row
 from laminar.node import reads

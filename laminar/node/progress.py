@@ -12,7 +12,7 @@ import asyncio
 
 from laminar.batch import HEADER_SIZE, Header, Kind
 from laminar.batch.header import seal
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.partition import Partition
 from laminar.node.producers import Progress, Refused
 from laminar.node.receipts import Receipt

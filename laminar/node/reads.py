@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from laminar.batch import Header, Kind, as_large, as_published, tag_bit
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log.errors import DamagedRange, EntriesGone
 from laminar.log.log import Log
 from laminar.node.stages import publish_record

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 
 @dataclass(slots=True)

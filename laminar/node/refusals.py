@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from laminar.batch import Header
-from laminar.http.errors import Outcome, Problem
+from laminar.http.api.problems import Outcome, Problem
 from laminar.node.keys import KeyEntry
 from laminar.node.producers import Refused
 

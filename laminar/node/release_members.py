@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.release import Members
 from laminar.node.replica import Replica
 from membership.records import ReplicaRecord

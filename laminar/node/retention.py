@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.clock import Clock
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 MOST_GROUPS = 1000
 MOST_MEMBERS = 1000

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from laminar.http.errors import Problem
-from laminar.http.server import HttpServer, ServerLimits
+from laminar.http.api.problems import Problem
+from laminar.http.server.server import HttpServer, ServerLimits
 from laminar.log.document import Document
 from laminar.log.errors import StorageError
 from laminar.log.manifest import ReplicaEntry

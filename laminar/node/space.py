@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log.disk import Disk
 from laminar.log.errors import DiskError
 

@@ -14,7 +14,7 @@ import msgspec
 
 from laminar.batch import Header, Kind, as_staged
 from laminar.batch.header import HEADER_SIZE, seal
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.sinks import FIRST_ONCE_EPOCH

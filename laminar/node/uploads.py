@@ -16,7 +16,7 @@ import msgspec
 from laminar.batch import Header, Kind
 from laminar.batch.header import HEADER_SIZE, seal
 from laminar.batch.large_record import combine
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt
 from laminar.node.stages import (

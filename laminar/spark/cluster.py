@@ -26,7 +26,7 @@ from laminar.client.errors import NotFound, OffsetExpired, Unavailable
 from laminar.client.portal import Portal
 from laminar.client.session import Session, topic_path
 from laminar.client.values import Value
-from laminar.http.endings import Answer
+from laminar.http.protocol.answer import Answer
 from laminar.spark.loss import DataLoss, partition_loss, retention_loss
 from laminar.spark.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
 from laminar.spark.options import Options

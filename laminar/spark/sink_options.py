@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from laminar.http.names import TOPIC_PATTERN
+from laminar.http.api.names import TOPIC_PATTERN
 from laminar.spark.options import Given, endpoints_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from laminar.batch import Batch, BatchError, build
 from laminar.cli import EXIT_FAILED
 from laminar.cli.faults import HINTS, Failed, UsageError, code_of, line_of, report
 from laminar.client import errors
-from laminar.http.errors import CODES
+from laminar.http.api.problems import CODES
 
 
 def test_the_line_has_code_field_value_limit_and_hint() -> None:

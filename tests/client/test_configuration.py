@@ -11,7 +11,7 @@ import laminar
 from laminar.client.configuration import DEFAULT_URL, Endpoints, context_file, resolve
 from laminar.client.reader import start_parameter
 from laminar.client.session import Session
-from laminar.http.endings import Target
+from laminar.http.protocol.answer import Target
 
 
 def test_the_argument_wins(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laminar.client import errors
 from laminar.client.decisions import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.decisions_routing import REST_MS, Balancer, Place, Replica, Seen, TopicMap, readers
-from laminar.http.errors import CODES
+from laminar.http.api.problems import CODES
 
 
 def judged(status: int, code: str | None = None, **more: object) -> Verdict:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import laminar
-from laminar.http.source_port import connect_to_shard
+from laminar.http.client.source_port import connect_to_shard
 from laminar.testing.cluster import LocalCluster, get_json
 from router import shard_of_source_port
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Buffer, Request, Response
-from laminar.http.server import HttpServer, ServerLimits
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Buffer, Request, Response
+from laminar.http.server.server import HttpServer, ServerLimits
 
 # How long tests wait for what should come at once.
 PATIENCE_S = 30.0

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http.chunked import LAST_CHUNK, ChunkedDecoder, ChunkedError, TooLargeError, encode_chunk
+from laminar.http.protocol.chunked import (
+    LAST_CHUNK,
+    ChunkedDecoder,
+    ChunkedError,
+    TooLargeError,
+    encode_chunk,
+)
 
 BODY = b"5\r\nhello\r\n6;a=b\r\n world\r\n0\r\nX-Sum: 1\r\nY: 2\r\n\r\n"
 NEXT = b"GET / HTTP/1.1\r\n"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http import client
-from laminar.http.client import ClientConnection, ask_once, head_bytes, open_connection
-from laminar.http.endings import Answer, Buffer, ConnectionFailed, Target
-from laminar.http.server import HttpServer
+from laminar.http.client import connection as client
+from laminar.http.client.connection import ClientConnection, ask_once, head_bytes, open_connection
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
+from laminar.http.server.server import HttpServer
 from tests.http.serving import PATIENCE_S, Mirror, saying, scripted, serving, until
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"

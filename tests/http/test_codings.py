@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
-from laminar.http.content import decode_content
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.content_encoding import decode_content
 from tests.http.serving import Mirror, answers_in, exchange, serving
 
 
@@ -31,7 +31,7 @@ async def test_codings_are_taken_off_before_the_application_sees_the_body() -> N
 
 def test_a_coding_is_taken_off_under_the_limit() -> None:
     """A bomb is refused by what comes out; several members are one body; a cut one is malformed."""
-    from laminar.http.content import _zstd_module
+    from laminar.http.protocol.content_encoding import _zstd_module
 
     zstd = _zstd_module()
     for coding, pack in (("gzip", gzip.compress), ("zstd", zstd.compress)):

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Batch, build, split, stamp
-from laminar.http.errors import Problem
-from laminar.http.fetched import FetchFormat, encode_fetch, fetch_format
-from laminar.http.head import RequestHead
-from laminar.http.messages import Connection, Request
-from laminar.http.payload import ENVELOPES_TYPE, parse_append
-from laminar.http.records import Limits
+from laminar.http.api.append_body import ENVELOPES_TYPE, parse_append
+from laminar.http.api.fetch_body import FetchFormat, encode_fetch, fetch_format
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.http.protocol.messages import Connection, Request
+from laminar.http.protocol.request_head import RequestHead
 
 NOON = 1_767_268_800_000
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http.errors import Problem
-from laminar.http.head import (
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.request_head import (
     RequestHeads,
     parse_query,
     parse_request_head,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laminar.http.patience import Patience
+from laminar.http.protocol.timeouts import Patience
 
 
 def test_a_body_below_the_floor_is_too_slow_in_any_window() -> None:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Batch, Kind, build, build_control
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.messages import Connection, Request
-from laminar.http.payload import Append, parse_append
-from laminar.http.records import Limits, Records
+from laminar.http.api.append_body import Append, parse_append
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records
+from laminar.http.protocol.messages import Connection, Request
+from laminar.http.protocol.request_head import RequestHead
 
 ENVELOPES = "application/vnd.laminar.records+json"
 LINES = "application/vnd.laminar.records+ndjson"

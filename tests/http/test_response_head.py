@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laminar.http.response_head import BadResponseHead, parse_response_head
+from laminar.http.protocol.response_head import BadResponseHead, parse_response_head
 
 
 def test_a_response_head_says_how_its_body_ends() -> None:

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from laminar.http.messages import Request, Response
-from laminar.http.server import HttpServer
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.server.server import HttpServer
 from tests.http.serving import (
     CHUNKED,
     GET,

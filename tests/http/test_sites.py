@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead, parse_request_head
-from laminar.http.routes import ROUTES, Body, Route
-from laminar.http.sites import Sites, check_body_type
+from laminar.http.api.cross_site import Sites, check_body_type
+from laminar.http.api.problems import Problem
+from laminar.http.api.routes import ROUTES, Body, Route
+from laminar.http.protocol.request_head import RequestHead, parse_request_head
 
 SITES = Sites(["node1", "db1.example.net", ".pods.example.net"], ["https://ui.example.net"])
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http.source_port import connect_to_shard, fitting_ports
+from laminar.http.client.source_port import connect_to_shard, fitting_ports
 from router import shard_of_source_port
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http.errors import CODES, Problem, code_of_status
-from laminar.http.messages import Response
-from laminar.http.names import check_name
-from laminar.http.openapi import docs_page, openapi_document
-from laminar.http.routes import ROUTES, check_query, match
+from laminar.http.api.names import check_name
+from laminar.http.api.openapi import docs_page, openapi_document
+from laminar.http.api.problems import CODES, Problem, code_of_status
+from laminar.http.api.routes import ROUTES, check_query, match
+from laminar.http.protocol.messages import Response
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http.errors import Problem
-from laminar.http.times import EARLIEST_MS, LATEST_MS, format_time, parse_time
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import EARLIEST_MS, LATEST_MS, format_time, parse_time
 
 
 @given(st.integers(EARLIEST_MS, LATEST_MS))

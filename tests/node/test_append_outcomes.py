@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from laminar.batch import Header, build
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.messages import Response
-from laminar.http.outbound import _outcome
-from laminar.http.records import Limits, Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records
+from laminar.http.protocol.messages import Response
+from laminar.http.protocol.request_head import RequestHead
+from laminar.http.server.writer import _outcome
 from laminar.node.api.append import BATCH_TYPE, AppendRoutes
 from laminar.node.api.exchange import Exchange, PassedResponse
 from laminar.node.partition import Partition

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log import RealDisk
 from laminar.log.errors import DiskError
 from laminar.node import coordinator, partition, rosters

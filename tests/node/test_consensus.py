@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from laminar.batch import Header
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.log.errors import StorageClosed
 from laminar.node.receipts import Receipt
 from laminar.node.transport import Channel

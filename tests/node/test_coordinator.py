@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from laminar.batch import Header, Kind, build, build_control
-from laminar.http.errors import Problem
-from laminar.http.records import Limits
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
 from laminar.node import coordinator as coordinator_module
 from laminar.node.api import sinks
 from laminar.node.api.locate import Where

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from laminar.batch import Header
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.node.api.accepted import window
 from laminar.node.api.standing import in_sync_of
 from laminar.node.progress import look

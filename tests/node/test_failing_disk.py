@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log.errors import StorageClosed
 from laminar.node.transport import Channel
 from laminar.node.wire import Beat

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from laminar.batch import Batch, Header, build
 from laminar.batch.header import mark
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.node import keys as module
 from laminar.node.keys import KeyEntry, Keys
 from laminar.node.partition import Partition

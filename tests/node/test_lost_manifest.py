@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log import Storage
 from laminar.node.catalog_service import CatalogAnswer
 from laminar.node.in_line import InLine

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from laminar.batch import Header
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.node.partition import UNCOMMITTED_BYTES, Partition
 from raft.values import NotLeader, Settings
 from tests.node.alone import lone_partition

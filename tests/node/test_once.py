@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from laminar.batch import Header, Kind, build, build_control, stamp
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node import sinks as module
 from laminar.node.api import leftovers
 from laminar.node.api.leftovers import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from laminar.batch import Batch, Header, build
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.node.door import BATCH_BYTES
 from laminar.node.receipts import Receipt
 from laminar.node.wire import ConfigurationRecord

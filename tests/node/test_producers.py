@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Header, build
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node import producers as module
 from laminar.node.producers import Place, Producers, Refused
 from laminar.node.progress import fence

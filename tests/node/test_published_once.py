@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from laminar.batch import Header
-from laminar.http.errors import Problem
-from laminar.http.records import Limits, Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records
 from laminar.node.api import leftovers
 from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRoutes
 from laminar.node.coordinator import Coordinator, Part, Pinned

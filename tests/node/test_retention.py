@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Batch, Header, Kind
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log import StorageSettings
 from laminar.log.errors import StorageError
 from laminar.log.log import Log

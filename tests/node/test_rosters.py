@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node import rosters
 from laminar.node.rosters import Member, Rosters
 

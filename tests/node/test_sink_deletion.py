@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.api.sinks import _described as described
 from laminar.node.coordinator import Coordinator, Part, Pinned
 from laminar.node.partition import Partition

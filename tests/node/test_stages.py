@@ -12,8 +12,8 @@ import pytest
 
 from laminar.batch import Batch, Header, Kind, build, tag_bit, verify
 from laminar.batch.header import HEADER_SIZE, seal
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.node import stages as stages_module
 from laminar.node.partition import Partition
 from laminar.node.receipts import Receipt

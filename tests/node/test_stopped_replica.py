@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from laminar.batch import Header, build
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.log.errors import ReplicaStopped
 from laminar.node.replica import initial_frame
 from laminar.node.tables import Tables

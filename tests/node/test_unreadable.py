@@ -14,10 +14,10 @@ import pytest
 
 from laminar.batch import Header, build
 from laminar.client.fetching import Fetchers
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.messages import Request, Response
-from laminar.http.payload import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.append_body import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.fetch import FetchRoutes
 from laminar.node.api.values import ValueRoutes
 from laminar.node.partition import Partition

@@ -12,8 +12,8 @@ from crc32c import crc32c
 
 from laminar.batch import Batch, Header, Kind, build_part, verify
 from laminar.batch.large_record import build_stub, checksum_of, size_of
-from laminar.http.errors import Problem
-from laminar.http.records import Records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from laminar.node import stages as stages_module
 from laminar.node import uploads as uploads_module
 from laminar.node.api.values import find_parts, pieces

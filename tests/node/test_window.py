@@ -9,7 +9,7 @@ import pytest
 
 from laminar.batch import HEADER_SIZE, Header, Kind, build
 from laminar.batch.header import seal
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.api.accepted import window
 from laminar.node.partition import Partition
 from laminar.node.producers import Place, Producers, Progress, Refused

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from laminar.batch import build
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.api.exchange import PassedResponse
 from laminar.node.transport import TcpAddress, TransportError
 from router import owner_shard, partition_hash

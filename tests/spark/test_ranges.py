@@ -8,7 +8,7 @@ import pytest
 
 from laminar.batch import build, stamp
 from laminar.client.errors import OffsetExpired, Unavailable
-from laminar.http.endings import Answer
+from laminar.http.protocol.answer import Answer
 from laminar.spark.cluster import (
     EMPTY_ANSWERS,
     EVERYTHING,

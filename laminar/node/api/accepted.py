@@ -9,9 +9,9 @@ in the same term (after Swift's accepted and persisted).
 from __future__ import annotations
 
 from laminar.batch import Flag, Header
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
-from laminar.http.payload import Append
+from laminar.http.api.append_body import Append
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.partition import Partition
 from laminar.node.producers import NOBODY
 

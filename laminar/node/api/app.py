@@ -10,13 +10,18 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from laminar.http.errors import Problem
-from laminar.http.head import LONGEST_HEAD_BYTES, LONGEST_TARGET_BYTES, MOST_HEADERS, RequestHead
-from laminar.http.messages import Request, Response
-from laminar.http.payload import Append
-from laminar.http.records import Limits
-from laminar.http.routes import ROUTES, check_query, match
-from laminar.http.sites import Sites, check_body_type
+from laminar.http.api.append_body import Append
+from laminar.http.api.cross_site import Sites, check_body_type
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.http.api.routes import ROUTES, check_query, match
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import (
+    LONGEST_HEAD_BYTES,
+    LONGEST_TARGET_BYTES,
+    MOST_HEADERS,
+    RequestHead,
+)
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.bodies import check_document
 from laminar.node.api.cluster import ClusterRoutes

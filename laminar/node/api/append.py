@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laminar.batch import Header, build
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
-from laminar.http.payload import Append, all_marked, parse_append, records_of
-from laminar.http.records import Limits, Records
+from laminar.http.api.append_body import Append, all_marked, parse_append, records_of
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.accepted import FLUSH, accepted, window
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import (

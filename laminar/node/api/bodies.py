@@ -1,6 +1,6 @@
 """JSON bodies of requests about resources: read into a struct, and what is wrong with them said by name.
 
-Apart from `laminar.http.payload`, which reads records: here a body is small, and its fields are ours.
+Apart from `laminar.http.api.append_body`, which reads records: here a body is small, and its fields are ours.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Request
-from laminar.http.routes import BODIES, Body
+from laminar.http.api.problems import Problem
+from laminar.http.api.routes import BODIES, Body
+from laminar.http.protocol.messages import Request
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 

@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from laminar import __version__
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
-from laminar.http.openapi import docs_page, openapi_document
+from laminar.http.api.openapi import docs_page, openapi_document
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.standing import Watch
 from laminar.node.boot import ChildState, role_name
 from laminar.node.view import host_in_url

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlencode
 
 from laminar.batch import BatchError, Header
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.messages import Request, Response
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import RequestHead
 from laminar.log.errors import DamagedRange
 from laminar.node.api.exchange import FORWARDED
 from laminar.node.api.locate import Where

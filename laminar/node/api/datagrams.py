@@ -18,9 +18,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, cast
 
 from laminar.batch import Header
-from laminar.http.errors import Problem
-from laminar.http.payload import read_batches
-from laminar.http.records import Limits
+from laminar.http.api.append_body import read_batches
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
 from laminar.node.api.locate import Locator
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.coordinator import TOPIC

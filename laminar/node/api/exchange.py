@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from laminar.batch import Buffer
-from laminar.http.errors import Outcome, Problem
-from laminar.http.messages import Request, Response
+from laminar.http.api.problems import Outcome, Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.transport import (
     Address,
     CallTimeout,

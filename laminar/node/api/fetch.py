@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from laminar.batch import BatchError, Header, Kind
-from laminar.http.errors import Problem
-from laminar.http.fetched import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
-from laminar.http.messages import USUAL_ANSWER_BYTES, Request, Response
-from laminar.http.times import EARLIEST_MS, format_time, parse_time
+from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
+from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
 from laminar.log.errors import DamagedRange, EntriesGone
 from laminar.node.api.cluster import integer
 from laminar.node.api.damage import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import mmh3
 import msgspec
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cursors import CursorRoutes, cursor_document
 from laminar.node.api.exchange import Exchange

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.api.locate import Locator, Where
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.partition import Partition
 from laminar.node.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Sink
 from laminar.node.stages import BatchKey

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 from laminar.node.api.exchange import Exchange
 from laminar.node.transport import Address, Peer
 

@@ -14,11 +14,11 @@ from hashlib import sha256
 
 from laminar.batch import Header, build
 from laminar.batch.header import NO_PRODUCER, mark
-from laminar.http.errors import Problem
-from laminar.http.messages import Request
-from laminar.http.payload import Append
-from laminar.http.records import Records
-from laminar.http.times import parse_time
+from laminar.http.api.append_body import Append
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
+from laminar.http.api.timestamps import parse_time
+from laminar.http.protocol.messages import Request
 
 KEY = "idempotency-key"
 PRODUCER = "laminar-producer"

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from laminar.http.messages import Request, Response
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.standing import Watch
 from laminar.node.boot import role_name, role_number
 from laminar.node.transport import Peer, TransportError, UnixAddress

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from laminar.http.messages import Request, Response
-from laminar.http.payload import Append, parses_long
+from laminar.http.api.append_body import Append, parses_long
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.partition import Partition
 
 Then = Callable[[Append], Response | Awaitable[Response]]

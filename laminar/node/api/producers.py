@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.http.messages import Request, Response
-from laminar.http.names import check_name
+from laminar.http.api.names import check_name
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.bodies import json_body
 from laminar.node.api.marks import key_of
 from laminar.node.api.sinks import SinkRoutes

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.accepted import window
 from laminar.node.api.cluster import integer
 from laminar.node.api.fetch import LONGEST_WAIT_MS, FetchRoutes

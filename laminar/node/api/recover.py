@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.replica_states import ReplicaState, ReplicaStates
 from laminar.node.api.topics import TopicRoutes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange
 from laminar.node.api.standing import in_sync_of

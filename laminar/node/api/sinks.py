@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from laminar.batch import BatchError, build, merge, verify
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
-from laminar.http.payload import batch_problem, parse_append
-from laminar.http.records import Limits
-from laminar.http.times import format_time
+from laminar.http.api.append_body import batch_problem, parse_append
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.exchange import Exchange

@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
-from laminar.http.times import format_time
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
 from laminar.node.api.replica_states import ReplicaStates

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from laminar.http.errors import CODES, Problem
+from laminar.http.api.problems import CODES, Problem
 from laminar.node.receipts import Receipt
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from laminar.batch import build_part
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub
-from laminar.http.errors import Problem
-from laminar.http.messages import Request, Response
-from laminar.http.payload import parse_append, records_of
-from laminar.http.records import Limits
+from laminar.http.api.append_body import parse_append, records_of
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster import integer
 from laminar.node.api.damage import LOCAL
 from laminar.node.api.exchange import FORWARDED

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from laminar.batch import HEADER_SIZE, Batch, BatchError, Header, Kind
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.messages import Request, Response
-from laminar.http.times import format_time
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import RequestHead
 from laminar.log.errors import DamagedRange, EntriesGone
 from laminar.node.api.damage import problem_of, unreadable
 from laminar.node.api.exchange import FORWARDED

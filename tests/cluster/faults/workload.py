@@ -17,8 +17,8 @@ from typing import Any
 import laminar
 from laminar.client.errors import Error
 from laminar.client.pool import Pool
-from laminar.http.client import head_bytes
-from laminar.http.endings import Answer, ConnectionFailed, Target
+from laminar.http.client.connection import head_bytes
+from laminar.http.protocol.answer import Answer, ConnectionFailed, Target
 from laminar.testing.checkers import History, Operation
 
 # A node that stands still for 10 s still gets to answer those that asked it meanwhile.

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from laminar.batch import Codec, build, stamp
-from laminar.http.fetched import FetchFormat, encode_fetch
+from laminar.http.api.fetch_body import FetchFormat, encode_fetch
 
 MIB = 1 << 20
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from laminar.http.budget import SMALL_BYTES, Budget, address_of
-from laminar.http.messages import Request, Response
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.server.budget import SMALL_BYTES, Budget, address_of
 from tests.http.serving import connect, exchange, read_answer, serving, until
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from laminar.http.chunked import MOST_OVERHEAD_BYTES, ChunkedDecoder, ChunkedError
+from laminar.http.protocol.chunked import MOST_OVERHEAD_BYTES, ChunkedDecoder, ChunkedError
 from tests.http.attacks.watching import Appends, watched
 from tests.http.serving import connect, read_answer, serving
 

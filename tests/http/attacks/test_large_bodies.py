@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from laminar.http.payload import ENVELOPE_LINES_TYPE, ENVELOPES_TYPE, NDJSON_TYPE
+from laminar.http.api.append_body import ENVELOPE_LINES_TYPE, ENVELOPES_TYPE, NDJSON_TYPE
 from tests.http.attacks.watching import Appends, watched
 from tests.http.serving import connect, read_answer, serving, until
 

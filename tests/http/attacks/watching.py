@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from laminar.http.messages import Request, Response
-from laminar.http.payload import Append, parse_append
-from laminar.http.records import Limits
+from laminar.http.api.append_body import Append, parse_append
+from laminar.http.api.records import Limits
+from laminar.http.protocol.messages import Request, Response
 from tests.http.serving import connect, read_answer
 
 SAMPLE_S = 0.005

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httpx
 
-from laminar.http.errors import CODES
+from laminar.http.api.problems import CODES
 
 MAX_APPEND_BYTES: Final = 2 * 1024 * 1024
 PROBLEM_TYPE: Final = "application/problem+json"

@@ -9,8 +9,8 @@ import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from laminar.http.errors import CODES
-from laminar.http.openapi import openapi_document
+from laminar.http.api.openapi import openapi_document
+from laminar.http.api.problems import CODES
 from tests.node.api.asking import ARROW, BATCH, ENVELOPE_LINES, ENVELOPES, NDJSON, PROBLEM_TYPE
 
 TOPIC = "fuzzed"

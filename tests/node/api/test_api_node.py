@@ -14,8 +14,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from laminar.http.errors import CODES
-from laminar.http.routes import ROUTES, Route
+from laminar.http.api.problems import CODES
+from laminar.http.api.routes import ROUTES, Route
 from tests.node.api.asking import Partition, problem
 
 _METHODS = ("GET", "PUT", "PATCH", "POST", "DELETE", "OPTIONS", "TRACE")

@@ -11,7 +11,7 @@ import sys
 import zlib
 from typing import Any, Final
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 CODINGS: Final = ("zstd", "gzip")
 _LARGEST_WINDOW_LOG: Final = 23

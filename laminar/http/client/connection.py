@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from laminar.http.chunked import ChunkedDecoder
-from laminar.http.endings import Answer, Buffer, ConnectionFailed, OnAnswer, Target
-from laminar.http.response_head import ResponseHead, parse_response_head
-from laminar.http.source_port import connect_to_shard
+from laminar.http.client.source_port import connect_to_shard
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, OnAnswer, Target
+from laminar.http.protocol.chunked import ChunkedDecoder
+from laminar.http.protocol.response_head import ResponseHead, parse_response_head
 
 # What was received of an answer before its body's length is known; no head is longer.
 HEAD_BUFFER_BYTES: Final = 64 << 10

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from laminar.http.budget import Budget
-from laminar.http.connection import Connection
-from laminar.http.content import check_coding
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead, RequestHeads
-from laminar.http.messages import Application, Response
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.content_encoding import check_coding
+from laminar.http.protocol.messages import Application, Response
+from laminar.http.protocol.request_head import RequestHead, RequestHeads
+from laminar.http.server.budget import Budget
+from laminar.http.server.reader import Connection
 
 _T = TypeVar("_T")
 SCRATCH_BYTES = 256 * 1024

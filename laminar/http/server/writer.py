@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from laminar.http.chunked import LAST_CHUNK, encode_chunk
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.messages import (
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.chunked import LAST_CHUNK, encode_chunk
+from laminar.http.protocol.messages import (
     CONTINUE,
     STATUS_LINES,
     Buffer,
@@ -28,9 +27,10 @@ from laminar.http.messages import (
     encode_headers,
     status_line,
 )
+from laminar.http.protocol.request_head import RequestHead
 
 if TYPE_CHECKING:
-    from laminar.http.server import HttpServer
+    from laminar.http.server.server import HttpServer
 
 log = logging.getLogger("laminar.http")
 

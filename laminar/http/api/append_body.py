@@ -15,13 +15,13 @@ from urllib.parse import unquote_to_bytes
 from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
 from laminar.batch.arrow.ipc_reader import read_stream
 from laminar.batch.header import NO_PRODUCER, Flag, Header, mark
-from laminar.http.envelopes import parse_envelope_lines, parse_envelopes
-from laminar.http.errors import Problem
-from laminar.http.head import decode_percent
-from laminar.http.lines import check_json, parse_lines
-from laminar.http.messages import OFF_LOOP_BYTES, Request
-from laminar.http.records import Limits, Records
-from laminar.http.times import parse_time
+from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
+from laminar.http.api.ndjson import check_json, parse_lines
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records
+from laminar.http.api.timestamps import parse_time
+from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
+from laminar.http.protocol.request_head import decode_percent
 
 BATCH_TYPE: Final = "application/vnd.laminar.batch"
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"

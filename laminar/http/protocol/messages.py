@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from laminar.http.errors import PROBLEM_TYPE, Problem
-from laminar.http.head import RequestHead
+from laminar.http.api.problems import PROBLEM_TYPE, Problem
+from laminar.http.protocol.request_head import RequestHead
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]

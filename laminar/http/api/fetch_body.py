@@ -15,10 +15,10 @@ from laminar.batch.arrow.ipc_writer import END, FIELDS, batch_parts, fields, sch
 from laminar.batch.large_record import size_of
 from laminar.batch.projection import narrow
 from laminar.batch.validation import takes_long
-from laminar.http.errors import Problem
-from laminar.http.messages import Request
-from laminar.http.payload import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
-from laminar.http.times import format_time
+from laminar.http.api.append_body import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request
 
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers")
 # What a batch holds of each of them, and of what only a batch can show. Offsets are in its head.

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 LONGEST_HEAD_BYTES: Final = 65536
 MOST_HEADERS: Final = 100

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from laminar.http.errors import Problem
-from laminar.http.head import split_path
-from laminar.http.names import check_name
+from laminar.http.api.names import check_name
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.request_head import split_path
 
 # Larger numbers than any partition's or offset's are refused before somebody computes with them.
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)

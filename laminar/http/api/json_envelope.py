@@ -17,10 +17,10 @@ from typing import Final
 import msgspec
 
 from laminar.batch import Buffer
-from laminar.http.errors import Problem
-from laminar.http.lines import each_line, not_json
-from laminar.http.records import Limits, Records, too_many_records
-from laminar.http.times import parse_time
+from laminar.http.api.ndjson import each_line, not_json
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records, too_many_records
+from laminar.http.api.timestamps import parse_time
 
 
 class _Budget(threading.local):

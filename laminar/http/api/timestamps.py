@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 # Year 1 to 9999, the range that RFC 3339 can print.
 EARLIEST_MS: Final = -62_135_596_800_000

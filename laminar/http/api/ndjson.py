@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from laminar.batch import Buffer
-from laminar.http.errors import Problem
-from laminar.http.records import Records, too_many_records
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records, too_many_records
 
 # Walks over a value without building it. It checks everything but UTF-8.
 _walker: Final = msgspec.json.Decoder(msgspec.Raw)

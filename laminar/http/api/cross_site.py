@@ -19,9 +19,9 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
-from laminar.http.errors import Problem
-from laminar.http.head import RequestHead
-from laminar.http.routes import BODIES, Body
+from laminar.http.api.problems import Problem
+from laminar.http.api.routes import BODIES, Body
+from laminar.http.protocol.request_head import RequestHead
 
 # What `curl -d` calls every body. A form can send it too, with `Origin` or from a page of this server only.
 FORM_TYPE: Final = "application/x-www-form-urlencoded"

@@ -19,17 +19,22 @@ import struct
 from enum import Enum
 from typing import TYPE_CHECKING, Final, cast
 
-from laminar.http.budget import address_of
-from laminar.http.chunked import ChunkedDecoder, ChunkedError, TooLargeError
-from laminar.http.content import decode_content
-from laminar.http.errors import Problem
-from laminar.http.head import LONGEST_HEAD_BYTES, RequestHead, fault_of_unfinished_head, head_too_large
-from laminar.http.messages import CONTINUE, OFF_LOOP_BYTES, Application, Request, Response
-from laminar.http.outbound import GO_ON, Exchange, Outbound, bug
-from laminar.http.patience import Patience
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
+from laminar.http.protocol.content_encoding import decode_content
+from laminar.http.protocol.messages import CONTINUE, OFF_LOOP_BYTES, Application, Request, Response
+from laminar.http.protocol.request_head import (
+    LONGEST_HEAD_BYTES,
+    RequestHead,
+    fault_of_unfinished_head,
+    head_too_large,
+)
+from laminar.http.protocol.timeouts import Patience
+from laminar.http.server.budget import address_of
+from laminar.http.server.writer import GO_ON, Exchange, Outbound, bug
 
 if TYPE_CHECKING:
-    from laminar.http.server import HttpServer
+    from laminar.http.server.server import HttpServer
 
 # Behind a refusal the rest of the request is thrown away for a while: a socket
 # closed over unread bytes resets the connection, and with it the answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,200}"
 _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from laminar.batch import Batch, Buffer
-from laminar.http.errors import Problem
+from laminar.http.api.problems import Problem
 
 _T = TypeVar("_T")
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-from laminar.http.errors import CODES, PROBLEM_TYPE
-from laminar.http.routes import ROUTES, Body
+from laminar.http.api.problems import CODES, PROBLEM_TYPE
+from laminar.http.api.routes import ROUTES, Body
 
 _NAME = re.compile(r"\{(\w+)\}")
 
