@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from laminar.batch import build, stamp
 from laminar.log import Disk, File, Log, RealDisk, Storage, StorageSettings
-from laminar.log.disk import Buffer, RealFile
+from laminar.log.disk.disk import Buffer, RealFile
 
 T = TypeVar("T")
 KIB, MIB = 1024, 1 << 20

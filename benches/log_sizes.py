@@ -22,7 +22,7 @@ from benches.log_targets import Found
 from benches.usage import pss_mib
 from laminar.batch import Batch, build
 from laminar.log import File, Log, RealDisk, Storage
-from laminar.log.disk import Buffer
+from laminar.log.disk.disk import Buffer
 
 # Of a frame of zeros, what lies before the first value is in its first page.
 _HEAD_BYTES = 4096

@@ -24,8 +24,8 @@ import uvloop
 
 from benches.floors import percentile
 from laminar.batch import Header, build
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.boot import Addresses, Boot, StatusBoard
 from laminar.node.process import Process, open_home

@@ -74,8 +74,8 @@ PLANTED = [
 SOUND = {
     "laminar/__init__.py": "",
     "laminar/log/__init__.py": "",
-    "laminar/log/disk.py": "import os\nos.open('x', 0)\nopen('y')",
-    "laminar/log/segment.py": "import os\nfrom laminar.log.disk import File\ndisk.open(os.path.join('a'))",
+    "laminar/log/disk/disk.py": "import os\nos.open('x', 0)\nopen('y')",
+    "laminar/log/s.py": "import os\nfrom laminar.log.disk.disk import File\ndisk.open(os.path.join('a'))",
     "laminar/node/shard.py": "import mmap\nimport raft\nimport router\nmmap.mmap(-1, 4096)",
     "laminar/batch.py": "",
     "laminar/client/api.py": "from laminar.batch import Batch",

@@ -31,8 +31,8 @@ def recover(
     held are lost. Then start that node, and take the other folders into the epoch that it has printed.
     """
     from laminar.cli.output import show
-    from laminar.log.disk import RealDisk
-    from laminar.log.errors import StorageError
+    from laminar.log.disk.disk import RealDisk
+    from laminar.log.disk.errors import StorageError
     from laminar.node.catalog_recovery import Refused, StoppedNode
     from laminar.node.identity import IdentityError
 

@@ -20,7 +20,7 @@ from laminar.cli.faults import Failed, complain
 from laminar.cli.options import AS_TABLE, Listing
 
 if TYPE_CHECKING:
-    from laminar.log.verification import Verified
+    from laminar.log.tools.verification import Verified
 
 Place = Annotated[
     Path, Parameter(help="A node's data folder, a folder of logs, one log's folder, or one segment.")
@@ -39,7 +39,7 @@ _MOVING = "it is in use: what is shown may be of different moments"
 def inspect(path: Place, *, listing: Listing = AS_TABLE) -> None:
     """Show logs and segments with their ranges, and what journal and checkpoint say."""
     from laminar.cli.output import show, show_json
-    from laminar.log.inspection import inspect as look
+    from laminar.log.tools.inspection import inspect as look
 
     with _as_failures():
         found = look(str(path))
@@ -94,8 +94,8 @@ def verify(
     import msgspec
 
     from laminar.cli.output import show_json
-    from laminar.log.verification import total_bytes
-    from laminar.log.verification import verify as read_all
+    from laminar.log.tools.verification import total_bytes
+    from laminar.log.tools.verification import verify as read_all
 
     with _as_failures(), _progress("verifying", lambda: total_bytes(str(path))) as advance:
         verified = read_all(str(path), progress=advance)
@@ -132,8 +132,8 @@ def reindex(path: Place, *, listing: Listing = AS_TABLE) -> int:
     import msgspec
 
     from laminar.cli.output import show
-    from laminar.log.reindexing import reindex as make_anew
-    from laminar.log.verification import total_bytes
+    from laminar.log.tools.reindexing import reindex as make_anew
+    from laminar.log.tools.verification import total_bytes
 
     with _as_failures(), _progress("reindexing", lambda: total_bytes(str(path))) as advance:
         done = make_anew(str(path), progress=advance)
@@ -145,7 +145,7 @@ def reindex(path: Place, *, listing: Listing = AS_TABLE) -> int:
 @contextmanager
 def _as_failures() -> Iterator[None]:
     """What the disk or the folder says no to, as one line."""
-    from laminar.log.errors import StorageError
+    from laminar.log.disk.errors import StorageError
 
     try:
         yield

@@ -6,8 +6,8 @@ and `Log` are what a node's driver uses; `recover_node` runs once at its start, 
 
 from __future__ import annotations
 
-from laminar.log.disk import Disk, File, RealDisk
-from laminar.log.errors import (
+from laminar.log.disk.disk import Disk, File, RealDisk
+from laminar.log.disk.errors import (
     AppendRefused,
     BrokenChain,
     DamagedDocument,
@@ -22,16 +22,16 @@ from laminar.log.errors import (
     StorageClosed,
     StorageError,
 )
-from laminar.log.library import LogFolder, open_folder, open_log
-from laminar.log.local import AppendReceipt, LocalLog
-from laminar.log.log import Log
-from laminar.log.manifest import Manifest, ReplicaEntry
-from laminar.log.node_recovery import Map, controller_home, logs_directory, recover_node, shard_home
-from laminar.log.policy import COMMIT, FlushPolicy
-from laminar.log.resources import raise_open_file_limit
-from laminar.log.rows import Row
-from laminar.log.settings import StorageSettings
-from laminar.log.state import HardState, LogStart
+from laminar.log.disk.open_files import raise_open_file_limit
+from laminar.log.format.checkpoint_state import HardState, LogStart
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
+from laminar.log.format.index_entry import Row
+from laminar.log.format.manifest import Manifest, ReplicaEntry
+from laminar.log.format.settings import StorageSettings
+from laminar.log.library.folder import LogFolder, open_folder, open_log
+from laminar.log.library.local_log import AppendReceipt, LocalLog
+from laminar.log.partition_log.log import Log
+from laminar.log.recovery.node import Map, controller_home, logs_directory, recover_node, shard_home
 from laminar.log.storage import Storage
 
 __all__ = [

@@ -14,25 +14,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from laminar.log.checkpoints import Checkpoints
-from laminar.log.codec import ONE, PAIR, RecordKind, record_head
-from laminar.log.commits import Frame, GroupCommit
-from laminar.log.disk import Disk
-from laminar.log.document import Document
-from laminar.log.errands import Errands
-from laminar.log.errors import DamagedRange, LogGone, StorageError
-from laminar.log.keeper import Keeper
-from laminar.log.log import Log
-from laminar.log.manifest import Manifest, ReplicaEntry
-from laminar.log.pending import Create, Delete, Replace, Vote
-from laminar.log.policy import COMMIT, FlushPolicy
-from laminar.log.reading import Readers
-from laminar.log.recovery import Recovered, recover_home
-from laminar.log.retries import Retries
-from laminar.log.scrubber import Scrubber
-from laminar.log.settings import StorageSettings
-from laminar.log.state import HardState, LogFiles
-from laminar.log.worker import ThreadWorker, Worker
+from laminar.log.commit.checkpoints import Checkpoints
+from laminar.log.commit.group_commit import Frame, GroupCommit
+from laminar.log.commit.thread_requests import Errands
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedRange, LogGone, StorageError
+from laminar.log.disk.retry_when_full import Retries
+from laminar.log.disk.threads import ThreadWorker, Worker
+from laminar.log.format.checkpoint_state import HardState, LogFiles
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
+from laminar.log.format.journal_codec import ONE, PAIR, RecordKind, record_head
+from laminar.log.format.manifest import Manifest, ReplicaEntry
+from laminar.log.format.settings import StorageSettings
+from laminar.log.integrity.damage_registry import Keeper
+from laminar.log.integrity.scrubber import Scrubber
+from laminar.log.partition_log.changes import Create, Delete, Replace, Vote
+from laminar.log.partition_log.log import Log
+from laminar.log.partition_log.readers import Readers
+from laminar.log.recovery.home import Recovered, recover_home
 
 # The folder has the log's id (16 digits) behind it; a topic of 200 characters and its partition fit.
 _MAX_NAME_BYTES = 220

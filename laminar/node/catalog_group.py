@@ -17,8 +17,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from laminar.batch import Header, Kind, build_control
-from laminar.log.errors import DamagedRange
-from laminar.log.log import Log
+from laminar.log.disk.errors import DamagedRange
+from laminar.log.partition_log.log import Log
 from laminar.node.driver import Driver
 from laminar.node.replica import Replica
 from laminar.node.wire import Buffer

@@ -20,11 +20,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from laminar.batch import Header, Kind, build_control, stamp
-from laminar.log.disk import Disk
-from laminar.log.errors import DamagedRange
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import controller_home, logs_directory
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import DamagedRange
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
+from laminar.log.recovery.node import controller_home, logs_directory
 from laminar.log.storage import Storage
 from laminar.node.identity import open_stopped
 from laminar.node.replica import TERMS_PASSED

@@ -8,7 +8,7 @@ hour the pause doubles: a disk that fails for good costs the other logs of the p
 
 from __future__ import annotations
 
-from laminar.log.errors import DiskError
+from laminar.log.disk.errors import DiskError
 from laminar.log.storage import Storage
 
 EXIT_COMEBACK = 75

@@ -15,9 +15,9 @@ import re
 
 import msgspec
 
-from laminar.log.errors import StorageError
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import controller_home
+from laminar.log.disk.errors import StorageError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.recovery.node import controller_home
 from laminar.log.storage import Storage
 from laminar.node import peers
 from laminar.node.boot import Boot

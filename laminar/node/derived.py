@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from laminar.log.document import Document
-from laminar.log.errors import DamagedDocument, DiskError, StorageError
-from laminar.log.log import Log
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedDocument, DiskError, StorageError
+from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.log_start import DerivedState, LogStartRecord
 from laminar.node.partition import Partition

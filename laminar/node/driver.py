@@ -19,8 +19,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from laminar.batch import verify
-from laminar.log.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
-from laminar.log.log import Log
+from laminar.log.disk.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.clock import Clock
 from laminar.node.comeback import ComeBack

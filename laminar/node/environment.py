@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from laminar.log.disk import Disk, RealDisk
+from laminar.log.disk.disk import Disk, RealDisk
 from laminar.log.storage import Storage
 from laminar.node.catch_up.files import read_bytes
 from laminar.node.clock import Clock
@@ -22,7 +22,7 @@ from membership.gossip import Gossip
 from raft.values import Trace
 
 if TYPE_CHECKING:
-    from laminar.log.settings import StorageSettings
+    from laminar.log.format.settings import StorageSettings
 
 
 class Environment:

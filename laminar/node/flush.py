@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from laminar.http.api.problems import Problem
-from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 
 # RocketMQ's default for the same purpose: short enough that a person would call it "just now", long
 # enough that a thousand partitions take two thousand syncs a second at most, and a busy one writes megabytes.

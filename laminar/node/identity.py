@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from laminar.log.disk import Disk, Lock
-from laminar.log.document import Document
-from laminar.log.errors import DiskError
+from laminar.log.disk.disk import Disk, Lock
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DiskError
 from laminar.node.sockets import Ports
 from membership.lives import Life, begin
 

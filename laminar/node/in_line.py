@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.log.errors import DiskError, LogGone, ReplicaStopped, StorageClosed, StorageError
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.disk.errors import DiskError, LogGone, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog_service import ConfirmRequest, MadeRequest, RemovedRequest
 from laminar.node.flush import policy_of
 from laminar.node.replica import initial_frame

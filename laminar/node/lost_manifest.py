@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from laminar.http.api.problems import Problem
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.format.manifest import ReplicaEntry
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
 from router import owner_shard, partition_hash
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.log.errors import StorageClosed, StorageError
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.disk.errors import StorageClosed, StorageError
+from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog_service import ConfirmRequest, ReplicaRequest
 from laminar.node.in_line import with_empty_log
 from laminar.node.partition import Partition

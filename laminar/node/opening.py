@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laminar.batch import Kind
-from laminar.log.errors import (
+from laminar.log.disk.errors import (
     DamagedRange,
     EntriesGone,
     ReplicaStopped,
     StorageClosed,
     StorageError,
 )
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
 from laminar.node import derived
 from laminar.node.catch_up.install import new_name
 from laminar.node.flush import policy_of

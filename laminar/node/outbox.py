@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from laminar.log.errors import DamagedRange, StorageError
+from laminar.log.disk.errors import DamagedRange, StorageError
 from laminar.node.replica import Replica
 from laminar.node.transport import Address, Channel, Transport
 from laminar.node.wire import Beat, Buffer, beat_frame, bulk_frame, control_frame

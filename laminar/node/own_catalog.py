@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laminar.batch import Kind
-from laminar.log.errors import DamagedRange
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.disk.errors import DamagedRange
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
 from laminar.node import peers
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.forking import Hopeless

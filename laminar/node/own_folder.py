@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from laminar.log.errors import StorageError
+from laminar.log.disk.errors import StorageError
 from laminar.node.catalog_service import NodeRequest, ReplicaRequest
 from laminar.node.forking import Hopeless
 from membership.lives import Life, turn

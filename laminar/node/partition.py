@@ -20,8 +20,8 @@ import msgspec
 from laminar.batch import Header, Kind, build_control
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
-from laminar.log.log import Log
-from laminar.log.rows import Row
+from laminar.log.format.index_entry import Row
+from laminar.log.partition_log.log import Log
 from laminar.node import reads
 from laminar.node.copies import Copies
 from laminar.node.cursors import MAX_CURSORS, Cursor, CursorChange, Cursors

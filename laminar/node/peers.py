@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from laminar.log.document import Document
-from laminar.log.errors import DamagedDocument, DiskError
-from laminar.log.log import Log
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedDocument, DiskError
+from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.transport import Address, TcpAddress
 from membership.gossip import Member

@@ -20,11 +20,11 @@ import msgspec
 import uvloop
 
 from laminar.batch import Header
-from laminar.log.errors import DamagedRange, DiskError
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import logs_directory
-from laminar.log.settings import StorageSettings
+from laminar.log.disk.errors import DamagedRange, DiskError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.format.settings import StorageSettings
+from laminar.log.partition_log.log import Log
+from laminar.log.recovery.node import logs_directory
 from laminar.log.storage import Storage
 from laminar.node.boot import Boot
 from laminar.node.comeback import EXIT_COMEBACK, LOOK_S, ComeBack, failed_logs, may_pass, pause_s

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from laminar.batch import Header, Kind, as_large, as_published, tag_bit
 from laminar.http.api.problems import Problem
-from laminar.log.errors import DamagedRange, EntriesGone
-from laminar.log.log import Log
+from laminar.log.disk.errors import DamagedRange, EntriesGone
+from laminar.log.partition_log.log import Log
 from laminar.node.stages import publish_record
 from laminar.node.wire import Buffer
 

@@ -4,8 +4,9 @@ One for each process, shards and controller alike. A storage tells what it finds
 hold the group are asked in turn, the leader's first, for the entry. A node gives only what it has just
 verified, and only an entry that is the wanted one by (index, term) or is committed there: both name one entry
 of the group for ever. Whether the bytes fit into the place, by checksums, the chain to both neighbours,
-offsets and size, is decided once more where they are put back (`laminar.log.keeper`). Meanwhile everything
-else is served. It knows how replicas find each other by what it is given, and nothing of topics.
+offsets and size, is decided once more where they are put back (`laminar.log.integrity.damage_registry`).
+Meanwhile everything else is served. It knows how replicas find each other by what it is given, and nothing of
+topics.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import msgspec
 
 from laminar.batch import BatchError, Header
-from laminar.log.errors import (
+from laminar.log.disk.errors import (
     DamagedRange,
     DiskError,
     EntriesGone,
@@ -28,9 +29,9 @@ from laminar.log.errors import (
     StorageClosed,
     StorageError,
 )
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.quarantine import Damage
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
+from laminar.log.segment.quarantine import Damage
 from laminar.node.calls import RemoteError, TransportError
 from laminar.node.replica import Replica
 from laminar.node.transport import Address, Peer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from laminar.batch import Header, Kind, build_control, stamp
-from laminar.log.log import Log
+from laminar.log.partition_log.log import Log
 from laminar.node.log_start import log_start_record
 from laminar.node.wire import Buffer, ConfigurationRecord, configuration_record, entry_of
 from raft.configuration import Configuration

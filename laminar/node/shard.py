@@ -15,13 +15,13 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.http.server.server import HttpServer, ServerLimits
-from laminar.log.document import Document
-from laminar.log.errors import StorageError
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import Map, shard_home, trash_directory
-from laminar.log.resources import raise_open_file_limit
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import StorageError
+from laminar.log.disk.open_files import raise_open_file_limit
+from laminar.log.disk.trash import Trash
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.recovery.node import Map, shard_home, trash_directory
 from laminar.log.storage import Storage
-from laminar.log.trash import Trash
 from laminar.node import derived
 from laminar.node.api.app import Api
 from laminar.node.boot import CONTROLLER, Boot

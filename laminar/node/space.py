@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable
 
 from laminar.http.api.problems import Problem
-from laminar.log.disk import Disk
-from laminar.log.errors import DiskError
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import DiskError
 
 _log = logging.getLogger("laminar.space")
 

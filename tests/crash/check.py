@@ -9,13 +9,13 @@ from pathlib import Path
 from laminar.batch import Batch
 from laminar.batch.header import Kind
 from laminar.log import Map, RecordsLost, Storage, StorageSettings, recover_node, shard_home
-from laminar.log.disk import Disk
-from laminar.log.errors import StorageError
-from laminar.log.library import LogFolder
-from laminar.log.local import LocalLog
-from laminar.log.log import Log
-from laminar.log.node_recovery import logs_directory
-from laminar.log.settings import MIB
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import StorageError
+from laminar.log.format.settings import MIB
+from laminar.log.library.folder import LogFolder
+from laminar.log.library.local_log import LocalLog
+from laminar.log.partition_log.log import Log
+from laminar.log.recovery.node import logs_directory
 from tests.crash import node_load
 from tests.crash.acts import Promised, value
 from tests.crash.library_load import SETTINGS, disk_after

@@ -14,10 +14,10 @@ import random
 from pathlib import Path
 
 from laminar.log import StorageSettings
-from laminar.log.disk import Disk, RealDisk
-from laminar.log.library import LogFolder
-from laminar.log.local import LocalLog
-from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log.disk.disk import Disk, RealDisk
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
+from laminar.log.library.folder import LogFolder
+from laminar.log.library.local_log import LocalLog
 from tests.crash import mutants
 from tests.crash.acts import Act, Diary, value
 

@@ -11,20 +11,20 @@ def _mutant(where: str, old: str, new: str) -> Mutant:
 
 MUTANTS: dict[str, tuple[Mutant, ...]] = {
     "frames are not synced": (
-        _mutant("journal:Journal.write", "self._file.pwritev_synced(", "self._file.pwritev("),
+        _mutant("commit.journal:Journal.write", "self._file.pwritev_synced(", "self._file.pwritev("),
     ),
-    "directories are not synced": (_mutant("disk:RealDisk.sync_directory", "os.fsync(fd)", "pass"),),
+    "directories are not synced": (_mutant("disk.disk:RealDisk.sync_directory", "os.fsync(fd)", "pass"),),
     "recovery does not write again what it read": (
-        _mutant("recovery:recover_home", "_write_again(disk, home, verdict.unsure)", "pass"),
+        _mutant("recovery.home:recover_home", "_write_again(disk, home, verdict.unsure)", "pass"),
         _mutant(
-            "segment:SegmentFile.write",
+            "segment.segment_file:SegmentFile.write",
             "size = self._data.pwritev(frames, position)",
             "size = sum(map(len, frames))\n"
             '    if bytes(self._data.open().pread(size, position)) != b"".join(frames):\n'
             "        self._data.pwritev(frames, position)",
         ),
         _mutant(
-            "writer:Writer.adopt",
+            "commit.segment_writer:Writer.adopt",
             "if last.file.data().size() != last.size:",
             "if False:",
         ),

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from laminar.aio import Client, Topic, connect
-from laminar.log.settings import MIB
+from laminar.log.format.settings import MIB
 from laminar.testing.nodes import free_host
 from tests.crash import trace
 from tests.crash.acts import Act, Diary, value

@@ -1,6 +1,6 @@
 """The fault disk: it loses power, and does whatever else disks do to those who trust them.
 
-One implementation of `laminar.log.disk.Disk` for the storage tests, the simulator (all in memory,
+One implementation of `laminar.log.disk.disk.Disk` for the storage tests, the simulator (all in memory,
 the same for the same seed, no clock) and real processes (`FaultDisk.over` a directory: only what was synced
 reaches it, the rest lives in the process and dies with it, so kill -9 is a loss of power).
 
@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from threading import Lock as ThreadLock
 from typing import Self
 
-from laminar.log.disk import Buffer, File, Lock, RealDisk
-from laminar.log.errors import DiskError
+from laminar.log.disk.disk import Buffer, File, Lock, RealDisk
+from laminar.log.disk.errors import DiskError
 from tests.disks.contents import BLOCK, Content
 from tests.disks.faults import Gate, Rule, Rules, RulesFile
 from tests.disks.names import Directory, Effect, FileNode, Names, RealNames

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from laminar.log.disk import MAX_BUFFERS, Disk, RealDisk
-from laminar.log.errors import DiskError
+from laminar.log.disk.disk import MAX_BUFFERS, Disk, RealDisk
+from laminar.log.disk.errors import DiskError
 from tests.disks.fault_disk import FaultDisk
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.log.errors import DiskError
+from laminar.log.disk.errors import DiskError
 from tests.disks.fault_disk import BLOCK, FaultDisk, PowerCut
 from tests.disks.faults import Rule, Rules
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from laminar.log import RealDisk
-from laminar.log.disk import Buffer, File
+from laminar.log.disk.disk import Buffer, File
 
 
 class CountingFile:

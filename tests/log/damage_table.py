@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from laminar.log import DamagedRange, Log, Storage, StorageError, recover_node
-from laminar.log.quarantine import Sealed
+from laminar.log.segment.quarantine import Sealed
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, LOGS, SMALL, contents, frame_for, manifest_entry, open_inline
 

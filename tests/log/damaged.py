@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laminar.log import DamagedRange, Log, Storage
-from laminar.log.segment import segment_name
+from laminar.log.segment.segment_file import segment_name
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import contents, frame_for, open_inline
 

@@ -15,9 +15,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from laminar.batch import Kind, build, build_control, stamp
 from laminar.log import DamagedRange, Log, LogStart, ReplicaEntry, Storage, StorageSettings
-from laminar.log.disk import Disk
-from laminar.log.errors import StorageError
-from laminar.log.worker import InlineWorker
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import StorageError
+from laminar.log.disk.threads import InlineWorker
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from laminar.log import Log, Storage
-from laminar.log.policy import FlushPolicy
+from laminar.log.format.flush_policy import FlushPolicy
 from tests.log.histories import contents, frame_for
 
 # Never by a timer: a test says when a log is synced.

@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from laminar.batch import Header
 from laminar.log import Map, ReplicaEntry, recover_node, shard_home
-from laminar.log.errors import StorageClosed, StorageError
-from laminar.log.log import Log
-from laminar.log.settings import StorageSettings
+from laminar.log.disk.errors import StorageClosed, StorageError
+from laminar.log.format.settings import StorageSettings
+from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from tests.disks.fault_disk import BLOCK, FaultDisk, PowerCut
 from tests.log.histories import History, Picture, contents, open_inline, picture_of

@@ -66,7 +66,7 @@ def _one(name: str, module: str, function: str, old: str, new: str, *tests: str)
 MUTANTS = (
     _one(
         "the scrubber reads what is not in its segment yet",
-        "scrubber",
+        "integrity.scrubber",
         "Scrubber._verify",
         "min(segment.last_index, log.written_index)",
         "segment.last_index",
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     _one(
         "a failed log's entries count as written",
-        "log",
+        "partition_log.log",
         "Log.written_index",
         "if self.files.failure is not None:",
         "if False:",
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     _one(
         "the segment that is written to is never scrubbed",
-        "scrubber",
+        "integrity.scrubber",
         "Scrubber._due",
         "if segments:",
         "if False:",
@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     _one(
         "the entries of a hole hold no offsets",
-        "walk",
+        "segment.index_rebuild",
         "missing_rows",
         "records = min(next_offset - offset, _MOST_RECORDS)",
         "records = 0",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     _one(
         "an offset is answered with what begins after it",
-        "log_lookups",
+        "partition_log.lookups",
         "LogLookups._offset_nowait",
         "if first_offset > offset:",
         "if False:",
@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     _one(
         "a log ends before the first segment that is gone",
-        "index",
+        "segment.loading",
         "load_segments",
         "if first > before.index + 1:",
         "if first > before.index + 1:\n            break\n        if False:",
@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     _one(
         "a segment of which nothing can be told is removed",
-        "aside",
+        "recovery.salvage",
         "set_aside",
         "if file.data_size():",
         "if False:",
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     _one(
         "what an index says is cut off the end of a segment is not believed",
-        "index",
+        "segment.loading",
         "_made_anew",
         "hinted_size=_ANY_SIZE if sealed else size",
         "hinted_size=size",
@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     _one(
         "a replica learns of a hole only when somebody reads there",
-        "rebuild",
+        "recovery.rebuild",
         "Rebuild._load_notes",
         "if log.quarantine.add(hole):",
         "if False:",
@@ -138,7 +138,7 @@ MUTANTS = (
     ),
     _one(
         "any number of segments may be open and wait for a sync",
-        "writer",
+        "commit.segment_writer",
         "Writer._add_dirty",
         "len(self._waiting) > files.resources.files.unsynced_limit",
         "False",
@@ -146,7 +146,7 @@ MUTANTS = (
     ),
     _one(
         "a sync covers a write that was under way when it began",
-        "resources",
+        "disk.open_files",
         "Handle.sync",
         "writes = self._ended",
         "writes = self._begun",
@@ -154,7 +154,7 @@ MUTANTS = (
     ),
     _one(
         "journal files used again without the hard states in the checkpoint",
-        "writer",
+        "commit.segment_writer",
         "Writer._picture",
         "hard_states=dict(self.hard_states)",
         "hard_states={}",
@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     _one(
         "a truncation is not in the journal",
-        "replayed",
+        "recovery.replay",
         "Replay._apply_to_log",
         "log.cut(index)",
         "pass",
@@ -170,7 +170,7 @@ MUTANTS = (
     ),
     _one(
         "recovery ends without syncing what it wrote",
-        "rebuild",
+        "recovery.rebuild",
         "Rebuild.run",
         "writer.checkpoint()",
         "writer.sync = lambda snapshot: None; writer.checkpoint(); del writer.sync",
@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     _one(
         "no prev_term: an entry follows any with the index before it",
-        "log",
+        "partition_log.log",
         "Log.append",
         "or prev_term != last_term",
         "",
@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     _one(
         "acknowledged before the sync",
-        "commits",
+        "commit.group_commit",
         "GroupCommit._write_frame",
         "place = self._journal.write(",
         "self.tell(partial(self._done, cuts, True, False))\n                place = self._journal.write(",
@@ -194,7 +194,7 @@ MUTANTS = (
     ),
     _one(
         "a frame is not synced at all",
-        "journal",
+        "commit.journal",
         "Journal.write",
         "self._file.pwritev_synced(",
         "self._file.pwritev(",
@@ -202,7 +202,7 @@ MUTANTS = (
     ),
     _one(
         "no idle marker",
-        "commits",
+        "commit.group_commit",
         "GroupCommit._mark_quiet",
         "self._hand(_Cut([], [], 0, self._cut_number, marks_end=True))",
         "pass",
@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     _one(
         "a vote's frame without its twin",
-        "journal",
+        "commit.journal",
         "Journal.write",
         "length = sum(map(len, parts))",
         "length, hard_states = sum(map(len, parts)), []",
@@ -218,7 +218,7 @@ MUTANTS = (
     ),
     _one(
         "a whole twin behind a torn frame is ignored",
-        "replay",
+        "recovery.journal_scan",
         "judge",
         "each.head.flags & FrameFlag.HARD_STATE",
         "False",
@@ -226,7 +226,7 @@ MUTANTS = (
     ),
     _one(
         "recovery touches segments before the journal is synced",
-        "recovery",
+        "recovery.home",
         "recover_home",
         "_write_again(disk, home, verdict.unsure)",
         "pass",
@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     _one(
         "what was read of the journal is only synced, not written again",
-        "recovery",
+        "recovery.home",
         "_write_again",
         "file.pwritev([frame.stored], frame.position)",
         "pass",
@@ -244,7 +244,7 @@ MUTANTS = (
         "bytes of a segment that look right are not written again",
         (
             Change(
-                "laminar.log.segment",
+                "laminar.log.segment.segment_file",
                 "SegmentFile.write",
                 "size = self._data.pwritev(frames, position)",
                 "size = sum(map(len, frames))\n"
@@ -252,7 +252,7 @@ MUTANTS = (
                 "            self._data.pwritev(frames, position)",
             ),
             Change(
-                "laminar.log.writer",
+                "laminar.log.commit.segment_writer",
                 "Writer.adopt",
                 "if last.file.data().size() != last.size:",
                 "if False:",
@@ -264,26 +264,28 @@ MUTANTS = (
         "a checkpoint is overwritten in place",
         (
             Change(
-                "laminar.log.document",
+                "laminar.log.disk.document",
                 "Document.write",
                 "number = files[0][0] + 1 if files else 1",
                 "number = files[0][0] if files else 1",
             ),
             Change(
-                "laminar.log.document",
+                "laminar.log.disk.document",
                 "Document.write",
                 "{self.name}.{copy}.new",
                 "{self.name}-{number}.{copy}",
             ),
-            Change("laminar.log.document", "Document._write_file", "self.disk.unlink(path)", "pass"),
-            Change("laminar.log.document", "Document._write_file", "exclusive=True", "exclusive=False"),
-            Change("laminar.log.document", "Document.write", "for _, name in files:", "for _, name in ():"),
+            Change("laminar.log.disk.document", "Document._write_file", "self.disk.unlink(path)", "pass"),
+            Change("laminar.log.disk.document", "Document._write_file", "exclusive=True", "exclusive=False"),
+            Change(
+                "laminar.log.disk.document", "Document.write", "for _, name in files:", "for _, name in ():"
+            ),
         ),
         ("tests/log/test_document.py::test_rot_in_one_copy_and_a_crash_at_any_step_of_the_next_write",),
     ),
     _one(
         "a document that could not be written is there",
-        "document",
+        "disk.document",
         "Document.write",
         "self._remove([*final, *fresh])",
         "pass",
@@ -291,7 +293,7 @@ MUTANTS = (
     ),
     _one(
         "a document's copies are in no synced directory when the old ones go",
-        "document",
+        "disk.document",
         "Document.write",
         "self.disk.sync_directory(self.directory)",
         "pass",
@@ -299,7 +301,7 @@ MUTANTS = (
     ),
     _one(
         "log_start without its term",
-        "log",
+        "partition_log.log",
         "Log.set_start",
         "START.pack(start.index, start.term,",
         "START.pack(start.index, 0,",
@@ -307,7 +309,7 @@ MUTANTS = (
     ),
     _one(
         "going on in place after a torn tail",
-        "replay",
+        "recovery.journal_scan",
         "judge",
         "if expected > written_lsn:",
         "if False:",
@@ -315,7 +317,7 @@ MUTANTS = (
     ),
     _one(
         "a frame vouches for frames whose sync has not returned",
-        "journal",
+        "commit.journal",
         "Journal._encode",
         "durable_lsn=self.durable_lsn",
         "durable_lsn=self.lsn - 1",
@@ -324,7 +326,7 @@ MUTANTS = (
     ),
     _one(
         "the directory of a new journal file is not synced",
-        "journal",
+        "commit.journal",
         "Journal._roll",
         "self._disk.sync_directory(self._home)",
         "pass",
@@ -332,7 +334,7 @@ MUTANTS = (
     ),
     _one(
         "the directories of segments are not synced",
-        "writer",
+        "commit.segment_writer",
         "Writer.sync",
         "for directory, owner in snapshot.directories.items():",
         "for directory, owner in ():",
@@ -341,14 +343,24 @@ MUTANTS = (
     Mutant(
         "the generation does not seed the CRC",
         (
-            Change("laminar.log.codec", "encode_frame", "crc32c(packed, seed)", "crc32c(packed, 0)"),
-            Change("laminar.log.codec", "decode_frame", "_CRC_POSITION], seed)", "_CRC_POSITION], 0)"),
+            Change(
+                "laminar.log.format.journal_codec",
+                "encode_frame",
+                "crc32c(packed, seed)",
+                "crc32c(packed, 0)",
+            ),
+            Change(
+                "laminar.log.format.journal_codec",
+                "decode_frame",
+                "_CRC_POSITION], seed)",
+                "_CRC_POSITION], 0)",
+            ),
         ),
         (f"{JOURNAL}::test_pitfall_28_a_clients_body_never_passes_for_a_frame",),
     ),
     _one(
         "a truncation reaches its segment before its record is synced",
-        "log",
+        "partition_log.log",
         "Log.truncate",
         "self.changes += 1",
         "self.changes += 1\n"
@@ -358,7 +370,7 @@ MUTANTS = (
     ),
     _one(
         "a mark is recorded without the term in which the replica comes back",
-        "codec",
+        "format.journal_codec",
         "encode_mark",
         "if least_term:",
         "if False:",
@@ -366,7 +378,7 @@ MUTANTS = (
     ),
     _one(
         "a checkpoint while segments wait for room",
-        "writer",
+        "commit.segment_writer",
         "Writer.prepare_checkpoint",
         "if self._batches:",
         "if False:",
@@ -374,7 +386,7 @@ MUTANTS = (
     ),
     _one(
         "a segment that finds no room stops its log",
-        "writer",
+        "commit.segment_writer",
         "Writer._waits_for_room",
         "return self.waits and",
         "return False and",
@@ -382,7 +394,7 @@ MUTANTS = (
     ),
     _one(
         "what is given up on a full disk waits for its turn",
-        "writer",
+        "commit.segment_writer",
         "Writer._make_room",
         "for action in new or",
         "for action in [] or [] and",
@@ -390,7 +402,7 @@ MUTANTS = (
     ),
     _one(
         "what was given up before its turn is written in its turn",
-        "writer",
+        "commit.segment_writer",
         "Writer._write",
         "segment in self._removed or files.log_id in self._gone",
         "False",
@@ -398,7 +410,7 @@ MUTANTS = (
     ),
     _one(
         "on a full disk all waits for ever",
-        "writer",
+        "commit.segment_writer",
         "Writer.apply",
         "self._batch_bytes > self._settings.max_unwritten_bytes // 2",
         "False",
@@ -406,7 +418,7 @@ MUTANTS = (
     ),
     _one(
         "rows that found no room are written again",
-        "segment",
+        "segment.segment_file",
         "SegmentFile.write",
         "self._rows += rows",
         "self._rows += rows\n        if len(self._rows) >= _ROWS_AT_ONCE:\n            self._write_rows()",
@@ -414,7 +426,7 @@ MUTANTS = (
     ),
     _one(
         "a checkpoint before the segments it names are synced",
-        "checkpoints",
+        "commit.checkpoints",
         "Checkpoints._sync",
         "self._writer.sync(snapshot)",
         "pass",
@@ -422,7 +434,7 @@ MUTANTS = (
     ),
     _one(
         "journal files go before the checkpoint is written",
-        "writer",
+        "commit.segment_writer",
         "Writer.write_checkpoint",
         "self._document.write(",
         "self.journal.delete_before(snapshot.place.file_number)\n        self._document.write(",
@@ -430,7 +442,7 @@ MUTANTS = (
     ),
     _one(
         "a synced write is taken to cover the frames before it",
-        "journal",
+        "commit.journal",
         "Journal.write",
         "if sync and not self.unsynced_bytes:",
         "if sync:",
@@ -438,7 +450,7 @@ MUTANTS = (
     ),
     _one(
         "frames that are not synced stay so when the next journal file begins",
-        "journal",
+        "commit.journal",
         "Journal._roll",
         "if self.unsynced_bytes:",
         "if False:",
@@ -446,7 +458,7 @@ MUTANTS = (
     ),
     _one(
         "batches reach their segment before their frame is synced",
-        "commits",
+        "commit.group_commit",
         "GroupCommit._gather",
         "while unsynced and unsynced[0].place.lsn <= durable_lsn:",
         "while unsynced:",
@@ -454,7 +466,7 @@ MUTANTS = (
     ),
     _one(
         "entries are acknowledged before it is recorded that they may not be synced",
-        "log",
+        "partition_log.log",
         "Log.append",
         "if interval and not self._told_unsynced:",
         "if False:",
@@ -462,7 +474,7 @@ MUTANTS = (
     ),
     _one(
         "frames that a kill cannot have torn pass for torn",
-        "replay",
+        "recovery.journal_scan",
         "judge",
         "if verdict.memory_kept:",
         "if False:",
@@ -470,7 +482,7 @@ MUTANTS = (
     ),
     _one(
         "a loss of power is taken for a kill",
-        "recovery",
+        "recovery.home",
         "recover_home",
         "checkpoint.boot_id == disk.boot_id()",
         "True",
@@ -478,7 +490,7 @@ MUTANTS = (
     ),
     _one(
         "the end mark is not asked",
-        "replay",
+        "recovery.journal_scan",
         "judge",
         "if end is not None and not torn and expected <= written_lsn:",
         "if False:",
@@ -486,7 +498,7 @@ MUTANTS = (
     ),
     _one(
         "a journal file may be shorter than it was",
-        "replay",
+        "recovery.journal_scan",
         "read_journal",
         "if size < least:",
         "if False:",
@@ -494,7 +506,7 @@ MUTANTS = (
     ),
     _one(
         "a sync that failed under acknowledged entries is not told to the next start",
-        "journal",
+        "commit.journal",
         "Journal._sync",
         "self._note_failure()",
         "pass",
@@ -502,7 +514,7 @@ MUTANTS = (
     ),
     _one(
         "the map of shards is written before the homes it names",
-        "node_recovery",
+        "recovery.node",
         "recover_node",
         "node.deal(recovered, wanted, shard_of)",
         "document.write(msgspec.msgpack.encode(wanted)); node.deal(recovered, wanted, shard_of)",
@@ -510,7 +522,7 @@ MUTANTS = (
     ),
     _one(
         "a map that is missing passes for that of a first start",
-        "node_recovery",
+        "recovery.node",
         "_read_map",
         "if not found and not document.exists():",
         "if not document.exists():",
@@ -518,7 +530,7 @@ MUTANTS = (
     ),
     _one(
         "homes of two numbers pass for those of a map",
-        "node_recovery",
+        "recovery.node",
         "_read_map",
         "len(numbers) != 1",
         "len(numbers) == 0",
@@ -526,7 +538,7 @@ MUTANTS = (
     ),
     _one(
         "an older map that was put back counts",
-        "node_recovery",
+        "recovery.node",
         "recover_node",
         "_check_homes(disk, data_directory, current)",
         "pass",
@@ -542,7 +554,7 @@ MUTANTS = (
     ),
     _one(
         "homes that are all gone are given up without a word",
-        "node_recovery",
+        "recovery.node",
         "_refuse_without_homes",
         "missing == current.shards and held",
         "False",
@@ -550,7 +562,7 @@ MUTANTS = (
     ),
     _one(
         "a home that lost its manifest knows what it held",
-        "recovery",
+        "recovery.home",
         "_read_manifest",
         "known=False",
         "known=True",
@@ -558,7 +570,7 @@ MUTANTS = (
     ),
     _one(
         "a home whose setting aside was cut off is taken as it is",
-        "recovery",
+        "recovery.home",
         "_read_manifest",
         "elif manifest.set_aside:",
         "else:",
@@ -566,7 +578,7 @@ MUTANTS = (
     ),
     _one(
         "a used home without a manifest passes for a new one",
-        "recovery",
+        "recovery.home",
         "_read_manifest",
         "_holds_something(disk, home)",
         "False",
@@ -574,7 +586,7 @@ MUTANTS = (
     ),
     _one(
         "what is left of a home without a manifest is not kept",
-        "aside",
+        "recovery.salvage",
         "set_home_aside",
         '("checkpoint-", "journal-", "manifest-")',
         '("checkpoint-", "journal-")',
@@ -582,7 +594,7 @@ MUTANTS = (
     ),
     _one(
         "a home that is missing passes for one that was never made",
-        "node_recovery",
+        "recovery.node",
         "recover_node",
         "if found is not None:",
         "if False:",
@@ -590,7 +602,7 @@ MUTANTS = (
     ),
     _one(
         "with another number of shards nobody lacks what one home forgot",
-        "node_recovery",
+        "recovery.node",
         "_Node.deal",
         "known = all(home.manifest.known for home in old)",
         "known = True",
@@ -598,7 +610,7 @@ MUTANTS = (
     ),
     _one(
         "what was set aside goes with its home",
-        "node_recovery",
+        "recovery.node",
         "_Node.remove_homes",
         'if each.startswith("damaged-")',
         "if False",
@@ -606,7 +618,7 @@ MUTANTS = (
     ),
     _one(
         "homes that hold no replicas make a map an older one",
-        "node_recovery",
+        "recovery.node",
         "_holds_replicas",
         "return bool(manifest.entries)",
         "return True",

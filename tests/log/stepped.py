@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from laminar.log import Storage
-from laminar.log.disk import Disk
-from laminar.log.settings import StorageSettings
+from laminar.log.disk.disk import Disk
+from laminar.log.format.settings import StorageSettings
 from tests.log.histories import HOME, LOGS, InlineExecutor
 
 Task = Callable[[], None]

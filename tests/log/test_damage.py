@@ -9,7 +9,7 @@ import random
 import pytest
 
 from laminar.log import DamagedRange, DiskError, Log, RepairRefused, Storage, StorageError
-from laminar.log.segment import index_name
+from laminar.log.segment.segment_file import index_name
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.damaged import VALUES, rot, segment_path, served, two_segments, without
 from tests.log.histories import History, frame_for, open_inline, run, settle

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from laminar.log import DamagedDocument
-from laminar.log.document import Document
-from laminar.log.segment import index_name, segment_name
+from laminar.log.disk.document import Document
+from laminar.log.segment.segment_file import index_name, segment_name
 from tests.disks.fault_disk import FaultDisk
 from tests.log.damaged import rot, segment_path, served, two_segments
 from tests.log.histories import HOME, History, contents, open_inline, run, settle

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from laminar.log.document import Document
-from laminar.log.errors import DamagedDocument, DiskError
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedDocument, DiskError
 from tests.disks.fault_disk import FaultDisk, PowerCut
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from laminar.log import Storage
-from laminar.log.errors import DiskError, StorageClosed, StorageError
-from laminar.log.rows import ROW_SIZE
-from laminar.log.segment import INDEX_HEAD_SIZE, index_name
+from laminar.log.disk.errors import DiskError, StorageClosed, StorageError
+from laminar.log.format.index_entry import ROW_SIZE
+from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_name
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import LOGS, SMALL, History, in_segments, open_inline, picture_of, run, settle
 

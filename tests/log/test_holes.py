@@ -8,8 +8,8 @@ import random
 import pytest
 
 from laminar.log import DamagedRange, Log, RepairRefused
-from laminar.log.rows import ROW_SIZE, UNKNOWN_KIND, pack_row
-from laminar.log.segment import INDEX_HEAD_SIZE, index_name, segment_name
+from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, pack_row
+from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_name, segment_name
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.damaged import served, without
 from tests.log.histories import contents, frame_for, open_inline, run

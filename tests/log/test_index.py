@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from laminar.log import DamagedRange, RealDisk, Storage, StorageSettings
-from laminar.log.resources import Resources
-from laminar.log.rows import ROW_SIZE, UNKNOWN_KIND
-from laminar.log.segment import CHUNK_ROWS, INDEX_HEAD_SIZE, SegmentFile, index_name, segment_name
-from laminar.log.worker import InlineWorker
+from laminar.log.disk.open_files import Resources
+from laminar.log.disk.threads import InlineWorker
+from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND
+from laminar.log.segment.segment_file import (
+    CHUNK_ROWS,
+    INDEX_HEAD_SIZE,
+    SegmentFile,
+    index_name,
+    segment_name,
+)
 from tests.disks.fault_disk import FaultDisk
 from tests.log.counting_disk import CountingDisk
 from tests.log.histories import SMALL, History, contents, frame_for, open_inline, run

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from laminar.log.errors import BrokenChain
-from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log.disk.errors import BrokenChain
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.crashing import Cutter, start_again
 from tests.log.histories import contents, open_inline, run

@@ -10,9 +10,10 @@ import random
 import pytest
 import uvloop
 
-from laminar.log import Log, StorageError, end_mark
-from laminar.log.errors import LogGone
-from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log import Log, StorageError
+from laminar.log.commit import end_mark
+from laminar.log.disk.errors import LogGone
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL, contents, frame_for, open_inline, run, settle
 from tests.log.interval_histories import NEVER, IntervalHistory

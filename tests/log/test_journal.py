@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from laminar.log.codec import (
+from laminar.log.format.journal_codec import (
     BLOCK_SIZE,
     HEAD_SIZE,
     PAIR,
@@ -19,7 +19,7 @@ from laminar.log.codec import (
     encode_frame,
     record_head,
 )
-from laminar.log.settings import StorageSettings
+from laminar.log.format.settings import StorageSettings
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, History, frame_for, open_inline, run, settle
 

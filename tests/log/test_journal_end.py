@@ -14,9 +14,9 @@ from collections.abc import Callable
 import pytest
 
 from laminar.log import Log
-from laminar.log.codec import BLOCK_SIZE
-from laminar.log.end_mark import NAME
-from laminar.log.policy import COMMIT, FlushPolicy
+from laminar.log.commit.end_mark import NAME
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
+from laminar.log.format.journal_codec import BLOCK_SIZE
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, SMALL, contents, frame_for, open_inline, run, settle
 from tests.log.interval_histories import NEVER

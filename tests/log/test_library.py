@@ -35,10 +35,10 @@ from laminar.log import (
     open_folder,
     open_log,
 )
-from laminar.log.disk import Buffer, File, RealDisk
-from laminar.log.document import Document
-from laminar.log.trash import Trash
-from laminar.log.verification import verify
+from laminar.log.disk.disk import Buffer, File, RealDisk
+from laminar.log.disk.document import Document
+from laminar.log.disk.trash import Trash
+from laminar.log.tools.verification import verify
 from tests.disks.fault_disk import FaultDisk
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 18, journal_file_bytes=1 << 18)

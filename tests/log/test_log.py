@@ -11,7 +11,7 @@ import pytest
 
 from laminar.batch import Batch, Kind, build_control, stamp
 from laminar.log import BrokenChain, DamagedRange, EntriesGone, LogStart, RealDisk, Storage
-from laminar.log.segment import index_name, segment_name
+from laminar.log.segment.segment_file import index_name, segment_name
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import LOGS, History, contents, frame_for, in_segments, open_inline, run
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from laminar.log import DamagedDocument, Map, RealDisk, Storage, recover_node, shard_home
-from laminar.log.manifest import Manifest
-from laminar.log.verification import verify
+from laminar.log.format.manifest import Manifest
+from laminar.log.tools.verification import verify
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import HOME, SMALL, manifest_entry, open_inline, run
 from tests.log.test_node_recovery import _fill, _recover, _shard_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from laminar.log.settings import StorageSettings
+from laminar.log.format.settings import StorageSettings
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, History, contents, open_inline, run
 from tests.log.machine import StorageMachine

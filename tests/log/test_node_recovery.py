@@ -7,7 +7,7 @@ import random
 import pytest
 
 from laminar.log import DamagedDocument, Map, ReplicaEntry, recover_node, shard_home
-from laminar.log.manifest import Manifest
+from laminar.log.format.manifest import Manifest
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import SMALL, contents, frame_for, manifest_entry, open_inline, run, settle
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from laminar.log import RealDisk, Storage, raise_open_file_limit, resources
+from laminar.log import RealDisk, Storage, raise_open_file_limit
+from laminar.log.disk import open_files
 from tests.log.histories import frame_for
 
 _LOGS = 80
@@ -54,7 +55,7 @@ def test_more_logs_than_open_files_are_written_and_recovered(tmp_path: Path) -> 
 async def test_segments_that_wait_for_a_sync_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "raise_open_file_limit", lambda: _LIMIT)
+    monkeypatch.setattr(open_files, "raise_open_file_limit", lambda: _LIMIT)
     storage = Storage.open(RealDisk(), f"{tmp_path}/home", f"{tmp_path}/logs")
     logs = [storage.create_log("log", number + 1) for number in range(_LOGS)]
     for log in logs:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laminar.log import StorageSettings, open_log
-from laminar.log.inspection import inspect
-from laminar.log.rows import pack_row, row_is_whole, unpack_row
-from laminar.log.verification import verify
+from laminar.log.format.index_entry import pack_row, row_is_whole, unpack_row
+from laminar.log.tools.inspection import inspect
+from laminar.log.tools.verification import verify
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 16, journal_file_bytes=1 << 16)
 

@@ -13,7 +13,7 @@ import pytest
 
 from laminar.batch import Batch, Codec, build, stamp, tag_bit
 from laminar.log import DamagedRange, Log, Storage, StorageSettings
-from laminar.log.turns import Turns
+from laminar.log.disk.fair_queue import Turns
 from tests.log.counting_disk import CountingDisk
 from tests.log.histories import frame_for
 

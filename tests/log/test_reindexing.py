@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from laminar.log import FolderInUse, NotALogFolder, StorageSettings, open_log
-from laminar.log.disk import RealDisk
-from laminar.log.errors import DiskError
-from laminar.log.reindexing import reindex
-from laminar.log.rows import ROW_SIZE
-from laminar.log.verification import verify
+from laminar.log.disk.disk import RealDisk
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.index_entry import ROW_SIZE
+from laminar.log.tools.reindexing import reindex
+from laminar.log.tools.verification import verify
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 17, journal_file_bytes=1 << 17)
 

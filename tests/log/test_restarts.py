@@ -11,8 +11,8 @@ import random
 import pytest
 
 from laminar.log import BrokenChain, LogStart, Storage, StorageClosed
-from laminar.log.errors import StorageError
-from laminar.log.segment import index_name
+from laminar.log.disk.errors import StorageError
+from laminar.log.segment.segment_file import index_name
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import History, contents, frame_for, manifest_entry, open_inline, picture_of, run
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from laminar.log import DamagedRange, RealDisk, Storage
-from laminar.log.scrubber import Scrubber
-from laminar.log.settings import StorageSettings
+from laminar.log.format.settings import StorageSettings
+from laminar.log.integrity.scrubber import Scrubber
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL, contents, frame_for, open_inline, run
 

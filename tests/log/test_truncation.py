@@ -11,7 +11,7 @@ import random
 import pytest
 
 from laminar.log import Log, LogStart, Storage
-from laminar.log.segment import segment_name
+from laminar.log.segment.segment_file import segment_name
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import LOGS, contents, frame_for, open_inline, run, settle
 

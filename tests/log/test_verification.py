@@ -16,10 +16,10 @@ import pytest
 
 import laminar
 from laminar.log import NotALogFolder, StorageSettings, open_folder, open_log
-from laminar.log.disk import ReadOnlyDisk
-from laminar.log.errors import DiskError
-from laminar.log.inspection import inspect
-from laminar.log.verification import Finding, total_bytes, verify
+from laminar.log.disk.disk import ReadOnlyDisk
+from laminar.log.disk.errors import DiskError
+from laminar.log.tools.inspection import inspect
+from laminar.log.tools.verification import Finding, total_bytes, verify
 
 SMALL = StorageSettings(first_journal_file_bytes=1 << 17, journal_file_bytes=1 << 17)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from laminar.log import Log, Storage
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.calls import PeerLost
 from laminar.node.clock import Clock
 from laminar.node.environment import Environment

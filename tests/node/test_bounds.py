@@ -11,7 +11,7 @@ import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.log import RealDisk
-from laminar.log.errors import DiskError
+from laminar.log.disk.errors import DiskError
 from laminar.node import coordinator, partition, rosters
 from laminar.node.coordinator import Coordinator
 from laminar.node.identity import IdentityError, check_owner

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from laminar.batch import Header, Kind
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import controller_home, logs_directory
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.recovery.node import controller_home, logs_directory
 from laminar.log.storage import Storage
 from laminar.node.catalog_recovery import Refused, StoppedNode
 from laminar.node.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator

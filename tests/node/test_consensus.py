@@ -14,7 +14,7 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.log.errors import StorageClosed
+from laminar.log.disk.errors import StorageClosed
 from laminar.node.receipts import Receipt
 from laminar.node.transport import Channel
 from raft.messages import AnyMessage, Append, AppendAnswer, Heartbeat, PreVote, Vote

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.batch.header import mark
 from laminar.log import Log, Storage
-from laminar.log.document import Document
+from laminar.log.disk.document import Document
 from laminar.node import derived
 from laminar.node.cursors import CursorChange
 from laminar.node.log_start import LogStartRecord, encode_state

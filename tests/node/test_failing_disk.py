@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.log.errors import StorageClosed
+from laminar.log.disk.errors import StorageClosed
 from laminar.node.transport import Channel
 from laminar.node.wire import Beat
 from raft.messages import AnyMessage, Vote, VoteAnswer

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from laminar.batch import Header, build
-from laminar.log.policy import COMMIT
+from laminar.log.format.flush_policy import COMMIT
 from laminar.node.in_line import InLine
 from laminar.node.staging import Batch, Staging
 from tests.node.alone import lone_partition

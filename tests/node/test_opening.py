@@ -11,7 +11,7 @@ import pytest
 
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.log import DamagedRange
-from laminar.log.errors import StorageError
+from laminar.log.disk.errors import StorageError
 from laminar.node.catalog_group import CatalogGroup
 from laminar.node.derived import derived_of
 from laminar.node.own_catalog import OwnCatalog

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from laminar.batch import Batch, Header, Kind
 from laminar.http.api.problems import Problem
 from laminar.log import StorageSettings
-from laminar.log.errors import StorageError
-from laminar.log.log import Log
+from laminar.log.disk.errors import StorageError
+from laminar.log.partition_log.log import Log
 from laminar.node.clock import Clock
 from laminar.node.partition import Partition
 from laminar.node.retention import Retention, Rules, expired_ends

@@ -9,7 +9,7 @@ import pytest
 
 from laminar.batch import Header, build
 from laminar.http.api.problems import Problem
-from laminar.log.errors import ReplicaStopped
+from laminar.log.disk.errors import ReplicaStopped
 from laminar.node.replica import initial_frame
 from laminar.node.tables import Tables
 from laminar.node.transport import Channel, Peer, ProtocolError

@@ -18,8 +18,8 @@ from typing import Any
 
 from laminar.batch import Batch, Header, build
 from laminar.log import DamagedRange, Storage, StorageSettings
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
 from laminar.node.clock import Clock
 from laminar.node.driver import Driver
 from laminar.node.environment import Environment

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from laminar.log.settings import StorageSettings
+from laminar.log.format.settings import StorageSettings
 from laminar.log.storage import Storage
 from laminar.node.boot import Boot
 from laminar.node.clock import Clock

@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from laminar.log.errors import StorageError
+from laminar.log.disk.errors import StorageError
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laminar.log.document import Document
-from laminar.log.errors import DiskError
-from laminar.log.manifest import ReplicaEntry
-from laminar.log.node_recovery import Map, controller_home, logs_directory, recover_node, shard_home
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.recovery.node import Map, controller_home, logs_directory, recover_node, shard_home
 from laminar.node.boot import CONTROLLER, Addresses, Boot, Role, node_roles, role_name, role_number
 from laminar.node.controller import Controller
 from laminar.node.forking import Hopeless

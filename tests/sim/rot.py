@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
-from laminar.log.log import Log
-from laminar.log.rows import ROW_SIZE, UNKNOWN_KIND
-from laminar.log.segment import INDEX_HEAD_SIZE
+from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND
+from laminar.log.partition_log.log import Log
+from laminar.log.segment.segment_file import INDEX_HEAD_SIZE
 from tests.sim.machine import Machine
 from tests.sim.world import World
 

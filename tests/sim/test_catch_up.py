@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from laminar.log.errors import DamagedRange
+from laminar.log.disk.errors import DamagedRange
 from laminar.node.calls import RemoteError
 from laminar.node.catch_up.messages import DAMAGED, PIECE
 from laminar.node.partition import Partition

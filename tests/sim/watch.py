@@ -14,7 +14,7 @@ from typing import Any
 from crc32c import crc32c
 
 from laminar.batch import HEADER_SIZE, Batch, Header, Kind
-from laminar.log.errors import DamagedRange
+from laminar.log.disk.errors import DamagedRange
 from laminar.node.own_catalog import CATALOG_NAME
 from laminar.node.partition import Partition
 from laminar.node.process import Process

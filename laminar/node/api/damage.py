@@ -15,7 +15,7 @@ from laminar.batch import BatchError, Header
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
-from laminar.log.errors import DamagedRange
+from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.exchange import FORWARDED
 from laminar.node.api.locate import Where
 from laminar.node.partition import Partition

@@ -18,7 +18,7 @@ from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch,
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
 from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
-from laminar.log.errors import DamagedRange, EntriesGone
+from laminar.log.disk.errors import DamagedRange, EntriesGone
 from laminar.node.api.cluster import integer
 from laminar.node.api.damage import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches
 from laminar.node.api.exchange import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed

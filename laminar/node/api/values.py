@@ -22,7 +22,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
-from laminar.log.errors import DamagedRange, EntriesGone
+from laminar.log.disk.errors import DamagedRange, EntriesGone
 from laminar.node.api.damage import problem_of, unreadable
 from laminar.node.api.exchange import FORWARDED
 from laminar.node.api.fetch import DIGITS, OFFSET_LIMIT, FetchRoutes

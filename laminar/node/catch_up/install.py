@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import msgspec
 
 from laminar.batch import HEADER_SIZE, BatchError, Header, verify
-from laminar.log.errors import BrokenChain, StorageClosed, StorageError
-from laminar.log.log import Log
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.disk.errors import BrokenChain, StorageClosed, StorageError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node import derived
 from laminar.node.catch_up.messages import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.log.errors import StorageError
-from laminar.log.manifest import ReplicaEntry
+from laminar.log.disk.errors import StorageError
+from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.storage import Storage
 from laminar.node.catch_up.install import UNFINISHED, Installer
 from laminar.node.catch_up.lagging import Lagging

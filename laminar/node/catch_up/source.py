@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from laminar.log.errors import DamagedRange, EntriesGone, StorageError
+from laminar.log.disk.errors import DamagedRange, EntriesGone, StorageError
 from laminar.node.catch_up.messages import (
     DAMAGED,
     GONE,

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from laminar.log.disk import Buffer, Disk, File, RealDisk
-from laminar.log.errors import DiskError
+from laminar.log.disk.disk import Buffer, Disk, File, RealDisk
+from laminar.log.disk.errors import DiskError
 from laminar.node.clock import Clock
 from laminar.node.environment import Environment
 from laminar.node.settings import SETTINGS, load

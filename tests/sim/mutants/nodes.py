@@ -178,7 +178,7 @@ NODES = [
     ),
     case(
         "a configuration of an interval log counts before it is synced",
-        "laminar.log.log:Log.append",
+        "laminar.log.partition_log.log:Log.append",
         "if kind == _CONFIGURATION:",
         "if False:",
         tests=MOVED,
@@ -223,14 +223,14 @@ NODES = [
     ),
     case(
         "the journal is not synced",
-        "laminar.log.journal:Journal.write",
+        "laminar.log.commit.journal:Journal.write",
         "self._file.pwritev_synced(",
         "self._file.pwritev(",
         tests=("tests/log/test_restarts.py",),
     ),
     case(
         "a truncation is not journaled",
-        "laminar.log.replayed:Replay._apply_to_log",
+        "laminar.log.recovery.replay:Replay._apply_to_log",
         "elif kind is RecordKind.TRUNCATE:",
         "elif kind is RecordKind.TRUNCATE and False:",
         tests=("tests/log/test_restarts.py", "tests/log/test_crashes.py"),

@@ -1,0 +1,277 @@
+"""How a checkpoint is made while commits and segments go on.
+
+Three steps. *Begin*, in the writer's thread and between two frames: a picture of all logs, and the list of
+what was written and not synced. *Sync and write*, in a thread of its own: those files and directories, then
+the document. *End*, in the writer's thread again: what could not be done is dirty once more. One checkpoint
+at a time; what asks for one while it runs gets the next.
+
+The rule by which the picture may be older than the files: a checkpoint names what was in the files when the
+picture was taken, and every byte of that was written before the syncs began. What the writer does to the
+files meanwhile comes from records of a higher LSN that are durable in the journal already (journal first),
+and the journal from the picture's place on is kept. So a truncation or deletion in between takes away only
+what a later record takes away again when recovery replays it: the same disk as if it had come just behind
+the checkpoint.
+
+A log whose segment failed stays in the picture as the last durable checkpoint had it, and its records since
+then are carried forward: written again into new frames, before the document, tagged with the picture's LSN.
+They count only for a recovery that begins at this very checkpoint; from an older one it reads the originals.
+This needs the log to be at rest, so no checkpoint begins between a failure and the moment when the last
+record of that log has passed the writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from laminar.log.commit.journal import Journal, Written, journal_name, journal_numbers
+from laminar.log.disk.disk import Buffer, Disk
+from laminar.log.disk.errors import DiskError, StorageError
+from laminar.log.disk.threads import Worker
+from laminar.log.format.checkpoint_state import Checkpoint, LogFiles
+from laminar.log.format.journal_codec import (
+    BLOCK_SIZE,
+    CARRIED,
+    HEAD_SIZE,
+    RECORD,
+    FrameFlag,
+    RecordKind,
+    decode_frame,
+    decode_records,
+    record_head,
+)
+from laminar.log.segment.segment_file import SegmentFile
+
+if TYPE_CHECKING:
+    from laminar.log.commit.segment_writer import Writer
+
+Done = Callable[[StorageError | None], None]
+# What a log's records may be once it is made. Its end is told by the checkpoint, or by a later record.
+_OF_LOGS = frozenset(
+    (
+        RecordKind.FULL,
+        RecordKind.TRUNCATE,
+        RecordKind.LOG_START,
+        RecordKind.UNSYNCED,
+        RecordKind.MARK,
+        RecordKind.POLICY,
+        RecordKind.CARRIED,
+    )
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """What one checkpoint names (`checkpoint`, at `place`), and what must be synced before it may.
+
+    `carried` are the failed logs; their records between `since` (the last durable checkpoint) and `place`
+    are written again.
+    """
+
+    checkpoint: Checkpoint
+    place: Written
+    since: Written
+    journal_bytes: int
+    dirty: dict[SegmentFile, LogFiles]
+    directories: dict[str, LogFiles | None]
+    carried: frozenset[int]
+
+
+def carried_pieces(
+    disk: Disk, home: str, journal: Journal, snapshot: Snapshot, max_bytes: int
+) -> Iterator[list[Buffer]]:
+    """The parts of the frames to come: heads and payloads of the carried logs' records, in their order."""
+    piece: list[Buffer] = []
+    room = max_bytes
+    for kind, key, payload in _records_of(disk, home, journal, snapshot):
+        size = RECORD.size + CARRIED.size + len(payload)
+        if piece and size > room:
+            yield piece
+            piece, room = [], max_bytes
+        room -= size
+        head = record_head(RecordKind.CARRIED, key, CARRIED.size + len(payload))
+        piece += (head + CARRIED.pack(snapshot.place.lsn, kind), bytes(payload))
+    if piece:
+        yield piece
+
+
+def _records_of(
+    disk: Disk, home: str, journal: Journal, snapshot: Snapshot
+) -> Iterator[tuple[RecordKind, int, memoryview]]:
+    """The carried logs' records between two checkpoints, as a recovery from the older one applies them."""
+    since, until = snapshot.since, snapshot.place
+    lsn = since.lsn
+    for number in journal_numbers(disk, home):
+        if not since.file_number <= number <= until.file_number:
+            continue
+        start = since.end_position if number == since.file_number else 0
+        file = disk.open(os.path.join(home, journal_name(number)))
+        try:
+            data = memoryview(file.pread(max(file.size() - start, 0), start))
+        finally:
+            file.close()
+        position = 0
+        while position < len(data) and lsn < until.lsn:
+            head = decode_frame(data, position, generation=journal.generation, seed=journal.seed)
+            if head is None or head.lsn <= lsn:
+                position += BLOCK_SIZE
+                continue
+            lsn = head.lsn
+            body = data[position + HEAD_SIZE : position + HEAD_SIZE + head.length]
+            position += head.stored_size
+            if head.flags & FrameFlag.TWIN:
+                continue
+            for kind, key, payload in decode_records(body, head.records):
+                if key not in snapshot.carried or kind not in _OF_LOGS:
+                    continue
+                if kind is RecordKind.CARRIED:
+                    tagged, inner = CARRIED.unpack_from(payload)
+                    if tagged == since.lsn:
+                        yield RecordKind(inner), key, payload[CARRIED.size :]
+                else:
+                    yield kind, key, payload
+    if lsn < until.lsn:
+        raise DiskError("read", home, errno.EIO, f"the journal ends at LSN {lsn}, before {until.lsn}")
+
+
+@dataclass(slots=True)
+class _Run:
+    """One checkpoint under way, and who waits for it."""
+
+    snapshot: Snapshot
+    waiting: list[Done]
+    pieces: Iterator[list[Buffer]] = field(default_factory=lambda: iter(()))
+    carried_to: Written | None = None
+
+
+class Checkpoints:
+    """Lets one checkpoint at a time go through its steps. Its methods are called in the writer's thread."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        disk: Disk,
+        home: str,
+        max_frame_bytes: int,
+        journal_worker: Worker,
+        background: Worker,
+        behind_frames: Callable[[Callable[[], None]], None],
+        on_failed: Callable[[], None],
+        on_bug: Callable[[BaseException], None],
+    ) -> None:
+        """`behind_frames` runs something in the writer's thread, behind every frame in the journal by then;
+        `on_failed` hears in the writer's thread of one that could not be made; `on_bug` is told of what no
+        checkpoint survives: the process must end.
+        """
+        self._writer = writer
+        self._disk = disk
+        self._home = home
+        self._max_frame_bytes = max_frame_bytes
+        self._journal_worker = journal_worker
+        self._background = background
+        self._behind_frames = behind_frames
+        self._on_failed = on_failed
+        self._on_bug = on_bug
+        self._running = False
+        self._waiting: list[Done] = []
+
+    def request(self, done: Done | None = None) -> None:
+        """Begin a checkpoint, or let one follow that which runs. `done` is called in the writer's thread."""
+        if done is not None:
+            self._waiting.append(done)
+        if self._running:
+            return
+        try:
+            self._writer.prepare_checkpoint()
+        except DiskError as error:
+            self._writer.failed_checkpoints += 1
+            asked, self._waiting = self._waiting, []
+            for told in asked:
+                told(error)
+            self._on_failed()
+            return
+        if self._writer.moving:
+            return  # `at_rest` comes back to it
+        snapshot = self._writer.begin_checkpoint()
+        waiting, self._waiting = self._waiting, []
+        self._running = True
+        self._submit(self._background, self._sync, _Run(snapshot, waiting))
+
+    def at_rest(self, log_id: int) -> None:
+        """No record of this failed log will come any more."""
+        self._writer.moving.discard(log_id)
+        self.request()
+
+    def _submit(self, worker: Worker, step: Callable[[_Run], None], run: _Run) -> None:
+        worker.submit(partial(self._perform, step, run))
+
+    def _perform(self, step: Callable[[_Run], None], run: _Run) -> None:
+        try:
+            step(run)
+        except BaseException as error:
+            self._on_bug(error)
+            if not isinstance(error, Exception):
+                raise
+
+    # In the background
+
+    def _sync(self, run: _Run) -> None:
+        snapshot = run.snapshot
+        self._writer.sync(snapshot)
+        if any(log_id not in snapshot.carried for log_id in list(self._writer.failed)):
+            # The picture names what is not durable. The next one will not.
+            self._behind_frames(partial(self._put_off, run))
+            return
+        if snapshot.carried:
+            journal = self._writer.journal
+            run.pieces = carried_pieces(self._disk, self._home, journal, snapshot, self._max_frame_bytes)
+        self._carry(run)
+
+    def _carry(self, run: _Run) -> None:
+        try:
+            piece = next(run.pieces, None)
+            if piece is not None:
+                self._submit(self._journal_worker, partial(self._write_piece, piece), run)
+                return
+            self._writer.write_checkpoint(run.snapshot)
+        except DiskError as error:
+            # A full or failing disk: `Storage.refusal` names the journal if this goes on.
+            self._behind_frames(partial(self._end, run, error))
+        else:
+            self._behind_frames(partial(self._end, run, None))
+
+    # In the journal's thread
+
+    def _write_piece(self, piece: list[Buffer], run: _Run) -> None:
+        journal = self._writer.journal
+        run.carried_to = journal.write(piece, records=len(piece) // 2, hard_states=[])
+        journal.mark_end()
+        self._submit(self._background, self._carry, run)
+
+    # In the writer's thread
+
+    def _put_off(self, run: _Run) -> None:
+        """A log failed in this very checkpoint: it waits until that log is at rest."""
+        self._writer.end_checkpoint(run.snapshot, written=False)
+        self._running = False
+        self._waiting = run.waiting + self._waiting
+        self.request()
+
+    def _end(self, run: _Run, error: DiskError | None) -> None:
+        # Every frame in the journal when this was asked for is applied by now, those before the carried ones
+        # among them.
+        if run.carried_to is not None:
+            self._writer.passed(run.carried_to)
+        self._writer.end_checkpoint(run.snapshot, written=error is None)
+        self._running = False
+        for done in run.waiting:
+            done(error)
+        if error is not None:
+            self._on_failed()
+        if self._waiting:
+            self.request()

@@ -1,0 +1,120 @@
+"""The end mark: a small file beside the journal that says how far the journal reaches.
+
+Each frame of a journal vouches for those before it, so nothing in it vouches for the last. The end mark does,
+once the journal is at rest. It lies in a file of its own, so that no damage of the journal's end, however
+long, takes what would tell of it. Two slots are written by turns: a torn write leaves the other.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from laminar.log.disk.disk import Buffer, Disk
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.journal_codec import BLOCK_SIZE
+
+NAME = "end-mark"
+_MAGIC = b"LMNE"
+_VERSION = 1
+_FAILED = 1
+_SLOTS = 2
+# magic, version, flags, reserved, generation, its random part, lsn, durable_lsn, hard_state_lsn; then the CRC
+_MARK = struct.Struct("<4sBBHQIxxxxQQQ")
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How far a generation's journal reaches: frames up to `lsn` are written, up to `durable_lsn` synced.
+
+    `hard_state_lsn`: the last frame among them with hard states. `failed`: a sync failed, so frames above
+    `durable_lsn` may be gone, although nothing but the process has ended.
+    """
+
+    generation: int
+    seed: int
+    lsn: int
+    durable_lsn: int
+    hard_state_lsn: int
+    failed: bool = False
+
+    def encode(self) -> bytes:
+        flags = _FAILED if self.failed else 0
+        lsns = (self.lsn, self.durable_lsn, self.hard_state_lsn)
+        packed = _MARK.pack(_MAGIC, _VERSION, flags, 0, self.generation, self.seed, *lsns)
+        return (packed + _CRC.pack(crc32c(packed))).ljust(BLOCK_SIZE, b"\0")
+
+
+def decode_end(slot: Buffer) -> End | None:
+    """What a slot holds; None where no whole mark was ever written."""
+    if len(slot) < _MARK.size + _CRC.size:
+        return None
+    magic, version, flags, _, generation, seed, lsn, durable_lsn, hard_state_lsn = _MARK.unpack_from(slot)
+    (stated,) = _CRC.unpack_from(slot, _MARK.size)
+    if (magic, version) != (_MAGIC, _VERSION) or crc32c(bytes(slot[: _MARK.size])) != stated:
+        return None
+    return End(
+        generation=generation,
+        seed=seed,
+        lsn=lsn,
+        durable_lsn=durable_lsn,
+        hard_state_lsn=hard_state_lsn,
+        failed=bool(flags & _FAILED),
+    )
+
+
+class EndMark:
+    """Writes the end marks of one generation. Opened before the generation's checkpoint is written, and used
+    after: until then the file holds what is known of the generation before.
+    """
+
+    def __init__(self, disk: Disk, home: str) -> None:
+        """Makes the file where there is none; its name is durable with the next sync of the home."""
+        path = os.path.join(home, NAME)
+        new = not disk.exists(path)
+        self._file = disk.open(path, create=new)
+        if new:
+            self._file.pwritev([bytes(_SLOTS * BLOCK_SIZE)], 0)
+            self._file.sync()
+        self._slot = 0
+
+    def write(self, end: End, *, sync: bool) -> None:
+        """Put `end` in place of the older mark: durable with `sync`, else known as long as memory is kept."""
+        self._file.pwritev([end.encode()], self._slot * BLOCK_SIZE)
+        if sync:
+            self._file.sync()
+        self._slot = (self._slot + 1) % _SLOTS
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_slots(disk: Disk, home: str) -> list[bytes]:
+    """The slots as they lie there; what cannot be read is empty."""
+    path = os.path.join(home, NAME)
+    if not disk.exists(path):
+        return []
+    slots = []
+    file = disk.open(path)
+    try:
+        for slot in range(_SLOTS):
+            try:
+                slots.append(bytes(file.pread(BLOCK_SIZE, slot * BLOCK_SIZE)))
+            except DiskError as error:
+                if not error.is_damage:
+                    raise
+                slots.append(b"")
+    finally:
+        file.close()
+    return slots
+
+
+def read_end(disk: Disk, home: str, *, generation: int, seed: int) -> End | None:
+    """The newest whole mark of this generation; None: its journal was never at rest, or no mark is whole."""
+    found = [end for slot in read_slots(disk, home) if (end := decode_end(slot)) is not None]
+    ours = [end for end in found if (end.generation, end.seed) == (generation, seed)]
+    return max(ours, key=lambda end: (end.lsn, end.durable_lsn, end.failed), default=None)

@@ -1,0 +1,436 @@
+"""Group commit: what a turn of the loop recorded goes to the journal, and its waiters are told.
+
+A frame that holds nothing but batches of `interval` logs counts when it is written; every other when it is
+durable, and with it all frames before. A sync of the former kind follows when the first of its logs is due,
+when a log has too many records that are not synced, or the journal too many bytes.
+
+What is recorded is cut at the end of the turn and handed to the journal's thread. There everything that was
+handed over during the last sync becomes one frame, so no timer decides how much a sync covers, and the
+thread never waits for the loop between two of them. The loop is told of each synced frame at once; behind
+its back the frames are gathered for the segments' writer.
+
+It knows neither logs nor segments: what a frame's actions mean is its caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from laminar.log.commit.journal import Journal, Written
+from laminar.log.disk.disk import Buffer
+from laminar.log.disk.errors import StorageClosed
+from laminar.log.disk.threads import Worker
+from laminar.log.format.settings import StorageSettings
+from laminar.log.partition_log.changes import Pending, Recorder, Vote
+
+if TYPE_CHECKING:
+    from laminar.log.partition_log.log import Log
+
+
+@dataclass(slots=True)
+class _Cut:
+    """What was recorded up to the running `number`: its changes, the logs among them, bytes in the queue.
+
+    `must_sync`: it counts when it is durable. `then_sync`: a sync follows when it counts. `marks_end`: then
+    the end mark is written. The last two also come without changes.
+    """
+
+    taken: list[Pending]
+    touched: list[Log]
+    size: int
+    number: int
+    must_sync: bool = False
+    then_sync: bool = False
+    marks_end: bool = False
+
+
+@dataclass(slots=True)
+class Frame:
+    """What a frame held, where it lies, its bytes in the queue and the running number of its last change."""
+
+    taken: list[Pending]
+    place: Written
+    size: int
+    number: int
+
+
+# After its last frame a journal counts as busy for so long: between two commits of one client nothing waits.
+BUSY_S = 0.1
+_NEVER_S = float("inf")
+
+
+class GroupCommit:
+    """See the module. Its methods are the loop's, unless they say another thread."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        journal: Journal,
+        worker: Worker,
+        settings: StorageSettings,
+        *,
+        hand_over: Callable[[list[Frame]], None],
+    ) -> None:
+        """`hand_over` is called in the journal's thread with durable frames, in their order."""
+        self._recorder = recorder
+        recorder.on_record = self._schedule
+        self._journal = journal
+        self._worker = worker
+        self._settings = settings
+        self._hand_over = hand_over
+        self.failure: BaseException | None = None
+        # Told once, when nothing recorded from now on can become durable.
+        self.on_failure: Callable[[BaseException], None] | None = None
+        self.closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scheduled = False
+        # Whether the journal's thread will look at `_handed` again. It only takes from the left.
+        self._in_flight = False
+        self._handed: deque[_Cut] = deque()
+        self._blocked = False
+        # Running numbers (see `Recorder`) of what was cut, of what counts and of what is durable.
+        self._cut_number = recorder.recorded
+        self._done_number = recorder.recorded
+        self._durable_number = recorder.recorded
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._durable_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        # When what is not synced is due, by the loop's clock, and whether the next cut is to be synced.
+        self._due_s = _NEVER_S
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._timer_s = _NEVER_S
+        self._sync_next = False
+        # Frames that are not durable yet, and durable ones that wait to be applied together; the journal's
+        # thread only.
+        self._unsynced: deque[Frame] = deque()
+        self._unsynced_limit = min(settings.unsynced_bytes, settings.max_unwritten_bytes // 4)
+        self._gathered: list[Frame] = []
+        self._gathered_bytes = 0
+        self._gather_bytes = min(
+            settings.gather_bytes, settings.max_unwritten_bytes // 2, settings.checkpoint_bytes // 4
+        )
+        # Bytes cut, and bytes that are in their segments; each counted by one thread only.
+        self._cut_bytes = 0
+        self._written_bytes = 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._quiet_since = -BUSY_S
+        self._frames = 0
+        self._syncs = 0
+        self._markers = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for a sync, or has until a moment ago: what reads beside it should mind."""
+        return self._in_flight or self.loop().time() - self._quiet_since < BUSY_S
+
+    # Waiting
+
+    def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
+        """Done when everything recorded before this call counts; with `durable`, when all of it is durable.
+
+        Each call has a future of its own.
+        """
+        future = self.loop().create_future()
+        number = self._recorder.recorded
+        if self.failure is not None or self.closed:
+            future.set_exception(StorageClosed(f"the journal is closed: {self.failure}"))
+        elif (self._durable_number if durable else self._done_number) >= number:
+            future.set_result(None)
+        else:
+            (self._durable_waiters if durable else self._waiters).append((number, future))
+            self._sync_next |= durable
+            self._schedule()
+        return future
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it belongs to: that of the first call."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """From any thread: call it on the loop."""
+        if self._loop is None:
+            return  # still alone in its thread: nobody waits for anything
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is left who could be told
+
+    def bug(self, error: BaseException) -> None:
+        """From any thread: the journal, or our own code behind it, failed."""
+        self.tell(partial(self._fail, error))
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing recorded from now on can become durable."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        waiters = [*self._waiters, *self._durable_waiters]
+        self._waiters.clear()
+        self._durable_waiters.clear()
+        for _, future in waiters:
+            if not future.done():
+                future.set_exception(StorageClosed(f"the journal failed: {error!r}"))
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    # Cutting
+
+    def _schedule(self) -> None:
+        """Cut at the end of this turn."""
+        if self._scheduled:
+            return
+        if self._loop is None:
+            try:
+                self._loop = asyncio.get_running_loop()
+            except RuntimeError:
+                return  # recorded before there is a loop: the first `sync` schedules it
+        self._scheduled = True
+        self._loop.call_soon(self._cut_scheduled)
+
+    def _cut_scheduled(self) -> None:
+        self._scheduled = False
+        self._cut()
+
+    def _cut(self) -> None:
+        """Hand what is recorded to the journal's thread.
+
+        A mistake of ours in it ends the process: what it took would be in no frame, and nobody would hear.
+        """
+        try:
+            self._cut_now()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._fail(error)
+
+    def _cut_now(self) -> None:
+        recorder = self._recorder
+        if self.failure is not None or not (recorder.pending or self._sync_next):
+            return
+        if self._behind():
+            self._blocked = True
+            # It may have caught up between the two lines; it looks at `_blocked` after it has counted.
+            if self._behind():
+                return
+            self._blocked = False
+        before = recorder.pending_bytes
+        taken = recorder.take(self._settings.max_frame_bytes)
+        size = before - recorder.pending_bytes
+        touched = list(recorder.touched)
+        if recorder.unsynced:
+            self._note_due(touched)
+        must_sync, then_sync = recorder.must_sync, self._sync_next
+        if not recorder.pending:
+            recorder.touched.clear()
+            recorder.must_sync = self._sync_next = False
+            if must_sync or then_sync:
+                self._due_s = _NEVER_S
+        self._cut_number += len(taken)
+        self._cut_bytes += size
+        self._hand(_Cut(taken, touched, size, self._cut_number, must_sync, then_sync))
+        if recorder.pending:
+            self._schedule()
+
+    def _behind(self) -> bool:
+        return self._cut_bytes - self._written_bytes > self._settings.max_unwritten_bytes
+
+    def _note_due(self, touched: list[Log]) -> None:
+        """By when what these logs recorded is to be synced."""
+        now_s = self.loop().time()
+        for log in touched:
+            policy = log.policy
+            if not policy.is_interval or log not in self._recorder.unsynced:
+                continue
+            if policy.interval_records and log.unsynced_records >= policy.interval_records:
+                self._sync_next = True
+            self._due_s = min(self._due_s, now_s + policy.interval_ms / 1000)
+        if self._due_s < self._timer_s:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+        # Kept here: what uvloop returns for an instant that is near does not know it.
+        self._timer_s = self._due_s
+        self._sync_timer = self.loop().call_at(self._due_s, self._sync_due)
+
+    def _sync_due(self) -> None:
+        self._sync_timer, self._timer_s = None, _NEVER_S
+        if self.closed or self._due_s == _NEVER_S:
+            return
+        if self.loop().time() < self._due_s:
+            # What was due first is synced already.
+            self._arm()
+            return
+        self._sync_next = True
+        self._cut()
+
+    def _hand(self, cut: _Cut) -> None:
+        self._handed.append(cut)
+        if not self._in_flight:
+            self._in_flight = True
+            self._worker.submit(self._write_frame)
+
+    # In the journal's thread
+
+    def _write_frame(self) -> None:
+        """One frame of what was handed over by now: write, sync, tell the loop, gather for the segments."""
+        try:
+            cuts = self._take()
+            parts: list[Buffer] = []
+            hard_states: list[Buffer] = []
+            taken = cuts[0].taken if len(cuts) == 1 else [change for cut in cuts for change in cut.taken]
+            for head, payload, action in taken:
+                parts.append(head)
+                parts.append(payload)
+                if type(action) is Vote:
+                    hard_states += (head, payload)
+            must_sync = any(cut.must_sync for cut in cuts)
+            number = cuts[-1].number
+            if taken:
+                records = len(taken)
+                place = self._journal.write(parts, records=records, hard_states=hard_states, sync=must_sync)
+                self._unsynced.append(Frame(taken, place, sum(cut.size for cut in cuts), number))
+                self._frames += 1
+            # If there is more, the loop goes on handing over without a word; else it will ask for this again.
+            more = bool(self._handed)
+            self.tell(partial(self._done, cuts, must_sync, more))
+            if not must_sync and (
+                any(cut.then_sync for cut in cuts) or self._journal.unsynced_bytes > self._unsynced_limit
+            ):
+                self._journal.sync()
+                self._syncs += 1
+                self.tell(partial(self._synced, number))
+            marks_end = any(cut.marks_end for cut in cuts)
+            if marks_end:
+                self._journal.mark_end()
+                self._markers += 1
+        except BaseException as error:
+            self.bug(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self._gather()
+        if self._gathered_bytes >= self._gather_bytes or marks_end:
+            self.flush()
+        if more:
+            self._worker.submit(self._write_frame)
+
+    def _gather(self) -> None:
+        """What is durable by now may go to its segments."""
+        unsynced, durable_lsn = self._unsynced, self._journal.durable_lsn
+        while unsynced and unsynced[0].place.lsn <= durable_lsn:
+            self._gathered.append(unsynced.popleft())
+            self._gathered_bytes += self._gathered[-1].size
+
+    def _take(self) -> list[_Cut]:
+        """What was handed over, up to the size of a frame, and at least one cut."""
+        handed = self._handed
+        cuts = [handed.popleft()]
+        room = self._settings.max_frame_bytes - cuts[0].size
+        while handed and handed[0].size <= room:
+            room -= handed[0].size
+            cuts.append(handed.popleft())
+        return cuts
+
+    def flush(self) -> None:
+        """In the journal's thread: let the segments follow now, with all that is durable."""
+        self._gather()
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._gathered_bytes = 0
+            self._hand_over(gathered)
+
+    # In the writer's thread
+
+    def written(self, gathered: list[Frame]) -> None:
+        """These frames are in their segments."""
+        self._recorder.written = gathered[-1].number
+        self._written_bytes += sum(frame.size for frame in gathered)
+        if self._blocked:
+            self.tell(self._unblock)
+
+    # On the loop again
+
+    def _unblock(self) -> None:
+        if self._blocked:
+            self._blocked = False
+            self._cut()
+
+    def _done(self, cuts: list[_Cut], durable: bool, more: bool) -> None:
+        """A frame is written, or durable: it counts."""
+        number = cuts[-1].number
+        self._done_number = number
+        if not more:
+            self._in_flight = False
+            if self._handed:
+                self._in_flight = True
+                self._worker.submit(self._write_frame)
+        for cut in cuts:
+            for log in cut.touched:
+                log.counts_up_to(number)
+        if durable:
+            self._note_durable(number)
+        _answer(self._waiters, number)
+        if any(cut.taken for cut in cuts) and not self._in_flight and not self._recorder.pending:
+            self._await_quiet()
+
+    def _synced(self, number: int) -> None:
+        """Everything up to there is synced, which counted before."""
+        self._note_durable(number)
+        if not self._in_flight and not self._recorder.pending:
+            self._await_quiet()
+
+    def _note_durable(self, number: int) -> None:
+        self._durable_number = number
+        unsynced = self._recorder.unsynced
+        for log in [log for log in unsynced if log.synced_up_to(number)]:
+            del unsynced[log]
+        _answer(self._durable_waiters, number)
+
+    def _await_quiet(self) -> None:
+        loop = self.loop()
+        self._quiet_since = loop.time()
+        if self._idle_timer is None and not self.closed:
+            self._idle_timer = loop.call_later(self._settings.idle_marker_ms / 1000, self._mark_quiet)
+
+    def _mark_quiet(self) -> None:
+        """Nothing has come for a while: say how far the journal reaches, and let the segments follow."""
+        self._idle_timer = None
+        if self._in_flight or self._recorder.pending or self.failure is not None or self.closed:
+            return
+        loop = self.loop()
+        due = self._quiet_since + self._settings.idle_marker_ms / 1000
+        if loop.time() < due:
+            self._idle_timer = loop.call_at(due, self._mark_quiet)
+            return
+        self._hand(_Cut([], [], 0, self._cut_number, marks_end=True))
+
+    def close(self) -> None:
+        """No sync is begun any more."""
+        self.closed = True
+        for timer in (self._idle_timer, self._sync_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "frames": self._frames,
+            "interval_syncs": self._syncs,
+            "markers": self._markers,
+            "pending_bytes": self._recorder.pending_bytes,
+            "recent_bytes": self._recorder.recent_bytes,
+            "unwritten_bytes": self._cut_bytes - self._written_bytes,
+        }
+
+
+def _answer(waiters: deque[tuple[int, asyncio.Future[None]]], number: int) -> None:
+    """Answer those who wait for a running number up to this one."""
+    while waiters and waiters[0][0] <= number:
+        _, future = waiters.popleft()
+        if not future.done():
+            future.set_result(None)

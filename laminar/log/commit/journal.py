@@ -1,0 +1,292 @@
+"""The journal's single writer: frames into files, and the syncs that make them durable.
+
+It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what
+the records mean. Frames that are not synced lie in the present file only, and any sync covers all of them.
+All of it runs in one thread, except `prepare_spare`, which may run beside it.
+A failed sync leaves the object unusable: the process ends and recovers (docs/storage.md#failures).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laminar.log.commit.end_mark import End, EndMark
+from laminar.log.disk.disk import Buffer, Disk, File
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.journal_codec import FrameFlag, FrameHead, encode_frame, padded_size
+from laminar.log.format.settings import MIB, StorageSettings
+
+_log = logging.getLogger("laminar.storage")
+
+_SPARE = "spare-"
+# Files ready for use, at most: in a steady state each checkpoint frees one, and one is being filled.
+_MAX_SPARES = 2
+_ZEROS = bytes(MIB)
+
+
+def journal_name(number: int) -> str:
+    return f"journal-{number}"
+
+
+def journal_numbers(disk: Disk, home: str) -> list[int]:
+    """The numbers of the journal files in a home, lowest first."""
+    prefix = journal_name(0)[:-1]
+    return sorted(
+        int(name[len(prefix) :])
+        for name in disk.list(home)
+        if name.startswith(prefix) and name[len(prefix) :].isdigit()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a frame (or the last of a pair) lies: its LSN, its file, where it ends, bytes used; and the size
+    to which that file was filled with zeros before its use (0: it was not).
+    """
+
+    lsn: int
+    file_number: int
+    end_position: int
+    size: int
+    file_size: int = 0
+
+
+class Journal:
+    """One generation of a shard's journal, opened at the head of a new file."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        home: str,
+        settings: StorageSettings,
+        *,
+        generation: int,
+        seed: int,
+        number: int,
+        lsn: int,
+    ) -> None:
+        """`number` of the first file, above any seen; `lsn`: the highest of any former generation."""
+        self._disk = disk
+        self._home = home
+        self._settings = settings
+        self.generation = generation
+        self.seed = seed
+        self.lsn = lsn
+        self.durable_lsn = lsn
+        # Bytes of frames that no sync has covered yet.
+        self.unsynced_bytes = 0
+        self._hard_state_lsn = 0
+        # Set while something is written: what raised then may have left clean pages that nobody wrote.
+        self._broken = False
+        self.number = number
+        for name in disk.list(home):
+            if name.startswith(_SPARE):
+                disk.unlink(os.path.join(home, name))
+        self._capacity = self._filled = settings.first_journal_file_bytes
+        self._end_mark = EndMark(disk, home)
+        self._file = self._make(journal_name(number), self._capacity)
+        self._position = 0
+        # (name, capacity, filled with zeros up to); taken by the journal's thread, added by another: single
+        # list operations only.
+        self._spares: list[tuple[str, int, int]] = []
+        self._spares_made = 0
+        self._preparing = False
+        # By number: capacity, filled with zeros up to.
+        self._capacities = {number: (self._capacity, self._filled)}
+        # No file could be made ready for when this one is full: the disk is. Set by `prepare_spare`.
+        self.starved = False
+
+    def _make(self, name: str, size: int) -> File:
+        """A new zero-filled file. On written blocks a sync costs two thirds, and nothing can lack room."""
+        file = self._disk.open(os.path.join(self._home, name), create=True, exclusive=True)
+        for position in range(0, size, MIB):
+            file.pwritev([_ZEROS[: size - position]], position)
+        file.sync()
+        self._disk.sync_directory(self._home)
+        return file
+
+    def open_generation(self) -> Written:
+        """The first, empty frame. It is durable before a checkpoint names this generation."""
+        return self.write([], records=0, hard_states=[])
+
+    def write(
+        self, parts: Sequence[Buffer], *, records: int, hard_states: Sequence[Buffer], sync: bool = True
+    ) -> Written:
+        """Write the records in `parts` as one frame. With `sync` it is durable when this returns, and so is
+        every frame before it; without, the kernel has it, and a later sync covers it.
+
+        `hard_states` are those of the parts that are hard states (head and payload each): they are written
+        a second time, as a twin behind the frame, in the same sync. Raises `DiskError`.
+        """
+        assert not self._broken, "a journal is written to after a failed write or sync"
+        self._broken = True
+        length = sum(map(len, parts))
+        twin_length = sum(map(len, hard_states))
+        size = padded_size(length) + (padded_size(twin_length) if hard_states else 0)
+        if self._position + size > self._capacity:
+            self._roll(size)
+        flags = (FrameFlag.HARD_STATE if hard_states else 0) | (0 if records else FrameFlag.MARKER)
+        buffers = self._encode(parts, flags=flags, records=records, length=length)
+        if hard_states:
+            # The last LSN at which a hard state lies is, for the twin, that of the frame before it.
+            self._hard_state_lsn = self.lsn
+            twin_flags = FrameFlag.HARD_STATE | FrameFlag.TWIN
+            buffers += self._encode(
+                hard_states, flags=twin_flags, records=len(hard_states) // 2, length=twin_length
+            )
+            self._hard_state_lsn = self.lsn
+        if sync and not self.unsynced_bytes:
+            written = self._file.pwritev_synced(buffers, self._position)
+            self.durable_lsn = self.lsn
+        else:
+            written = self._file.pwritev(buffers, self._position)
+            self.unsynced_bytes += size
+            if sync:
+                # A synced write covers its own bytes only.
+                self._sync()
+        assert written == size, f"a frame of {size} bytes took {written}"
+        self._position += size
+        self._broken = False
+        return Written(self.lsn, self.number, self._position, size, self._filled)
+
+    def sync(self) -> None:
+        """Every frame written so far is durable when this returns. Raises `DiskError`."""
+        assert not self._broken, "a journal is synced after a failed write or sync"
+        if self.unsynced_bytes:
+            self._broken = True
+            self._sync()
+            self._broken = False
+
+    def _sync(self) -> None:
+        try:
+            self._file.sync()
+        except DiskError:
+            self._note_failure()
+            raise
+        self.unsynced_bytes = 0
+        self.durable_lsn = self.lsn
+
+    def mark_end(self) -> None:
+        """Say beside the journal how far it reaches by now. As durable as the last frame is."""
+        self._end_mark.write(self._end(), sync=not self.unsynced_bytes)
+
+    def _note_failure(self) -> None:
+        """Frames that were acknowledged when they were written may be gone: the pages of a failed sync are
+        clean, and read again from the disk. The next start of this boot must know.
+        """
+        try:
+            self._end_mark.write(self._end(failed=True), sync=False)
+        except DiskError as error:
+            _log.critical("%s: that a sync failed cannot be noted: %s", self._home, error)
+
+    def _end(self, *, failed: bool = False) -> End:
+        return End(
+            generation=self.generation,
+            seed=self.seed,
+            lsn=self.lsn,
+            durable_lsn=self.durable_lsn,
+            hard_state_lsn=self._hard_state_lsn,
+            failed=failed,
+        )
+
+    def _encode(self, parts: Sequence[Buffer], *, flags: int, records: int, length: int) -> list[Buffer]:
+        self.lsn += 1
+        head = FrameHead(
+            flags=flags,
+            generation=self.generation,
+            lsn=self.lsn,
+            durable_lsn=self.durable_lsn,
+            hard_state_lsn=self._hard_state_lsn,
+            records=records,
+            length=length,
+            file_size=self._filled,
+        )
+        return encode_frame(head, parts, self.seed)
+
+    def _roll(self, size: int) -> None:
+        """Go on in the next file: a spare one where one is ready and large enough."""
+        if self.unsynced_bytes:
+            self._sync()
+        self._file.close()
+        self.number += 1
+        path = os.path.join(self._home, journal_name(self.number))
+        spare = self._spares.pop(0) if self._spares else None
+        if spare is not None and spare[1] >= size:
+            self._disk.rename(os.path.join(self._home, spare[0]), path)
+            self._file = self._disk.open(path)
+            _, self._capacity, self._filled = spare
+        else:
+            # Not zero-filled: that would make everybody wait. Appending costs about the same once.
+            self._file = self._disk.open(path, create=True, exclusive=True)
+            self._capacity, self._filled = max(size, self._next_capacity()), 0
+        self._disk.sync_directory(self._home)
+        self._capacities[self.number] = (self._capacity, self._filled)
+        self._position = 0
+
+    def _next_capacity(self) -> int:
+        return min(4 * self._capacity, self._settings.journal_file_bytes)
+
+    def wants_spare(self) -> bool:
+        """Half of the file is used and no next one is ready: `prepare_spare` should be called, once."""
+        wanted = not self._spares and not self._preparing and self._position >= self._capacity // 2
+        self._preparing |= wanted
+        return wanted
+
+    def prepare_spare(self) -> None:
+        """Make the next file ready, in the thread that also deletes. A full disk sets `starved`."""
+        self._spares_made += 1
+        name = f"{_SPARE}{self._spares_made}"
+        capacity = self._next_capacity()
+        try:
+            self._make(name, capacity).close()
+        except DiskError as error:
+            if not error.is_full:
+                raise
+            self.starved = True
+            self._disk.unlink(os.path.join(self._home, name))
+            return
+        finally:
+            self._preparing = False
+        self._spares.append((name, capacity, capacity))
+        self.starved = False
+
+    def delete_before(self, number: int) -> None:
+        """Let go of the files below `number`. Only when a durable checkpoint stands for all their frames.
+
+        That is also the only condition for using one again: what it still holds is of this generation and
+        below the checkpoint's LSN, so no recovery takes it for new.
+        """
+        for old in journal_numbers(self._disk, self._home):
+            if old >= number:
+                break
+            path = os.path.join(self._home, journal_name(old))
+            capacity, filled = self._capacities.pop(old, (0, 0))
+            if capacity == self._settings.journal_file_bytes and len(self._spares) < _MAX_SPARES:
+                self._spares_made += 1
+                name = f"{_SPARE}{self._spares_made}"
+                self._disk.rename(path, os.path.join(self._home, name))
+                self._spares.append((name, capacity, filled))
+                self.starved = False
+            else:
+                self._disk.unlink(path)
+
+    @property
+    def files(self) -> int:
+        """Files that hold records: those that no checkpoint stands for, and the present one."""
+        return len(self._capacities)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "lsn": self.lsn,
+            "file": self.number,
+            "files": self.files,
+            "position": self._position,
+            "capacity": self._capacity,
+        }
+
+    def close(self) -> None:
+        self._file.close()
+        self._end_mark.close()

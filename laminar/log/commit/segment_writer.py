@@ -1,0 +1,583 @@
+"""The segments' single writer: what the journal has made durable, put where readers look for it.
+
+It applies the actions of each synced frame in their order, so bytes of a truncated suffix can never land
+behind newer ones, and knows what a checkpoint made between two frames must sync and may say. It runs in one
+thread of its own, behind the journal. It does not know the loop or who waits for what.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from laminar.log.commit.checkpoints import Snapshot
+from laminar.log.commit.journal import Journal, Written
+from laminar.log.disk.disk import Buffer, Disk
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.checkpoint_state import (
+    Checkpoint,
+    HardState,
+    LogEnd,
+    LogFiles,
+    LogState,
+    empty_state,
+    encode_checkpoint,
+)
+from laminar.log.format.index_entry import unpack_row
+from laminar.log.format.settings import StorageSettings
+from laminar.log.partition_log.changes import (
+    Action,
+    Create,
+    Cut,
+    Delete,
+    Mark,
+    Policy,
+    Replace,
+    Start,
+    Unsynced,
+    Vote,
+    Write,
+)
+from laminar.log.segment.loading import Loaded
+from laminar.log.segment.segment_file import SegmentFile
+
+_log = logging.getLogger("laminar.storage")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Frames that go one behind the other into one segment."""
+
+    files: LogFiles
+    position: int
+    frames: list[Buffer]
+    rows: list[bytes]
+    last_index: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Actions of synced frames of which the last ends at `place`: those that are not carried out yet.
+
+    `groups` are the first of them, and not written yet. `done` is called behind the last.
+    """
+
+    actions: deque[Action]
+    place: Written
+    journal_bytes: int
+    done: Callable[[], None]
+    groups: dict[SegmentFile, _Group] = field(default_factory=dict)
+
+
+class _NoRoom(Exception):
+    """The disk is full: the action under way is to be tried again as a whole."""
+
+
+class Writer:
+    """Logs as their files have them, and the hard states of the same moment."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        home: str,
+        logs_directory: str,
+        journal: Journal,
+        place: Written,
+        settings: StorageSettings,
+    ) -> None:
+        """`place` is the end of the last frame whose actions are applied already."""
+        self._disk = disk
+        self._logs_directory = logs_directory
+        self._trash = os.path.join(os.path.dirname(logs_directory), "trash")
+        self.journal = journal
+        self._place = place
+        self._settings = settings
+        self._document = Document(disk, home, "checkpoint")
+        self.logs: dict[int, LogFiles] = {}
+        self.hard_states: dict[int, HardState] = {}
+        self.lost: set[int] = set()
+        self.replaced: dict[int, int] = {}
+        self._dirty: dict[SegmentFile, LogFiles] = {}
+        # Those of them whose file may still wait for a sync, and so is open; the oldest first.
+        self._waiting: dict[SegmentFile, LogFiles] = {}
+        # By path; the log whose own it is, or None where several share it.
+        self._dirty_directories: dict[str, LogFiles | None] = {}
+        # Folders of logs that are no more, which the disk has refused to move.
+        self._to_trash: dict[str, None] = {}
+        # Logs whose segments failed, and those of them whose last record has not come by here yet.
+        self.failed: dict[int, LogFiles] = {}
+        self.moving: set[int] = set()
+        # What is to be carried out, in its order; more than one only while the disk is full. Then no
+        # checkpoint is made, as logs may be said to hold what is not in their files yet.
+        self._batches: deque[_Batch] = deque()
+        self._batch_bytes = 0
+        self.is_full = False
+        # Whether what finds no room waits. A start does not: it fails, and is tried again.
+        self.waits = False
+        # Files and folders (by log id) that went before their turn, to make room.
+        self._removed: set[SegmentFile] = set()
+        self._gone: set[int] = set()
+        # Told in the thread where it happened.
+        self.on_failed: Callable[[LogFiles], None] | None = None
+        # The last durable checkpoint: where it stands, and each log as it has it.
+        self._checkpointed = place
+        self._held: dict[int, LogState] = {}
+        self._boot_id = disk.boot_id()
+        # Bytes of journal since the last checkpoint, and at how many the next one is due.
+        self.journal_bytes = 0
+        self._due_bytes = settings.checkpoint_due_bytes
+        self.checkpoints = 0
+        self.failed_checkpoints = 0
+
+    # Actions
+
+    def apply(
+        self,
+        actions: Iterable[Action],
+        place: Written,
+        journal_bytes: int,
+        *,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Carry out the actions of synced frames, which took so many bytes and of which the last ends at
+        `place`; then call `done`.
+
+        On a full disk they wait, and all that come later behind them, until `go_on` finds room: all of it is
+        in the journal. More of it than memory has room for is not waited for: the logs that lack room fail.
+        """
+        batch = _Batch(deque(actions), place, journal_bytes, done)
+        self._batches.append(batch)
+        self._batch_bytes += journal_bytes
+        self.go_on(batch.actions if self.is_full else None)
+        if self._batch_bytes > self._settings.max_unwritten_bytes // 2:
+            waits, self.waits = self.waits, False
+            try:
+                self.go_on()
+            finally:
+                self.waits = waits
+
+    def go_on(self, new: Iterable[Action] | None = None) -> bool:
+        """Carry out what waits, as far as there is room; whether that is all. `new`: what has just come, if
+        nothing else has changed since the last try.
+        """
+        if self.is_full and not self._make_room(new) and new is not None and self.waits:
+            return False
+        while self._batches:
+            batch = self._batches[0]
+            try:
+                self._carry_out(batch)
+            except _NoRoom as error:
+                if not self.is_full:
+                    self.is_full = True
+                    _log.error("the disk is full, segments wait in the journal until it has room: %s", error)
+                return False
+            self._place = batch.place
+            self.journal_bytes += batch.journal_bytes
+            self._batches.popleft()
+            self._batch_bytes -= batch.journal_bytes
+            batch.done()
+        if self.is_full:
+            self.is_full = False
+            self._removed.clear()
+            self._gone.clear()
+            if self.waits:
+                _log.warning("the disk has room again: what waited is in its segments")
+        return True
+
+    def _make_room(self, new: Iterable[Action] | None) -> bool:
+        """Remove at once what is going to be removed: behind what waits for room there would never be any.
+        Whether something went.
+
+        The records of it are durable, so a start finds it gone as well. What waits to be written there is
+        dropped.
+        """
+        before = len(self._removed) + len(self._gone)
+        for action in new or (action for batch in self._batches for action in batch.actions):
+            try:
+                if isinstance(action, Start) and action.files.failure is None:
+                    for segment in action.removed:
+                        if segment not in self._removed:
+                            segment.remove()
+                            self._removed.add(segment)
+                elif isinstance(action, Delete | Replace):
+                    files = action.old if isinstance(action, Replace) else action.files
+                    if files.log_id not in self._gone:
+                        files.resources.files.forget_in(files.directory)
+                        if self._is_in_trash(files.directory):
+                            self._gone.add(files.log_id)
+            except DiskError as error:
+                _log.debug("no room is made now: %s", error)  # its turn comes
+        return len(self._removed) + len(self._gone) > before
+
+    def _carry_out(self, batch: _Batch) -> None:
+        """Carry out what is left of a batch. Raises `_NoRoom`; what was done is not in it any more."""
+        actions, groups = batch.actions, batch.groups
+        while actions:
+            action = actions[0]
+            if type(action) is Write:
+                group = groups.get(action.segment)
+                if group is None:
+                    groups[action.segment] = _Group(
+                        action.files, action.position, [action.frame], [action.row], action.index
+                    )
+                else:
+                    group.frames.append(action.frame)
+                    group.rows.append(action.row)
+                    group.last_index = action.index
+            else:
+                # What changes files must find them as the records before it left them.
+                if not isinstance(action, Vote):
+                    self._flush(groups)
+                self._apply(action)
+            actions.popleft()
+        self._flush(groups)
+
+    def stop_clean(self) -> None:
+        """The next checkpoint is the last, and everything in the journal is synced."""
+        for files in self.logs.values():
+            files.unsynced = False
+
+    def _flush(self, groups: dict[SegmentFile, _Group]) -> None:
+        while groups:
+            segment = next(iter(groups))
+            self._write(segment, groups[segment])
+            del groups[segment]
+
+    def _write(self, segment: SegmentFile, group: _Group) -> None:
+        files = group.files
+        last = unpack_row(group.rows[-1], 0, group.last_index)
+        files.end_index = last.index
+        files.end_term = last.term
+        files.end_offset = last.next_offset
+        files.end_position = last.position + last.size
+        files.segment = segment.first_index
+        if files.failure is not None or segment in self._removed or files.log_id in self._gone:
+            return
+        try:
+            self.make_directory(files)
+            if not segment.exists:
+                self._dirty_directories[files.directory] = files
+            segment.write(group.position, group.frames, group.rows, self._settings.writeback_bytes)
+        except DiskError as error:
+            self._refused(files, error)
+        else:
+            self._add_dirty(segment, files)
+
+    def make_directory(self, files: LogFiles) -> None:
+        """The log's directory, made with its first entry."""
+        if not files.made:
+            self._disk.make_directory(files.directory)
+            files.made = True
+
+    def _add_dirty(self, segment: SegmentFile, files: LogFiles) -> None:
+        """Let the next checkpoint sync this segment. Where too many wait for it the oldest are synced now,
+        as a process may open only so many files.
+        """
+        self._dirty[segment] = files
+        self._waiting[segment] = files
+        while len(self._waiting) > files.resources.files.unsynced_limit:
+            oldest = next(iter(self._waiting))
+            owner = self._waiting.pop(oldest)
+            if owner.failure is None and oldest.unsynced:
+                try:
+                    oldest.prepare_sync()
+                    oldest.sync()
+                except DiskError as error:
+                    if self._waits_for_room(error):
+                        self._waiting[oldest] = owner  # with the next segment
+                        return
+                    self._fail(owner, error)
+
+    def _waits_for_room(self, error: DiskError) -> bool:
+        """Whether what failed is tried again: a write that found no room has changed nothing that counts.
+
+        Of a sync nothing is known, whatever it says.
+        """
+        return self.waits and error.is_full and not error.operation.startswith("sync")
+
+    def _refused(self, files: LogFiles, error: DiskError) -> None:
+        if self._waits_for_room(error):
+            raise _NoRoom(str(error)) from error
+        self._fail(files, error)
+
+    def _fail(self, files: LogFiles, error: DiskError) -> None:
+        """A segment failed: this log stops alone, and its records are carried from checkpoint to checkpoint.
+
+        What is in its pages is not believed again, whatever a later sync says. It may be called by the
+        thread that syncs; each step is one that others see whole.
+        """
+        if files.failure is None and self.logs.get(files.log_id) is files:
+            files.failure = error
+            self.moving.add(files.log_id)
+            self.failed[files.log_id] = files
+            if self.on_failed is not None:
+                self.on_failed(files)
+
+    def _apply(self, action: Action) -> None:
+        if isinstance(action, Vote):
+            self.hard_states[action.replica_id] = HardState(action.term, action.vote)
+        elif isinstance(action, Create):
+            self.logs[action.files.log_id] = action.files
+        elif isinstance(action, Cut):
+            self._cut(action)
+        elif isinstance(action, Start):
+            self._start(action)
+        elif isinstance(action, Mark):
+            action.files.recovering = action.recovering
+            action.files.power_lost = action.power_lost
+            action.files.incarnation = action.incarnation
+            action.files.least_term = action.least_term
+        elif isinstance(action, Unsynced):
+            action.files.unsynced = True
+        elif isinstance(action, Policy):
+            action.files.policy = action.policy
+            action.files.unsynced &= action.policy.is_interval
+        elif isinstance(action, Delete):
+            self.hard_states.pop(action.replica_id, None)
+            self.lost.discard(action.replica_id)
+            self.move_to_trash(action.files)
+        elif isinstance(action, Replace):
+            old = action.old.log_id
+            self.replaced = {
+                key: action.files.log_id if to == old else to for key, to in self.replaced.items()
+            }
+            self.replaced[old] = action.files.log_id
+            self.move_to_trash(action.old)
+
+    def _cut(self, action: Cut) -> None:
+        files = action.files
+        files.end_index = action.index - 1
+        files.end_term = action.end_term
+        files.end_offset = action.end_offset
+        files.segment = action.segment.first_index if action.segment is not None else 0
+        files.end_position = action.position
+        if files.failure is not None or files.log_id in self._gone:
+            return
+        try:
+            self._remove(files, action.removed)
+            if action.segment is not None and action.segment not in self._removed:
+                action.segment.cut(action.position, action.rows)
+                self._add_dirty(action.segment, files)
+        except DiskError as error:
+            self._refused(files, error)
+
+    def _start(self, action: Start) -> None:
+        files = action.files
+        files.start = action.start
+        if action.start.index >= files.end_index:
+            end = action.start
+            files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
+            files.segment = files.end_position = 0
+        if files.failure is not None:
+            return
+        try:
+            self._remove(files, action.removed)
+        except DiskError as error:
+            self._refused(files, error)
+
+    def _remove(self, files: LogFiles, removed: Iterable[SegmentFile]) -> None:
+        for segment in removed:
+            segment.remove()
+            self._dirty.pop(segment, None)
+            self._waiting.pop(segment, None)
+            self._dirty_directories[files.directory] = files
+
+    def move_to_trash(self, files: LogFiles) -> None:
+        """The log is no more; its files may be looked at for a day."""
+        self.logs.pop(files.log_id, None)
+        self.failed.pop(files.log_id, None)
+        self.moving.discard(files.log_id)
+        for segment in [segment for segment, owner in self._dirty.items() if owner is files]:
+            del self._dirty[segment]
+            self._waiting.pop(segment, None)
+            segment.forget()
+        files.resources.files.forget_in(files.directory)
+        self._dirty_directories.pop(files.directory, None)
+        if not self._is_in_trash(files.directory):
+            self._to_trash[files.directory] = None
+            _log.warning("%s: its folder %s cannot be moved to the trash now", files.name, files.directory)
+
+    def _is_in_trash(self, directory: str) -> bool:
+        """Move a folder of files that nobody needs; whether it is gone from its place.
+
+        A disk that refuses (a full one, say) is asked again before the next checkpoint: what makes room must
+        not end the process.
+        """
+        try:
+            if self._disk.exists(directory):
+                self._disk.make_directory(self._trash)
+                self._disk.rename(directory, os.path.join(self._trash, os.path.basename(directory)))
+                self._dirty_directories[self._logs_directory] = None
+                self._dirty_directories[self._trash] = None
+        except DiskError as error:
+            _log.debug("%s cannot be moved: %s", directory, error)
+            return False
+        return True
+
+    # Recovery
+
+    def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd) -> None:
+        """Take over a log as its segments were found: what is stale goes, the files end where it does."""
+        self.logs[files.log_id] = files
+        files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
+        self._dirty_directories[self._logs_directory] = None
+        self._remove(files, loaded.stale + loaded.unreadable)
+        for segment in loaded.made_anew:
+            if segment not in loaded.segments:
+                continue  # it became stale
+            segment.file.make_missing()
+            segment.file.rewrite_index(segment.tail)
+            self._add_dirty(segment.file, files)
+        if loaded.segments:
+            last = loaded.segments[-1]
+            files.segment, files.end_position = last.first_index, last.size
+            if last.file.data().size() != last.size:
+                last.file.cut(last.size, last.count)
+                self._add_dirty(last.file, files)
+
+    def apply_recovered(self, actions: Iterable[Action]) -> None:
+        """Carry out actions that come from the journal of a former generation."""
+        self.apply(actions, self._place, 0)
+        for files in self.logs.values():
+            if files.made:
+                self._dirty_directories[files.directory] = files
+        self.journal_bytes = 0
+
+    # Checkpoints: `laminar.log.commit.checkpoints` says which step runs where.
+
+    def due(self) -> bool:
+        """So much was written since the last checkpoint that a start would have much to read."""
+        return self.journal_bytes >= self._due_bytes
+
+    def checkpoint(self) -> None:
+        """All three steps at once, for a start. Raises `DiskError`, also that of a failing segment."""
+        self.prepare_checkpoint()
+        snapshot = self.begin_checkpoint()
+        self.sync(snapshot)
+        for files in self.failed.values():
+            assert files.failure is not None, f"{files.name} is listed as failed without a reason"
+            raise files.failure
+        self.write_checkpoint(snapshot)
+        self.end_checkpoint(snapshot, written=True)
+
+    def prepare_checkpoint(self) -> None:
+        """Hand everything that a sync is to cover to its file. In the writer's thread.
+
+        Logs may fail in it, so the picture comes after it, and when no log is in `moving`. Raises `DiskError`
+        where it waits for room.
+        """
+        if self._batches:
+            raise DiskError("write", self._logs_directory, errno.ENOSPC, "segments wait for room")
+        # Also the pause before the next try, if this one fails.
+        self._due_bytes = self.journal_bytes + self._settings.checkpoint_due_bytes // 4
+        for segment, files in self._dirty.items():
+            try:
+                if files.failure is None:
+                    segment.prepare_sync()
+            except DiskError as error:
+                if self._waits_for_room(error):
+                    raise
+                self._fail(files, error)
+        for directory in list(self._to_trash):
+            if self._is_in_trash(directory):
+                del self._to_trash[directory]
+        # Logs that were deleted while a sync of theirs failed elsewhere hold nothing up.
+        for log_id in list(self.failed):
+            if log_id not in self.logs:
+                del self.failed[log_id]
+                self.moving.discard(log_id)
+
+    def begin_checkpoint(self) -> Snapshot:
+        """The picture of all logs, and what must be synced for it. In the writer's thread."""
+        dirty, self._dirty = self._dirty, {}
+        directories, self._dirty_directories = self._dirty_directories, {}
+        return Snapshot(
+            checkpoint=self._picture(),
+            place=self._place,
+            since=self._checkpointed,
+            journal_bytes=self.journal_bytes,
+            dirty=dirty,
+            directories=directories,
+            carried=frozenset(self.failed),
+        )
+
+    def _picture(self) -> Checkpoint:
+        return Checkpoint(
+            generation=self.journal.generation,
+            seed=self.journal.seed,
+            lsn=self._place.lsn,
+            journal_file=self._place.file_number,
+            journal_position=self._place.end_position,
+            logs=[
+                files.state() if log_id not in self.failed else self._held_state(files)
+                for log_id, files in self.logs.items()
+            ],
+            hard_states=dict(self.hard_states),
+            lost=sorted(self.lost),
+            replaced=dict(self.replaced),
+            journal_size=self._place.file_size,
+            boot_id=self._boot_id,
+        )
+
+    def _held_state(self, files: LogFiles) -> LogState:
+        """A failed log as its files durably are: as in the last checkpoint, or empty as it was made."""
+        held = self._held.get(files.log_id)
+        return held if held is not None else empty_state(files.log_id, files.name)
+
+    def sync(self, snapshot: Snapshot) -> None:
+        """Make what the picture names durable; logs that fail in it are in `failed` afterwards. Blocks.
+
+        Raises `DiskError` when a directory fails that logs share: then nothing here can be relied on.
+        """
+        # One after the other: all at once would hold up the journal's own syncs (docs/decisions/0009).
+        for segment, files in snapshot.dirty.items():
+            try:
+                if files.failure is None and segment.exists:
+                    segment.sync()
+            except DiskError as error:
+                self._fail(files, error)
+        for directory, owner in snapshot.directories.items():
+            try:
+                if owner is None or owner.failure is None:
+                    self._disk.sync_directory(directory)
+            except DiskError as error:
+                if error.is_missing:
+                    continue  # its log was deleted meanwhile, by a record behind the picture
+                if owner is None:
+                    raise
+                self._fail(owner, error)
+
+    def passed(self, place: Written) -> None:
+        """Frames without actions were written up to `place`, and all frames before it are applied."""
+        if place.lsn > self._place.lsn and not self._batches:
+            self._place = place
+
+    def write_checkpoint(self, snapshot: Snapshot) -> None:
+        """The document, then freedom for the journal files it stands for. Raises `DiskError` when it cannot
+        be written (a full disk): the former one and all of the journal still stand.
+        """
+        self._document.write(encode_checkpoint(snapshot.checkpoint))
+        self.journal.delete_before(snapshot.place.file_number)
+
+    def end_checkpoint(self, snapshot: Snapshot, *, written: bool) -> None:
+        """Note what became of it. In the writer's thread."""
+        if written:
+            self._held = {state.log_id: state for state in snapshot.checkpoint.logs}
+            self._checkpointed = snapshot.place
+            self.journal_bytes -= snapshot.journal_bytes
+            self._due_bytes = self._settings.checkpoint_due_bytes
+            self.checkpoints += 1
+            return
+        self.failed_checkpoints += 1
+        for segment, files in snapshot.dirty.items():
+            if self.logs.get(files.log_id) is files and segment.exists:
+                self._dirty[segment] = files
+        for directory, owner in snapshot.directories.items():
+            if owner is None or self.logs.get(owner.log_id) is owner:
+                self._dirty_directories[directory] = owner

@@ -1,0 +1,396 @@
+"""The one door to the disk: a small interface, and the real disk behind it.
+
+Every byte that Laminar keeps passes here (an architecture test forbids `open` elsewhere in the packages
+that hold data), so that a test or the simulator can put a faulty disk in its place. All calls block but
+`pread_nowait`; callers own the threads. Every `OSError` becomes a `DiskError` here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from laminar.log.disk.errors import DiskError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# The kernel takes at most so many buffers in one call (UIO_MAXIOV).
+MAX_BUFFERS = 1024
+_SYNC_FILE_RANGE_WRITE = 2
+_preadv, _RWF_NOWAIT = os.preadv, os.RWF_NOWAIT
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class File(Protocol):
+    """One open file. Also closed when the last reference goes, so a reader in another thread is safe."""
+
+    path: str
+
+    def pread(self, size: int, position: int) -> Buffer:
+        """Up to `size` bytes; fewer only at the end of the file."""
+
+    def pread_nowait(self, size: int, position: int) -> Buffer | None:
+        """All `size` bytes from memory; None when the disk must be asked, or the file ends before."""
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers one behind the other; returns the number of bytes. Not durable before `sync`."""
+
+    def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
+        """As `pwritev`, and these bytes are durable when it returns. Only for a file of which nothing else
+        waits for a sync: what was written before is not covered.
+        """
+
+    def sync(self) -> None:
+        """What was written (and the size) is durable when this returns. Never retry after a failure."""
+
+    def start_writeback(self, size: int, position: int) -> None:
+        """A hint: begin to write these bytes now, so that a later `sync` is short. Size 0: to the end."""
+
+    def drop_cached(self, size: int, position: int) -> None:
+        """A hint: let clean pages of these bytes go from memory, so that the next read asks the medium."""
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """An exclusive lock, held until closed or until the process ends."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A file system. Names made, renamed or removed are durable after `sync_directory` of their directory."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        """For reading and writing. `create` makes a missing file, `exclusive` insists that it was missing."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, path: str) -> list[str]:
+        """Sorted names in a directory; empty when there is no such directory."""
+
+    def make_directory(self, path: str) -> None:
+        """With its parents. The names of all that were made are durable when this returns."""
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomic, in one file system; replaces a file named `new`."""
+
+    def unlink(self, path: str) -> None:
+        """A file that is missing already is fine."""
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def lock(self, path: str, *, wait: bool = True) -> Lock:
+        """Raises `DiskError` with EAGAIN when `wait` is false and another holds it."""
+
+    def free_bytes(self, path: str) -> int:
+        """What may still be written on the disk that holds `path`."""
+
+    def total_bytes(self, path: str) -> int:
+        """The size of that disk."""
+
+    def boot_id(self) -> bytes:
+        """16 bytes that are others after each start of the machine: what was written and not synced under
+        the same ones is still there, in the page cache.
+        """
+
+
+class RealFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def pread(self, size: int, position: int) -> Buffer:
+        try:
+            data = os.pread(self._fd, size, position)
+            if len(data) == size or not data:
+                return data
+            pieces = [data]
+            have = len(data)
+            while have < size and (data := os.pread(self._fd, size - have, position + have)):
+                pieces.append(data)
+                have += len(data)
+        except OSError as error:
+            raise DiskError.of("read", self.path, error) from error
+        return b"".join(pieces)
+
+    def pread_nowait(self, size: int, position: int) -> Buffer | None:
+        buffer = bytearray(size) if size < _ZEROED_BYTES else _new_bytearray(None, size)
+        try:
+            got = _preadv(self._fd, (buffer,), position, _RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return None
+            raise DiskError.of("read", self.path, error) from error
+        return buffer if got == size else None
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        total = 0
+        try:
+            for first in range(0, len(buffers), MAX_BUFFERS):
+                part = buffers[first : first + MAX_BUFFERS]
+                wanted = sum(map(len, part))
+                written = os.pwritev(self._fd, part, position + total)
+                total += written
+                if written < wanted:
+                    total += self._write_rest(b"".join(part)[written:], position + total)
+        except OSError as error:
+            raise DiskError.of("write", self.path, error) from error
+        return total
+
+    def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
+        # One call instead of two: between two the thread would wait for the interpreter lock once more, which
+        # the loop may hold for a whole turn.
+        if len(buffers) <= MAX_BUFFERS:
+            try:
+                written = os.pwritev(self._fd, buffers, position, os.RWF_DSYNC)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise DiskError.of("write", self.path, error) from error
+            else:
+                if written == sum(map(len, buffers)):
+                    return written
+        # Too many buffers, a short write, or a kernel without: the same bytes in the same place, in steps.
+        written = self.pwritev(buffers, position)
+        self.sync()
+        return written
+
+    def _write_rest(self, rest: bytes, position: int) -> int:
+        # A short write: at the 2 GiB limit of one call, or just before an error that the next call will name.
+        view = memoryview(rest)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._fd, view[done:], position + done)
+        return done
+
+    def sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise DiskError.of("sync", self.path, error) from error
+
+    def start_writeback(self, size: int, position: int) -> None:
+        if _sync_file_range is not None:
+            _sync_file_range(self._fd, position, size, _SYNC_FILE_RANGE_WRITE)
+
+    def drop_cached(self, size: int, position: int) -> None:
+        try:
+            os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            pass  # a file system without such a hint
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise DiskError.of("truncate", self.path, error) from error
+
+    def size(self) -> int:
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise DiskError.of("stat", self.path, error) from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RealDisk:
+    """The file system of this machine."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
+        try:
+            return RealFile(path, os.open(path, flags, 0o640))
+        except OSError as error:
+            raise DiskError.of("open", path, error) from error
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DiskError.of("list", path, error) from error
+
+    def make_directory(self, path: str) -> None:
+        missing = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        # The last that is there may have been made by a process that was killed before it synced the name.
+        try:
+            self.sync_directory(os.path.dirname(path) or ".")
+        except DiskError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM):
+                raise  # where we may not look nobody of ours has made anything
+        for directory in reversed(missing):
+            try:
+                os.mkdir(directory, 0o750)
+            except FileExistsError:
+                pass  # another shard of this node makes the same parents
+            except OSError as error:
+                raise DiskError.of("make directory", directory, error) from error
+            self.sync_directory(os.path.dirname(directory) or ".")
+
+    def sync_directory(self, path: str) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise DiskError.of("sync directory", path, error) from error
+
+    def rename(self, old: str, new: str) -> None:
+        try:
+            os.rename(old, new)
+        except OSError as error:
+            raise DiskError.of("rename", old, error) from error
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise DiskError.of("unlink", path, error) from error
+
+    def remove_tree(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise DiskError.of("remove", path, error) from error
+
+    def lock(self, path: str, *, wait: bool = True) -> Lock:
+        try:
+            # Not where a link leads that somebody else put there.
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+        except OSError as error:
+            raise DiskError.of("open", path, error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            os.close(fd)
+            raise DiskError.of("lock", path, error) from error
+        return RealFile(path, fd)
+
+    def free_bytes(self, path: str) -> int:
+        try:
+            state = os.statvfs(path)
+        except OSError as error:
+            raise DiskError.of("statvfs", path, error) from error
+        return state.f_bavail * state.f_frsize
+
+    def total_bytes(self, path: str) -> int:
+        try:
+            state = os.statvfs(path)
+        except OSError as error:
+            raise DiskError.of("statvfs", path, error) from error
+        return state.f_blocks * state.f_frsize
+
+    def boot_id(self) -> bytes:
+        try:
+            fd = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return bytes.fromhex(os.read(fd, 64).decode().strip().replace("-", ""))
+            finally:
+                os.close(fd)
+        except (OSError, ValueError):
+            # Never the same twice: each start then counts as one after a power loss.
+            return os.urandom(16)
+
+
+class ReadOnlyDisk(RealDisk):
+    """For looking only: nothing can be changed through it, and no lock is taken."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        if create:
+            raise self._refusal("create", path)
+        try:
+            return RealFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise DiskError.of("open", path, error) from error
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def is_locked(self, path: str) -> bool:
+        """Whether some process of this machine holds the lock file, as the kernel tells everybody."""
+        try:
+            found = os.stat(path)
+            with open("/proc/locks", encoding="ascii") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return False
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        return any(" FLOCK " in f" {line} " and place in line.split() for line in lines)
+
+    def make_directory(self, path: str) -> None:
+        raise self._refusal("make directory", path)
+
+    def rename(self, old: str, new: str) -> None:
+        raise self._refusal("rename", old)
+
+    def unlink(self, path: str) -> None:
+        raise self._refusal("unlink", path)
+
+    def remove_tree(self, path: str) -> None:
+        raise self._refusal("remove", path)
+
+    def lock(self, path: str, *, wait: bool = True) -> Lock:
+        raise self._refusal("lock", path)
+
+    def _refusal(self, operation: str, path: str) -> DiskError:
+        return DiskError(operation, path, errno.EROFS, "opened for looking only")
+
+
+def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
+    # Python has no wrapper. Called through ctypes it lets go of the interpreter lock.
+    try:
+        function: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = list(arguments)
+    function.restype = ctypes.c_int
+    return function
+
+
+_sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+# `bytearray(size)` writes zeros first, which takes as long as reading: a large one is made as C does it, with
+# whatever was there, and seen by nobody before the kernel has filled it.
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
+_new_bytearray.restype = ctypes.py_object
+_ZEROED_BYTES = 32 * 1024

@@ -1,0 +1,147 @@
+"""Small documents that are replaced as a whole: checkpoints, manifests, maps of shards.
+
+Nothing that has copies is overwritten in place: each state is two *new* files (`<name>-<number>.a` and
+`.b`) with a number above any seen, both and their directory synced, and only then are older ones
+unlinked. So a crash at any step, and rot in one copy, leave a whole document.
+
+Both copies are written and synced under other names first (`<name>.a.new`, `<name>.b.new`), which nobody
+reads. A disk that is full refuses there, so a write that fails has changed nothing and leaves no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Sequence
+
+from crc32c import crc32c
+
+from laminar.log.disk.disk import Buffer, Disk
+from laminar.log.disk.errors import DamagedDocument, DiskError
+
+_MAGIC = b"LMND"
+_VERSION = 1
+# magic, version, number, length, crc32c of everything else
+_HEAD = struct.Struct("<4sIQII")
+
+
+class Document:
+    """The newest whole payload under one name in one directory."""
+
+    def __init__(self, disk: Disk, directory: str, name: str) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.name = name
+        self._pattern = re.compile(rf"{re.escape(name)}-(\d+)\.[ab]")
+
+    def _files(self) -> list[tuple[int, str]]:
+        """(number, file name), newest first."""
+        matches = [self._pattern.fullmatch(entry) for entry in self.disk.list(self.directory)]
+        return sorted(((int(found[1]), found[0]) for found in matches if found), reverse=True)
+
+    def exists(self) -> bool:
+        """Whether there is any copy, whole or not: a document that was written once never leaves nothing."""
+        return bool(self._files())
+
+    def read(self) -> bytes | None:
+        """The newest whole payload; None when it was never written.
+
+        What is returned may be in the page cache only: `write` it again before anything is built on it.
+        Raises `DamagedDocument` when there are copies, but no whole one.
+        """
+        files = self._files()
+        reasons = []
+        for number, name in files:
+            found = self._payload(name, number)
+            if isinstance(found, bytes):
+                return found
+            reasons.append(f"{name} {found}")
+        # A crash in the very first write, or a disk that was full at each of the first, leaves less than both
+        # names: the second is made when the first is synced, and no write returned before both names are.
+        begun_only = bool(files) and files[-1][0] == 1 and all(name.endswith(".a") for _, name in files)
+        if files and not begun_only:
+            raise DamagedDocument(f"no whole copy of {self.name} in {self.directory}: {', '.join(reasons)}")
+        return None
+
+    def copies(self) -> list[tuple[int, str, bytes | str]]:
+        """Every copy, newest first: number, file name, and its payload, or what is wrong with it."""
+        return [(number, name, self._payload(name, number)) for number, name in self._files()]
+
+    def _payload(self, name: str, number: int) -> bytes | str:
+        """The payload of one copy, or what is wrong with it. Raises `DiskError` for what is no damage."""
+        try:
+            file = self.disk.open(os.path.join(self.directory, name))
+            try:
+                data = bytes(file.pread(file.size(), 0))
+            finally:
+                file.close()
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            return f"cannot be read ({error})"
+        if len(data) < _HEAD.size:
+            return f"has {len(data)} bytes, less than its head"
+        magic, version, written_number, length, checksum = _HEAD.unpack_from(data)
+        payload = data[_HEAD.size :]
+        if magic != _MAGIC:
+            return "is no such document"
+        if version > _VERSION:
+            return f"is of version {version}: a newer Laminar wrote it"
+        if (version, written_number) != (_VERSION, number) or length != len(payload):
+            return f"has a damaged head, or {len(payload)} of {length} bytes"
+        return payload if _checksum(number, payload) == checksum else "has a wrong checksum"
+
+    def write(self, payload: Buffer) -> None:
+        """Replace the document; durable when this returns. On a `DiskError` the old one stands.
+
+        It stands for this process and for the next, and a failed try leaves no file. Only where a disk that
+        has just failed also refuses to remove a name can a later start find the new one.
+        """
+        files = self._files()
+        number = files[0][0] + 1 if files else 1
+        head = _HEAD.pack(_MAGIC, _VERSION, number, len(payload), _checksum(number, payload))
+        fresh = [self._path(f"{self.name}.{copy}.new") for copy in "ab"]
+        final = [self._path(f"{self.name}-{number}.{copy}") for copy in "ab"]
+        try:
+            for path in fresh:
+                self._write_file(path, head, payload)
+            for path, name in zip(fresh, final, strict=True):
+                self.disk.rename(path, name)
+            self.disk.sync_directory(self.directory)
+        except DiskError:
+            self._remove([*final, *fresh])
+            raise
+        for _, name in files:
+            self._forget(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _write_file(self, path: str, head: bytes, payload: Buffer) -> None:
+        self.disk.unlink(path)  # of a try that a crash cut short
+        file = self.disk.open(path, create=True, exclusive=True)
+        try:
+            file.pwritev([head, payload], 0)
+            file.sync()
+        finally:
+            file.close()
+
+    def _forget(self, path: str) -> None:
+        try:
+            self.disk.unlink(path)
+        except DiskError:
+            return  # nobody reads it, or the next write removes it
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        """Leave nothing of a write that failed, as far as the disk lets us."""
+        for path in paths:
+            self._forget(path)
+        try:
+            self.disk.sync_directory(self.directory)
+        except DiskError:
+            return
+
+
+def _checksum(number: int, payload: Buffer) -> int:
+    return crc32c(payload, crc32c(_HEAD.pack(_MAGIC, _VERSION, number, len(payload), 0)))

@@ -1,0 +1,65 @@
+"""The trash: what is left of deleted topics and replaced logs, kept for a day and then removed.
+
+A log's folder comes here by one rename, which keeps no time of its own. So the first pass that sees a folder
+gives it a name with the time in it (`NAME@MS`); once that is old enough, its files are removed one by one,
+with pauses, in another thread. When space is low nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import DiskError
+
+_log = logging.getLogger("laminar.trash")
+
+PAUSE_S = 0.01
+_STAMPED = re.compile(r".+@(\d{1,16})")
+
+
+class Trash:
+    """The trash of one folder. One process purges it."""
+
+    def __init__(self, disk: Disk, directory: str, *, keep_ms: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._keep_ms = keep_ms
+        self.removed = 0
+
+    async def purge(self, *, now_ms: int, everything: bool = False) -> None:
+        """Stamp what is new; remove what was stamped `keep_ms` ago, or all of it."""
+        loop = asyncio.get_running_loop()
+        try:
+            for name in await loop.run_in_executor(None, self._due, now_ms, everything):
+                await self._remove(os.path.join(self._directory, name))
+                self.removed += 1
+                _log.info("removed %s from the trash", name)
+        except DiskError as error:
+            _log.warning("the trash cannot be emptied: %s", error)
+
+    def _due(self, now_ms: int, everything: bool) -> list[str]:
+        due = []
+        new = False
+        for name in self._disk.list(self._directory):
+            found = _STAMPED.fullmatch(name)
+            if everything or (found and now_ms - int(found[1]) >= self._keep_ms):
+                due.append(name)
+            elif not found:
+                old = os.path.join(self._directory, name)
+                self._disk.rename(old, f"{old}@{now_ms}")
+                new = True
+        if new:
+            self._disk.sync_directory(self._directory)
+        return due
+
+    async def _remove(self, folder: str) -> None:
+        """File by file: to unlink a large one may take long, and others want the disk too."""
+        loop = asyncio.get_running_loop()
+        for name in await loop.run_in_executor(None, self._disk.list, folder):
+            await loop.run_in_executor(None, self._disk.unlink, os.path.join(folder, name))
+            await asyncio.sleep(PAUSE_S)
+        await loop.run_in_executor(None, self._disk.remove_tree, folder)

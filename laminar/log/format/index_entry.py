@@ -1,0 +1,189 @@
+"""One fixed-size row per batch: what the index knows, and how it is read from a batch's header.
+
+Rows are dense by Raft index, so finding one is arithmetic. Pure: bytes in, values out. A row carries its
+own checksum, because it is the second witness of a damaged batch's (index, term).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from laminar.log.disk.disk import Buffer
+
+# The fields of a batch's header that a log needs, as docs/format.md lays them out: kind, flags, index, term,
+# prev_term, base_offset, count, body_length, append_time_ms, tag_mask, header CRC.
+HEADER = struct.Struct("<4xxBHQQQQIIq40xQ20xI")
+HEADER_SIZE = 128
+HEADER_CRC_POSITION = 124
+# Index and term of a header; the same with the checksums of body and header.
+_PLACE = struct.Struct("<8xQQ")
+_SEALED_PLACE = struct.Struct("<8xQQ96xII")
+assert _SEALED_PLACE.size == HEADER_SIZE
+assert HEADER.size == HEADER_SIZE
+KIND_AT = 5
+
+# term, base_offset, position, append_time_ms, tag_mask, count, size, kind, flags; then the row's crc32c.
+_FIELDS = struct.Struct("<QQQqQIIBBH")
+_CRC = struct.Struct("<I")
+ROW_SIZE = _FIELDS.size + _CRC.size
+assert ROW_SIZE == 56
+
+# (term, offset of the first record, position, records, size) of the row that begins at a byte of some rows:
+# what reading one record takes, and without a call of ours, as that is counted in tenths of a µs.
+unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
+
+# Of a batch that could not be read and has no row: its index is known, its term is not.
+UNKNOWN_KIND = 255
+# `Kind.STAGED`: an entry with records that nobody sees where it stands.
+STAGED_KIND = 4
+
+
+@dataclass(slots=True)
+class Row:
+    """What the index knows of one entry. `position` and `size` are bytes in its segment; `count` records."""
+
+    index: int
+    term: int
+    base_offset: int
+    count: int
+    position: int
+    size: int
+    append_time_ms: int
+    kind: int
+    tag_mask: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.count
+
+
+def pack_row(
+    term: int,
+    base_offset: int,
+    position: int,
+    append_time_ms: int,
+    tag_mask: int,
+    count: int,
+    size: int,
+    kind: int,
+) -> bytes:
+    fields = _FIELDS.pack(term, base_offset, position, append_time_ms, tag_mask, count, size, kind, 0, 0)
+    return fields + crc32c(fields).to_bytes(4, "little")
+
+
+def unpack_row(rows: Buffer, slot: int, index: int) -> Row:
+    """The row in `slot` of packed rows, as that of entry `index`."""
+    term, base_offset, position, time_ms, tag_mask, count, size, kind, _, _ = _FIELDS.unpack_from(
+        rows, slot * ROW_SIZE
+    )
+    return Row(index, term, base_offset, count, position, size, time_ms, kind, tag_mask)
+
+
+def row_is_whole(rows: Buffer, slot: int) -> bool:
+    """Whether the row's own checksum holds."""
+    view = memoryview(rows)[slot * ROW_SIZE : (slot + 1) * ROW_SIZE]
+    if len(view) < ROW_SIZE:
+        return False
+    checksum: int = _CRC.unpack_from(view, _FIELDS.size)[0]
+    return crc32c(view[: _FIELDS.size]) == checksum
+
+
+def whole_rows(rows: Buffer, count: int) -> int:
+    """How many of the first `count` rows are whole and follow each other, in bytes and in offsets."""
+    position = offset = -1
+    view = memoryview(rows)
+    end = _FIELDS.size
+    place = 0
+    for slot in range(min(count, len(view) // ROW_SIZE)):
+        _, base_offset, at, _, _, records, size, kind, _, _ = _FIELDS.unpack_from(view, place)
+        checksum: int = _CRC.unpack_from(view, place + end)[0]
+        if crc32c(view[place : place + end]) != checksum:
+            return slot
+        if position >= 0 and (at != position or base_offset != offset):
+            # A row of a hole that holds nothing lies nowhere: a repair moves where the one before it ends.
+            nowhere = kind == UNKNOWN_KIND and not size and not records
+            if base_offset != offset or not nowhere:
+                return slot
+        position, offset = at + size, base_offset + records
+        place += ROW_SIZE
+    return min(count, len(view) // ROW_SIZE)
+
+
+def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
+    """Whether these bytes are the whole frame of that entry: place and both checksums are right."""
+    if len(frame) < HEADER_SIZE:
+        return False
+    found_index, found_term, body_crc, header_crc = _SEALED_PLACE.unpack_from(frame)
+    view = memoryview(frame)
+    return bool(
+        found_index == index
+        and found_term == term
+        and crc32c(view[:HEADER_CRC_POSITION]) == header_crc
+        and crc32c(view[HEADER_SIZE:]) == body_crc
+    )
+
+
+def is_header_of(header: Buffer, row: Row) -> bool:
+    """Whether a whole header of the entry that the row names lies here."""
+    if len(header) < HEADER_SIZE:
+        return False
+    checksum: int = _CRC.unpack_from(header, HEADER_CRC_POSITION)[0]
+    place: tuple[int, int] = _PLACE.unpack_from(header)
+    return place == (row.index, row.term) and crc32c(memoryview(header)[:HEADER_CRC_POSITION]) == checksum
+
+
+def row_mask(rows: Buffer, slot: int) -> int:
+    """The tags of a row's records; all bits where nothing is known of it, so that nobody passes over damage.
+
+    A staged entry has none: its records are found by the publish that names it.
+    """
+    mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
+    if kind == STAGED_KIND:
+        return 0
+    return int(mask) if kind != UNKNOWN_KIND else _ALL_TAGS
+
+
+def row_is_shown(rows: Buffer, slot: int) -> bool:
+    """Whether a row's entry is not a staged one, which holds nothing that anybody reads where it stands."""
+    _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
+    return bool(kind != STAGED_KIND)
+
+
+def row_offset(rows: Buffer, slot: int) -> int:
+    """The offset of the first record of a row's entry."""
+    offset: int = _OFFSET.unpack_from(rows, slot * ROW_SIZE)[0]
+    return offset
+
+
+def row_offsets(rows: Buffer, slot: int) -> tuple[int, int]:
+    """The offset of the first record of a row's entry, and how many records it has."""
+    offset, count = _OFFSETS.unpack_from(rows, slot * ROW_SIZE)
+    return offset, count
+
+
+def row_next_offset(rows: Buffer, slot: int) -> int:
+    """The offset behind the last record of a row's entry."""
+    offset, count = _OFFSETS.unpack_from(rows, slot * ROW_SIZE)
+    return int(offset + count)
+
+
+def row_place(rows: Buffer, slot: int) -> tuple[int, int, int]:
+    """(term, position, size) of a row's entry: all that reading it takes."""
+    term, position, size = _WHERE.unpack_from(rows, slot * ROW_SIZE)
+    return term, position, size
+
+
+def row_term(rows: Buffer, slot: int) -> int:
+    term: int = _TERM.unpack_from(rows, slot * ROW_SIZE)[0]
+    return term
+
+
+_TERM = struct.Struct("<Q")
+_OFFSET = struct.Struct("<8xQ")
+_OFFSETS = struct.Struct("<8xQ24xI")
+_TAGS = struct.Struct("<32xQ8xB")
+_ALL_TAGS = (1 << 64) - 1
+_WHERE = struct.Struct("<Q8xQ20xI")

@@ -1,0 +1,94 @@
+"""Which replicas a shard holds: the list that makes a missing one *lost* instead of new.
+
+It knows nothing of what the entries mean; `laminar.node` decides. Apart from the checkpoint because it
+changes rarely, and must be readable where the journal is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.document import Document
+
+
+class ReplicaEntry(msgspec.Struct, kw_only=True):
+    """One replica of one partition. `voters` are (replica id, node id) at creation; ids are never reused."""
+
+    log_id: int
+    replica_id: int
+    group: bytes
+    topic: str
+    partition: int
+    partition_hash: int
+    state: str = "making"
+    incarnation: int = 0
+    created_ms: int = 0
+    voters: list[tuple[int, str]] = []
+    settings: dict[str, int | str] = {}
+
+
+class Unknown(msgspec.Struct, kw_only=True):
+    """A list that may lack replicas: the one before it was lost, and the catalog was not asked yet.
+
+    `set_aside`: what the home held when its list was lost is out of the way. Until then each start sets it
+    aside again.
+    """
+
+    entries: list[ReplicaEntry]
+    set_aside: bool = True
+
+
+_Content = list[ReplicaEntry] | Unknown
+_DECODER: msgspec.msgpack.Decoder[_Content] = msgspec.msgpack.Decoder(_Content)
+
+
+def decode_manifest(payload: bytes) -> _Content:
+    """What a manifest says."""
+    return _DECODER.decode(payload)
+
+
+class Manifest:
+    """The durable list of entries, in memory and in its document. Not thread-safe: one writer at a time.
+
+    `known`: it names all replicas that were ever here and not let go of since. Where it is False nothing may
+    be born (docs/consensus.md#births-and-removals). `set_aside` as in `Unknown`. `written`: there is one.
+    """
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._document = Document(disk, directory, "manifest")
+        self.entries: list[ReplicaEntry] = []
+        self.known = True
+        self.set_aside = True
+        self.written = False
+
+    def load(self) -> None:
+        """Read the entries and write them again: what was read may have been in the page cache only."""
+        payload = self.look()
+        if payload is not None:
+            self._document.write(payload)
+
+    def look(self) -> bytes | None:
+        """Read the entries, and change nothing; what they were read from."""
+        payload = self._document.read()
+        self.written = payload is not None
+        if payload is not None:
+            found = decode_manifest(payload)
+            if isinstance(found, Unknown):
+                self.entries, self.known, self.set_aside = found.entries, False, found.set_aside
+            else:
+                self.entries = found
+        return payload
+
+    def replace(
+        self, entries: Sequence[ReplicaEntry], *, known: bool | None = None, set_aside: bool | None = None
+    ) -> None:
+        """Durable when this returns. `known` and `set_aside` stay as they are where they are not given."""
+        entries = list(entries)
+        known = self.known if known is None else known
+        set_aside = self.set_aside if set_aside is None else set_aside
+        content = entries if known else Unknown(entries=entries, set_aside=set_aside)
+        self._document.write(msgspec.msgpack.encode(content))
+        self.entries, self.known, self.set_aside, self.written = entries, known, set_aside, True

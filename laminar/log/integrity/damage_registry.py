@@ -1,0 +1,215 @@
+"""Damage made known, made durable, and undone: one for all logs of a storage.
+
+It writes each log's notes (`laminar.log.segment.quarantine`) in the writer's thread, so behind everything
+recorded before, tells whoever can fetch the bytes elsewhere, and puts repaired bytes back in their place. A
+note is written before anything else happens to the bytes, and goes only when whole ones lie durably there. It
+does not know replicas: which bytes are the right ones is what a log's own chain says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from laminar.batch import BatchError, Header, verify
+from laminar.log.disk.disk import Buffer
+from laminar.log.disk.errors import DamagedRange, DiskError, RepairRefused, StorageError
+from laminar.log.format.index_entry import HEADER_SIZE, UNKNOWN_KIND, Row, pack_row
+from laminar.log.partition_log.log import Log
+from laminar.log.segment.index_rebuild import packed
+from laminar.log.segment.quarantine import Damage, Sealed, Unsealed, document
+
+_log = logging.getLogger("laminar.damage")
+
+Doing = Callable[[Callable[[], None]], "asyncio.Future[None]"]
+
+
+def wall_ms() -> int:
+    """Now, by the clock that goes on while we don't run."""
+    return int(time.time() * 1000)
+
+
+class Keeper:
+    """See the module. `in_writer` runs something behind all that was handed to the writer before."""
+
+    def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
+        self._in_writer = in_writer
+        self._clock_ms = clock_ms
+        # Told of each damage once, when it is found: here Raft learns what to fetch from another replica.
+        self.on_damage: Callable[[Log, DamagedRange], None] | None = None
+        # Told of it too: the rest of that log is to be looked at soon.
+        self.on_suspicion: Callable[[], None] | None = None
+        # Logs with segments that were verified since their notes were written.
+        self._unnoted: dict[Log, None] = {}
+        self.found = 0
+        self.repaired = 0
+        self.refused_repairs = 0
+
+    def adopt(self, log: Log) -> None:
+        """Keep a log from now on."""
+        log.on_damage = self._on_damage
+        log.repairer = self.repair
+
+    def _on_damage(self, log: Log, damage: Damage) -> None:
+        self.found += 1
+        log.quarantine.lift(damage.first_index)
+        log.quarantine.add(msgspec.structs.replace(damage, found_ms=self._clock_ms()))
+        log.quarantine.suspicious = True
+        error = damage.error(log.files.directory)
+        _log.error("%s: %s; everything else of this log is served", log.name, error)
+        self.note(log)
+        if self.on_suspicion is not None:
+            self.on_suspicion()
+        if self.on_damage is not None:
+            self.on_damage(log, error)
+
+    def note(self, log: Log) -> asyncio.Future[None]:
+        """Make the log's notes durable as they are now; on a bad disk they stay in memory.
+
+        Fails with `StorageClosed` only, which need not be looked at.
+        """
+        payload = log.quarantine.encode()
+
+        def write() -> None:
+            files = log.files
+            # A log that was deleted or replaced meanwhile has its notes where they were.
+            if not files.disk.exists(files.directory):
+                return
+            try:
+                document(files.disk, files.directory).write(payload)
+            except DiskError as error:
+                _log.warning("%s: what is known of its damage cannot be kept: %s", log.name, error)
+
+        future = self._in_writer(write)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return future
+
+    def lift(self, log: Log, index: int) -> asyncio.Future[None]:
+        """An entry was found whole after all."""
+        log.quarantine.lift(index)
+        return self.note(log)
+
+    def verified(self, log: Log, first_index: int, verified: Sealed | Unsealed) -> None:
+        """A segment was verified; `note_verified` makes that durable."""
+        if isinstance(verified, Sealed):
+            log.quarantine.forget_verified(first_index)
+            log.quarantine.sealed[first_index] = verified
+        else:
+            log.quarantine.unsealed = verified
+        self._unnoted[log] = None
+
+    def note_verified(self) -> None:
+        """Make durable which segments were verified since the last call.
+
+        A log's notes are written as a whole, in the thread that all segment writes pass: with each segment
+        that would be work of the square of their number. What a crash takes is verified again.
+        """
+        unnoted, self._unnoted = self._unnoted, {}
+        for log in unnoted:
+            self.note(log)
+
+    # Repair
+
+    async def repair(self, log: Log, index: int, frame: Buffer) -> None:
+        """Put the batch of a damaged entry back in its place; durable when this returns.
+
+        It must be what is missing: by checksums, by its index row where that is whole, else by the chain to
+        its neighbours and by size. Where several entries in a row have no row they are repaired from the
+        first on. Whether an entry without a row is a committed one is for the caller to know. A crash leaves
+        the entry damaged or repaired. Raises `RepairRefused`, or `DiskError`: then it is as damaged as
+        before.
+        """
+        try:
+            header = verify(frame)
+            following = await self._previous_term_of(log, index + 1)
+            row, rows = _rows_with(log, index, header, following)
+        except (BatchError, RepairRefused) as error:
+            self.refused_repairs += 1
+            raise RepairRefused(f"{log.name}, entry {index}: {error}") from error
+        segment = log.segment_of(index)
+        slot = index - segment.first_index
+        # From here to `_in_writer` nothing may wait: a truncation recorded later is applied later.
+        await self._in_writer(lambda: segment.file.repair(row.position, frame, slot, rows))
+        damage = log.quarantine.at(index)
+        if damage is None or damage.position != row.position:
+            return  # cut meanwhile
+        segment.replace_rows(index, rows)
+        log.grown(segment, row.position + row.size)
+        log.quarantine.lift(index)
+        log.quarantine.forget_verified(segment.first_index)
+        if damage.last_index > index:
+            log.quarantine.add(
+                msgspec.structs.replace(
+                    damage,
+                    first_index=index + 1,
+                    first_offset=header.next_offset,
+                    position=row.position + row.size,
+                    size=max(damage.size - row.size, 0),
+                )
+            )
+        self.repaired += 1
+        _log.warning("%s: entry %d (term %d) is repaired", log.name, index, header.term)
+        await self.note(log)
+
+    async def _previous_term_of(self, log: Log, index: int) -> int | None:
+        """The `prev_term` of an entry; None where it cannot be read."""
+        if index > log.last_index or log.quarantine.at(index) is not None:
+            return None
+        try:
+            frames = await log.read(index, index, max_bytes=1)
+        except StorageError:
+            return None
+        return Header.unpack(frames[0]).prev_term
+
+
+def _rows_with(log: Log, index: int, header: Header, following: int | None) -> tuple[Row, bytes]:
+    """The entry's row with this batch in its place, and the packed rows from it on that change.
+
+    `following` is the `prev_term` of the entry behind. Raises `RepairRefused`.
+    """
+    damage = log.quarantine.at(index)
+    if damage is None:
+        raise RepairRefused("this entry is not known as damaged")
+    size = HEADER_SIZE + header.body_length
+    old = log.row(index)
+    known = old.kind != UNKNOWN_KIND
+    last = index == damage.last_index
+    # A hole up to the end of its segment: its bytes may take what room they need.
+    open_end = not known and not old.size and damage.last_index == log.segment_of(index).last_index
+    if index != damage.first_index:
+        raise RepairRefused(f"the entries before it, from {damage.first_index} on, come first")
+    wanted = {
+        "index": (index, header.index),
+        "term": (old.term if known else header.term, header.term),
+        "previous term": (log.term(index - 1) or header.prev_term, header.prev_term),
+        "term, by the entry behind it": (header.term if following is None else following, header.term),
+        "first offset": (old.base_offset, header.base_offset),
+        "end offset": (old.next_offset if known or last else header.next_offset, header.next_offset),
+        "size": (size if open_end else old.size if known or last else min(size, old.size), size),
+    }
+    for name, (expected, found) in wanted.items():
+        if expected != found:
+            raise RepairRefused(f"the {name} is {expected}, not {found}")
+    row = Row(
+        index=index,
+        term=header.term,
+        base_offset=header.base_offset,
+        count=header.count,
+        position=old.position,
+        size=size,
+        append_time_ms=header.append_time_ms,
+        kind=header.kind,
+        tag_mask=header.tag_mask,
+    )
+    rows = packed(row)
+    if not known and not last:
+        rest = max(damage.next_offset - header.next_offset, 0)
+        rows += pack_row(
+            *(0, header.next_offset, row.position + size, 0, 0, rest),
+            *(max(damage.size - size, 0), UNKNOWN_KIND),
+        )
+    return row, rows

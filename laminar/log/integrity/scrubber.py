@@ -1,0 +1,300 @@
+"""Reads every segment again within some days, so that rot is found while replicas can still heal it.
+
+One piece at a time in the readers' pool, at a bounded rate: it never has more than one of their threads, and
+writers don't meet it. What it reads it takes from the medium: pages that are cached are dropped before, else
+rot on the platter would hide behind them. When each segment was last verified is kept with its log, so a
+restart goes on where it was. Of the segment that is written to it reads what lies in the file for certain
+(`Log.written_index`): what is on its way there is no damage. It finds and tells; it heals nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from laminar.log.disk.disk import Buffer
+from laminar.log.disk.errors import DiskError, EntriesGone, StorageClosed, StorageError
+from laminar.log.format.index_entry import Row
+from laminar.log.format.settings import MIB, StorageSettings
+from laminar.log.integrity.damage_registry import Keeper, wall_ms
+from laminar.log.partition_log.log import Log
+from laminar.log.partition_log.readers import Piece, Readers, read_frames
+from laminar.log.segment.quarantine import Sealed, Unsealed
+from laminar.log.segment.segment import ColdRows, Segment
+
+_log = logging.getLogger("laminar.scrubber")
+
+_PIECE_BYTES = MIB
+_IDLE_S = 60.0
+_HURRY_S = 1.0
+# So often it is made durable which segments were verified.
+_NOTE_EVERY_MS = 60_000
+_DAY_MS = 24 * 3_600_000
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A segment, and since when nobody has looked at it."""
+
+    since_ms: int
+    log: Log
+    first_index: int
+
+
+class Scrubber:
+    """See the module. `run` until cancelled; `logs` gives those that are there by now."""
+
+    def __init__(
+        self,
+        logs: Callable[[], Iterable[Log]],
+        *,
+        keeper: Keeper,
+        readers: Readers,
+        settings: StorageSettings,
+        clock_ms: Callable[[], int] = wall_ms,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self._logs = logs
+        self._keeper = keeper
+        self._readers = readers
+        self._bytes_per_s = settings.scrub_bytes_per_s
+        self._period_ms = settings.scrub_days * _DAY_MS
+        self._clock_ms = clock_ms
+        self._sleep = sleep
+        self.verified_bytes = 0
+        self.verified_segments = 0
+        self.damaged_batches = 0
+        self.errors = 0
+        self._waiting: list[_Due] = []
+        self._hurry = asyncio.Event()
+        self._sealed_segments = 0
+
+    async def run(self) -> None:
+        """One pass after the other, with a rest where nothing is due."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                await self.once()
+            except StorageClosed:
+                return
+            if loop.time() - started < _IDLE_S:
+                await self._rest()
+
+    def hurry(self) -> None:
+        """Damage was found in some log, which is marked as suspicious: the next pass comes soon."""
+        self._hurry.set()
+
+    async def _rest(self) -> None:
+        """A minute, or until damage is found; then others have found theirs, too."""
+        rest = asyncio.ensure_future(self._sleep(_IDLE_S))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait((rest, hurry), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rest.cancel()
+            hurry.cancel()
+        if self._hurry.is_set():
+            self._hurry.clear()
+            await self._sleep(_HURRY_S)
+
+    async def once(self) -> None:
+        """Look again at what is known as damaged, then verify every segment that is due, the oldest first."""
+        for log in list(self._logs()):
+            try:
+                await self._look_again(log)
+            except (DiskError, EntriesGone) as error:
+                self.errors += 1
+                _log.warning("%s: what is damaged cannot be looked at again: %s", log.name, error)
+        self._waiting = self._due()
+        before = self.verified_segments, self.verified_bytes, self.damaged_batches
+        noted_ms = self._clock_ms()
+        try:
+            while self._waiting:
+                due = self._waiting.pop()
+                try:
+                    await self._verify(due.log, due.first_index)
+                except DiskError as error:
+                    self.errors += 1
+                    _log.warning(
+                        "%s: segment %d cannot be verified: %s", due.log.name, due.first_index, error
+                    )
+                if not 0 <= self._clock_ms() - noted_ms < _NOTE_EVERY_MS:
+                    self._keeper.note_verified()
+                    noted_ms = self._clock_ms()
+        finally:
+            self._keeper.note_verified()
+        segments, size, damaged = (
+            self.verified_segments - before[0],
+            self.verified_bytes - before[1],
+            self.damaged_batches - before[2],
+        )
+        if segments:
+            _log.info("%d segments (%d bytes) verified, %d batches damaged", segments, size, damaged)
+
+    def _due(self) -> list[_Due]:
+        """The segments to be looked at in this pass, the oldest last."""
+        now_ms = self._clock_ms()
+        found = []
+        self._sealed_segments = 0
+        for log in self._logs():
+            suspicious, log.quarantine.suspicious = log.quarantine.suspicious, False
+            segments = log.segments()
+            for segment in segments[:-1]:
+                self._sealed_segments += 1
+                known = log.quarantine.sealed.get(segment.first_index)
+                since_ms = known.verified_ms if known is not None else segment.last_row.append_time_ms
+                if suspicious or known is None or not self._is_fresh(since_ms, now_ms):
+                    found.append(_Due(since_ms, log, segment.first_index))
+            if segments:
+                last = segments[-1]
+                begun_ms = self._verified_ms(log, last) or last.begun_ms
+                since_ms = begun_ms or last.last_row.append_time_ms
+                if suspicious or not begun_ms or not self._is_fresh(since_ms, now_ms):
+                    found.append(_Due(since_ms, log, last.first_index))
+        return sorted(found, key=lambda due: (due.since_ms, due.first_index), reverse=True)
+
+    def _is_fresh(self, since_ms: int, now_ms: int) -> bool:
+        """Whether that was lately. Half of the time is reserve: for a slow disk, days of standstill, a clock
+        put back.
+        """
+        return now_ms - self._period_ms // 2 < since_ms <= now_ms
+
+    def _verified_ms(self, log: Log, last: Segment) -> int:
+        """When the segment that is written to was verified; 0: never."""
+        known = log.quarantine.unsealed
+        return known.verified_ms if known is not None and known.segment == last.first_index else 0
+
+    async def _look_again(self, log: Log) -> None:
+        """A repair may have ended between its bytes and its note; a cable may have been the culprit."""
+        for damage in log.quarantine:
+            if damage.term == 0 or not log.first_index <= damage.first_index <= log.last_index:
+                continue
+            segment = log.segment_of(damage.first_index)
+            before = log.changes
+            row = await log.find_row(damage.first_index)
+            frames = await self._read(Piece(segment.file, [row], row.size), None)
+            if frames and before == log.changes:
+                _log.warning("%s: entry %d is whole again", log.name, damage.first_index)
+                self._keeper.lift(log, damage.first_index)
+
+    async def _verify(self, log: Log, first_index: int) -> None:
+        """Every frame of one segment against checksums and row; returns early when the log changes."""
+        before = log.changes
+        segment = next((each for each in log.segments() if each.first_index == first_index), None)
+        if segment is None:
+            return
+        is_sealed = segment is not log.segments()[-1]
+        digest = hashlib.sha256()
+        whole = True
+        index, last = first_index, min(segment.last_index, log.written_index)
+        if last < (segment.last_index if is_sealed else first_index):
+            return  # the next pass finds it in its file
+        while index <= last:
+            try:
+                rows = _rows_from(segment, index, last)
+            except ColdRows as cold:
+                await self._readers.load(cold, reader=self)
+                if log.changes != before:
+                    return
+                continue
+            piece = Piece(segment.file, rows, sum(row.size for row in rows))
+            frames = await self._read(piece, digest)
+            if log.changes != before:
+                return
+            self.verified_bytes += sum(map(len, frames))
+            index += len(frames)
+            if len(frames) < len(rows):
+                if segment.may_doubt(index):
+                    # The row may be wrong, and not the frame.
+                    await self._readers.doubt(segment, rows[len(frames)], reader=self)
+                    if log.changes != before:
+                        return
+                    continue
+                whole = False
+                index = self._damaged(log, segment, rows[len(frames) :])
+        now_ms = self._clock_ms()
+        if is_sealed:
+            self.verified_segments += 1
+            verified: Sealed | Unsealed = Sealed(
+                last_index=last,
+                last_term=segment.last_term,
+                size=segment.size,
+                digest=digest.digest() if whole else b"",
+                verified_ms=now_ms,
+            )
+        else:
+            last_term = log.term(last) or 0
+            verified = Unsealed(segment=first_index, last_index=last, last_term=last_term, verified_ms=now_ms)
+        self._keeper.verified(log, first_index, verified)
+
+    def _damaged(self, log: Log, segment: Segment, rows: list[Row]) -> int:
+        """Tell of a damaged entry, if that is news; returns the entry behind it."""
+        index = rows[0].index
+        if index <= log.start.index:
+            return index + 1  # given up already; its file goes with the rest of it
+        if log.quarantine.at(index) is None:
+            self.damaged_batches += 1
+            log.found_damaged(Piece(segment.file, rows, 0))
+        damage = log.quarantine.at(index)
+        return index + 1 if damage is None else max(damage.last_index, index) + 1
+
+    async def _read(self, piece: Piece, digest: hashlib._Hash | None) -> list[Buffer]:
+        """The whole frames of a piece, from the medium, and the pause that its size costs."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        frames = await loop.run_in_executor(self._readers.executor, _read, piece, digest)
+        pause_s = piece.size / self._bytes_per_s - (loop.time() - started)
+        await self._sleep(max(pause_s, 0.0))
+        return frames
+
+    def statistics(self) -> dict[str, int]:
+        """Progress and findings. An age is of the segment that was not looked at for longest."""
+        age_ms = self._clock_ms() - self._waiting[-1].since_ms if self._waiting else 0
+        return {
+            "verified_bytes": self.verified_bytes,
+            "verified_segments": self.verified_segments,
+            "sealed_segments": self._sealed_segments,
+            "waiting_segments": len(self._waiting),
+            "oldest_unverified_age_s": max(age_ms, 0) // 1000,
+            "damaged_batches": self.damaged_batches,
+            "errors": self.errors,
+        }
+
+
+def _rows_from(segment: Segment, index: int, last: int) -> list[Row]:
+    """The rows of one piece: at least one, then up to the size of a piece. Raises `ColdRows`."""
+    rows: list[Row] = []
+    size = 0
+    try:
+        for row in segment.rows(index, last):
+            size += row.size
+            if rows and size > _PIECE_BYTES:
+                break
+            rows.append(row)
+    except ColdRows:
+        if not rows:
+            raise
+    return rows
+
+
+def _read(piece: Piece, digest: hashlib._Hash | None) -> list[Buffer]:
+    """In a reader's thread."""
+    position = piece.rows[0].position
+    try:
+        file = piece.segment.data()
+        file.drop_cached(piece.size, position)
+    except StorageError:
+        file = None  # a file that is missing is what `read_frames` finds
+    frames = read_frames(piece)
+    if digest is not None:
+        for frame in frames:
+            digest.update(frame)
+    if file is not None:
+        file.drop_cached(piece.size, position)
+    return frames

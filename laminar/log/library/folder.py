@@ -1,0 +1,315 @@
+"""Logs in a user's own process and loop: a folder of named logs, appended to and read without a server.
+
+The engine is the one of a node's shard (`Storage`, `Log`); this is the door for who wants nothing else. It
+stamps batches, picks ids, waits for durability and turns offsets into entries, which in a node is Raft's
+and the API's work. There are no copies elsewhere, so what is damaged stays so: a log that lost acknowledged
+records at its end says so and takes no more, until its owner accepts the loss.
+
+One process at a time may hold a folder. All of it belongs to one loop; within it, any number of tasks may
+append to and read from any of the logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from laminar.log.disk.disk import Disk, Lock, RealDisk
+from laminar.log.disk.errors import DiskError, FolderInUse, NotALogFolder, RecordsLost, StorageClosed
+from laminar.log.disk.trash import Trash
+from laminar.log.format.flush_policy import FlushPolicy
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.format.settings import MIB, StorageSettings
+from laminar.log.library.disk_space import Room
+from laminar.log.library.local_log import LocalLog
+from laminar.log.storage import Storage
+
+HOME = "home"
+LOGS = "logs"
+_LOCK = "lock"
+_TRASH = "trash"
+_KEEP_TRASH_MS = 24 * 3600 * 1000
+_EMPTY_TRASH_EVERY_S = 3600.0
+# What may lie in a folder of logs; anything else belongs to somebody else.
+_OURS = frozenset({HOME, LOGS, _LOCK, _TRASH, "lost+found"})
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_ONLY = "log"
+
+
+class LogFolder:
+    """Named logs that share one journal: appends to several of them at the same time cost one sync.
+
+    Made by `open` (or `open_folder`, which also closes it).
+    """
+
+    def __init__(self, path: str, lock: Lock, storage: Storage, room: Room, *, max_batch_bytes: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._storage = storage
+        self._room = room
+        self._max_batch_bytes = max_batch_bytes
+        self._logs: dict[str, LocalLog] = {}
+        # Names of logs that somebody waits for, and which are to be made where they are not there.
+        self._wanted: set[str] = set()
+        self._changing = asyncio.Lock()
+        self._closing: asyncio.Future[None] | None = None
+        self._emptying: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LogFolder {self.path} {len(self.names)} logs{' closed' if self._closing else ''}>"
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        segment_size_bytes: int | None = None,
+        max_batch_bytes: int = 16 * MIB,
+        settings: StorageSettings | None = None,
+        disk: Disk | None = None,
+    ) -> LogFolder:
+        """Lock the folder (made if missing) and recover what it holds.
+
+        A segment is begun when the last has `segment_size_bytes` (256 MiB); an append is at most
+        `max_batch_bytes`. `settings` has the engine's other measures, and `disk` may be one that fails, for
+        tests. Raises `FolderInUse`, `NotALogFolder`, or what the disk says as `StorageError`.
+        """
+        given = settings or StorageSettings()
+        if segment_size_bytes is not None:
+            given = replace(given, segment_size_bytes=segment_size_bytes)
+        loop = asyncio.get_running_loop()
+        directory = os.path.join(os.getcwd(), os.fspath(path))
+        opening = loop.run_in_executor(None, _open, disk or RealDisk(), directory, given)
+        try:
+            lock, storage = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The thread goes on: what it opens is closed again, else the folder would stay locked.
+            lock, storage = await opening
+            await storage.close()
+            lock.close()
+            raise
+        room = Room(disk or RealDisk(), directory, reserve_bytes=given.max_unwritten_bytes + max_batch_bytes)
+        folder = cls(directory, lock, storage, room, max_batch_bytes=max_batch_bytes)
+        try:
+            await folder._finish_deletions()
+        except BaseException:
+            await folder.close()
+            raise
+        trash = Trash(disk or RealDisk(), os.path.join(directory, _TRASH), keep_ms=_KEEP_TRASH_MS)
+        folder._emptying = loop.create_task(_empty(trash), name=f"trash of {directory}")
+        return folder
+
+    async def _finish_deletions(self) -> None:
+        """Logs without a name: their deletion was cut short, or their creation, so that they are empty."""
+        named = {entry.log_id for entry in self._storage.manifest.entries}
+        for log_id in self._storage.logs.keys() - named:
+            await self._storage.delete_log(log_id)
+
+    @property
+    def names(self) -> list[str]:
+        """The logs in it, sorted, those that were lost too."""
+        return sorted(entry.topic for entry in self._storage.manifest.entries)
+
+    async def log(self, name: str, *, create: bool = True, flush: FlushPolicy | None = None) -> LocalLog:
+        """The log of that name; a new one, durable when this returns, where there is none and `create`.
+
+        `flush` says when its appends count, from now on and for good: `COMMIT` (what a new log has), or
+        `FlushPolicy(interval_ms=...)`, by which they outlive the process, but a loss of power may take the
+        last interval. Raises `ValueError` for what is no name (1 to 200 letters, digits, '.', '_' or '-'),
+        `KeyError` where there is no such log and none is to be made, and `RecordsLost` where there was one.
+
+        Each time that logs are made the list of all is written anew. So who needs many asks for them at the
+        same time (`asyncio.gather`): they are made together.
+        """
+        if not _NAME.fullmatch(name) or name in (".", ".."):
+            raise ValueError(f"log name {name!r}: 1 to 200 letters, digits, '.', '_' or '-' are allowed")
+        if create:
+            self._wanted.add(name)
+        try:
+            return await self._log(name, create=create, flush=flush)
+        finally:
+            self._wanted.discard(name)
+
+    async def _log(self, name: str, *, create: bool, flush: FlushPolicy | None) -> LocalLog:
+        async with self._changing:
+            self._check_open()
+            entry = next((each for each in self._storage.manifest.entries if each.topic == name), None)
+            if entry is None:
+                if not create:
+                    raise KeyError(name)
+                entry = await self._create(name)
+            log = self._storage.logs.get(entry.log_id)
+            if log is None:
+                raise RecordsLost(
+                    f"log {name!r} in {self.path} is lost: nothing in the journal tells of it any more; "
+                    "`LogFolder.delete` forgets it"
+                )
+            if flush is not None:
+                await self._storage.set_policy(log, flush)
+            known = self._logs.get(name)
+            if known is not None:
+                return known
+            if log.recovering and log.power_lost:
+                # What the policy allows to be lost, and no more: nobody has to be asked.
+                log.mark(recovering=False, incarnation=log.incarnation + 1)
+                await self._storage.settled(log)
+            opened = LocalLog(log, self._storage, self._room, max_batch_bytes=self._max_batch_bytes)
+            self._logs[name] = opened
+            return opened
+
+    async def _create(self, name: str) -> ReplicaEntry:
+        """Make a log, and with it all others that are waited for; the entry of the one.
+
+        The logs first, then the manifest: so it never names what the journal does not know. Where it
+        fails, each of the others tries for itself.
+        """
+        entries = self._storage.manifest.entries
+        names = sorted((self._wanted | {name}) - {each.topic for each in entries})
+        self._wanted.clear()
+        new = [
+            ReplicaEntry(
+                log_id=self._storage.create_log(each).log_id,
+                replica_id=0,
+                group=b"",
+                topic=each,
+                partition=0,
+                partition_hash=0,
+                state="made",
+            )
+            for each in names
+        ]
+        await self._storage.sync()
+        await self._storage.write_manifest([*entries, *new])
+        return new[names.index(name)]
+
+    async def delete(self, name: str) -> None:
+        """Forget a log and all its records; durable when it returns. Its files go to the folder's trash.
+
+        Readers and appenders of it get `StorageClosed`. Raises `KeyError` where there is no such log.
+        """
+        async with self._changing:
+            self._check_open()
+            entries = self._storage.manifest.entries
+            entry = next((each for each in entries if each.topic == name), None)
+            if entry is None:
+                raise KeyError(name)
+            opened = self._logs.pop(name, None)
+            if opened is not None:
+                opened.end(f"log {name!r} was deleted")
+            await self._storage.write_manifest([each for each in entries if each is not entry])
+            if entry.log_id in self._storage.logs:
+                await self._storage.delete_log(entry.log_id)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise StorageClosed(f"{self.path} is closed")
+
+    async def close(self) -> None:
+        """Let go of the folder. Everything appended is durable; followers get `StorageClosed`.
+
+        Cancelled, it goes on, and another call waits for its end.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._emptying is not None:
+            self._emptying.cancel()
+        for log in self._logs.values():
+            log.end(f"{self.path} is closed")
+        try:
+            await self._storage.close()
+        finally:
+            self._lock.close()
+
+
+async def _empty(trash: Trash) -> None:
+    """What was deleted is kept for a day."""
+    while True:
+        await trash.purge(now_ms=time.time_ns() // 1_000_000)
+        await asyncio.sleep(_EMPTY_TRASH_EVERY_S)
+
+
+def _refuse_without_manifest(disk: Disk, directory: str) -> None:
+    """A folder's first log comes with a manifest, which nothing removes: without one, `home` was lost.
+
+    What is opened all the same would be empty, and make room for new logs of the same names.
+    """
+    home, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
+    held = disk.list(logs)
+    if held and not any(name.startswith("manifest-") for name in disk.list(home)):
+        raise RecordsLost(
+            f"{home} has no manifest, so nothing tells which logs there are, but {logs} holds "
+            f"{', '.join(held[:3])}{' and more' if held[3:] else ''}; nothing was touched. Put {HOME} back "
+            f"from a copy, or move {LOGS} away; `laminar log inspect` shows what is in them"
+        )
+
+
+def _open(disk: Disk, directory: str, settings: StorageSettings) -> tuple[Lock, Storage]:
+    """Blocks. The lock of the folder's own comes first: that of its home would be waited for."""
+    disk.make_directory(directory)
+    strange = [name for name in disk.list(directory) if name not in _OURS]
+    if strange:
+        raise NotALogFolder(
+            f"{directory} is not a folder of logs: it holds {', '.join(strange[:3])}"
+            + (" and more" if strange[3:] else "")
+        )
+    try:
+        lock = disk.lock(os.path.join(directory, _LOCK), wait=False)
+    except DiskError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise FolderInUse(f"{directory} is open already, here or in another process") from error
+    try:
+        _refuse_without_manifest(disk, directory)
+        storage = Storage.open(
+            disk, os.path.join(directory, HOME), os.path.join(directory, LOGS), settings=settings
+        )
+    except BaseException:
+        lock.close()
+        raise
+    return lock, storage
+
+
+@asynccontextmanager
+async def open_folder(
+    path: str | os.PathLike[str],
+    *,
+    segment_size_bytes: int | None = None,
+    max_batch_bytes: int = 16 * MIB,
+    settings: StorageSettings | None = None,
+) -> AsyncIterator[LogFolder]:
+    """A folder of logs for the length of a block; see `LogFolder.open`."""
+    folder = await LogFolder.open(
+        path, segment_size_bytes=segment_size_bytes, max_batch_bytes=max_batch_bytes, settings=settings
+    )
+    try:
+        yield folder
+    finally:
+        await folder.close()
+
+
+@asynccontextmanager
+async def open_log(
+    path: str | os.PathLike[str],
+    *,
+    segment_size_bytes: int | None = None,
+    max_batch_bytes: int = 16 * MIB,
+    flush: FlushPolicy | None = None,
+    settings: StorageSettings | None = None,
+) -> AsyncIterator[LocalLog]:
+    """One log in a folder of its own, for the length of a block; see `LogFolder.open` and `LogFolder.log`.
+
+    The folder is one of `open_folder` that holds a log named "log".
+    """
+    async with open_folder(
+        path, segment_size_bytes=segment_size_bytes, max_batch_bytes=max_batch_bytes, settings=settings
+    ) as folder:
+        yield await folder.log(_ONLY, flush=flush)

@@ -1,0 +1,336 @@
+"""One log as a user's own program has it: records by offset, kept as promised when an append returns.
+
+It gives each append its place (index, offset, time) as a partition's leader would, and shows readers only
+what is durable. It knows nothing of folders and names (`folder`), nor of files (`log`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from laminar.batch import Batch, BatchError, Codec, Record, build, stamp
+from laminar.log.disk.disk import Buffer
+from laminar.log.disk.errors import AppendRefused, OffsetOutOfRange, RecordsLost, StorageClosed, StorageError
+from laminar.log.format.flush_policy import FlushPolicy
+from laminar.log.format.settings import MIB
+from laminar.log.library.disk_space import Room
+from laminar.log.partition_log.log import Log
+from laminar.log.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# There is nobody to vote for: a log of its own stays in its first term.
+_TERM = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendReceipt:
+    """Where an append's records are: offsets `offset` up to, not including, `next_offset`."""
+
+    offset: int
+    count: int
+    append_time_ms: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + self.count
+
+
+class LocalLog:
+    """See the module. Made by `LogFolder.log`; call it from the loop's thread only, from any task."""
+
+    def __init__(self, log: Log, storage: Storage, room: Room, *, max_batch_bytes: int) -> None:
+        self._log = log
+        self._storage = storage
+        self._room = room
+        self._max_batch_bytes = max_batch_bytes
+        self._ended: str | None = None
+        self._followers: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<LocalLog {self.name} offsets {self.start_offset}..{self.end_offset}>"
+
+    @property
+    def name(self) -> str:
+        return self._log.name
+
+    @property
+    def start_offset(self) -> int:
+        """The first record's offset."""
+        return self._log.start.offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last durable record: what the next record gets, if none is under way."""
+        log = self._log
+        if log.durable_index <= log.start.index:
+            return log.start.offset
+        return log.row(log.durable_index).next_offset
+
+    @property
+    def flush(self) -> FlushPolicy:
+        """When an append counts; `LogFolder.log` sets it."""
+        return self._log.policy
+
+    @property
+    def unsynced_records(self) -> int:
+        """Records that a loss of power may take: none under `COMMIT`."""
+        return self._log.unsynced_records if self._log.policy.is_interval else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in its segments."""
+        return self._log.size_bytes
+
+    @property
+    def records_lost(self) -> bool:
+        """Whether acknowledged records at the end, or the knowledge of some inside, may be missing.
+
+        Set when the folder was opened after damage; reads go on, appends raise `RecordsLost`.
+        """
+        return self._log.recovering
+
+    async def accept_loss(self) -> None:
+        """Go on behind the last record that is left: offsets that were given once will be given again."""
+        self._check_open()
+        if self._log.recovering:
+            self._log.mark(recovering=False, incarnation=self._log.incarnation + 1)
+            await self._storage.settled(self._log)
+
+    # Appending
+
+    async def append(
+        self,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[Buffer | None] | None = None,
+        tags: Sequence[str | None] | None = None,
+        timestamps: Sequence[int | None] | None = None,
+        headers: Sequence[Mapping[str, bytes] | None] | None = None,
+        codec: Codec = Codec.NONE,
+    ) -> AppendReceipt:
+        """Append records as one batch, all or nothing; as durable as `flush` says when this returns.
+
+        The other sequences are as long as `values`, with None for a record without; times are ms since the
+        epoch. Calls that are waiting at the same time share a sync, and get their offsets in the order in
+        which they were made. Cancelled while it waits, the records may be there or not. Raises
+        `BatchError` for cells or sizes that can't be, `AppendRefused`, `RecordsLost`, and `StorageClosed`
+        when the journal failed: then the outcome is known when the folder is opened again.
+        """
+        for name, cells in (("values", values), ("keys", keys), ("tags", tags)):
+            if isinstance(cells, bytes | bytearray | memoryview | str):
+                raise TypeError(f"{name}: a sequence with one for each record, not {type(cells).__name__}")
+        if not values:
+            raise BatchError("malformed", "append: no records", field="values", value=0, limit="at least 1")
+        # Before anything is built or touched: a refused append leaves no trace.
+        size = sum(map(len, values)) + sum(len(key) for key in keys or () if key is not None)
+        self._check_size(size)
+        await self._wait_for_room(size)
+        frame = build(values, keys=keys, tags=tags, timestamps=timestamps, headers=headers, codec=codec)
+        self._check_size(len(frame))
+        log = self._log
+        receipt = AppendReceipt(
+            offset=log.next_offset,
+            count=len(values),
+            append_time_ms=max(time.time_ns() // 1_000_000, log.last_append_time_ms),
+        )
+        stamp(
+            frame,
+            index=log.last_index + 1,
+            term=_TERM,
+            prev_term=log.last_term,
+            base_offset=receipt.offset,
+            append_time_ms=receipt.append_time_ms,
+            committed_index=log.durable_index,
+            # Without the flag a start could not find where the entries after a moved start begin.
+            opens_segment=log.segment_full or log.last_index == log.start.index,
+        )
+        log.append([frame])
+        durable = self._storage.settled(log)
+        durable.add_done_callback(self._wake)
+        # Shielded: who gives up waiting must not take the news from followers.
+        await asyncio.shield(durable)
+        return receipt
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_batch_bytes:
+            raise BatchError(
+                "too_large",
+                f"append: {size} bytes, at most {self._max_batch_bytes} in one batch",
+                field="values",
+                value=size,
+                limit=self._max_batch_bytes,
+            )
+
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        """Return only if nothing speaks against an append now; the caller appends in the same turn."""
+        self._check_open()
+        if self._storage.refusal == "journal":
+            # Its files are let go by a checkpoint: waiting for one is the back-pressure.
+            try:
+                await self._storage.checkpoint()
+            except StorageError:
+                pass  # what stands in the way is said by `refusal`
+            self._check_open()
+        resource = self._storage.refusal
+        if resource is not None:
+            raise AppendRefused(resource)
+        if not self._room.take(size_bytes):
+            raise AppendRefused("disk")
+        if self._log.failure is not None:
+            raise self._log.failure
+        if self._log.recovering:
+            raise RecordsLost(
+                f"log {self.name!r} lost acknowledged records: it ends at offset {self.end_offset}; "
+                "`accept_loss` lets it go on from there"
+            )
+
+    # Reading
+
+    async def batches(
+        self, start: int | None = None, stop: int | None = None, *, follow: bool = False, max_bytes: int = MIB
+    ) -> AsyncIterator[Batch]:
+        """Whole batches, verified, from the one with offset `start` (default: the first) up to `stop`.
+
+        The first batch may begin before `start`, the last may reach beyond `stop`: `Batch.records(start,
+        stop)` cuts, and `Batch.to_arrow` gives columns. Without `follow` it ends at the end of now; with it,
+        it waits for more. About `max_bytes` are read at once. Raises `OffsetOutOfRange`, also when the next
+        offset was given up meanwhile, and `DamagedRange` for a damaged batch: `next_offset` of it is
+        where one may go on.
+        """
+        self._check_open()
+        offset = self.start_offset if start is None else start
+        if not self.start_offset <= offset <= self.end_offset:
+            raise self._out_of_range(offset)
+        last = self.end_offset if not follow else None
+        if stop is not None:
+            last = stop if last is None else min(stop, last)
+        while last is None or offset < last:
+            if offset >= self.end_offset:
+                if not follow:
+                    return
+                await self._more()
+                continue
+            if offset < self.start_offset:
+                raise self._out_of_range(offset)
+            index = await self._log.find_offset(offset)
+            if index is None:
+                continue  # given up meanwhile
+            for frame in await self._log.read(index, self._log.durable_index, max_bytes=max_bytes):
+                batch = Batch(frame, verified=True)
+                if last is not None and batch.base_offset >= last:
+                    return
+                offset = batch.next_offset
+                yield batch
+                self._check_open()
+
+    async def read(
+        self, start: int | None = None, stop: int | None = None, *, follow: bool = False
+    ) -> AsyncIterator[Record]:
+        """Records from offset `start` (default: the first) up to, not including, `stop`; as `batches`."""
+        async for batch in self.batches(start, stop, follow=follow):
+            for record in batch.records(start, stop):
+                yield record
+
+    async def record(self, offset: int) -> Record:
+        """The record at `offset`: any, in any order. Raises as `batches`."""
+        self._check_open()
+        if not self.start_offset <= offset < self.end_offset:
+            raise self._out_of_range(offset)
+        index = await self._log.find_offset(offset)
+        if index is None:
+            raise self._out_of_range(offset)
+        (frame, *_) = await self._log.read(index, index, max_bytes=1)
+        return next(Batch(frame, verified=True).records(offset, offset + 1))
+
+    async def value(self, offset: int) -> Buffer:
+        """The value of the record at `offset`: as `record`, and cheaper where memory has it."""
+        self._check_open()
+        if self.start_offset <= offset < self.end_offset:
+            found = self._log.value_nowait(offset)
+            if found is not None:
+                return found
+        return (await self.record(offset)).value
+
+    async def to_arrow(self, start: int | None = None, stop: int | None = None) -> pyarrow.Table:
+        """Records from `start` up to, not including, `stop` as an Arrow table; needs the extra `arrow`."""
+        from laminar.batch.arrow.pyarrow_out import table  # pyarrow is an extra
+
+        first = self.start_offset if start is None else start
+        batches = [batch async for batch in self.batches(start, stop)]
+        if not batches:
+            return table([])
+        skipped = max(0, first - batches[0].base_offset)
+        cut = 0 if stop is None else max(0, batches[-1].next_offset - stop)
+        whole = table(batches)
+        return whole.slice(skipped, whole.num_rows - skipped - cut)
+
+    def offset_at(self, time_ms: int) -> int:
+        """The first offset of the batches appended at `time_ms` (ms since the epoch) or later."""
+        self._check_open()
+        index = self._log.index_of_time(time_ms)
+        if index > self._log.durable_index:
+            return self.end_offset
+        return self._log.row(index).base_offset
+
+    # Giving up old records
+
+    async def truncate_before(self, offset: int) -> int:
+        """Give up records before `offset`, as far as whole batches allow; durable when this returns.
+
+        Returns the new `start_offset`: `offset`, or where the batch begins that holds it. Room on the disk
+        comes back by whole segments. Offsets are never used again, also when all records are given up.
+        Raises `OffsetOutOfRange` beyond the end; before the start there is nothing to do.
+        """
+        self._check_open()
+        if offset > self.end_offset:
+            raise self._out_of_range(offset)
+        log = self._log
+        if offset > log.start.offset:
+            index = log.durable_index if offset == self.end_offset else self._entry_before(offset)
+            if index > log.start.index:
+                row = log.row(index)
+                log.set_start(index=index, term=row.term, offset=row.next_offset)
+                await self._storage.settled(log)
+        return log.start.offset
+
+    def _entry_before(self, offset: int) -> int:
+        index = self._log.index_of_offset(offset)
+        assert index is not None, f"no entry with offset {offset} in {self._log!r}"
+        return index - 1
+
+    # The end
+
+    def _out_of_range(self, offset: int) -> OffsetOutOfRange:
+        return OffsetOutOfRange(self.name, offset, start_offset=self.start_offset, end_offset=self.end_offset)
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise StorageClosed(self._ended)
+
+    async def _more(self) -> None:
+        """Wait until there are more durable records, or the log is closed, which raises."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._followers.append(future)
+        await future
+        self._check_open()
+
+    def _wake(self, durable: asyncio.Future[None]) -> None:
+        durable.exception()  # is the appender's; if that gave up, nobody's
+        followers, self._followers = self._followers, []
+        for future in followers:
+            if not future.done():
+                future.set_result(None)
+
+    def end(self, why: str) -> None:
+        """No more calls: the folder is closed, or the log deleted. Who waits is told."""
+        self._ended = why
+        followers, self._followers = self._followers, []
+        for future in followers:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,229 @@
+"""What waits for the journal, and what must stay in memory until it is in a segment.
+
+Loop side only. Every recorded change gets a running number; "durable up to n" and "written up to n" are
+then plain comparisons, and no completion can be mistaken for one of an older entry at the same index.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from laminar.log.disk.disk import Buffer
+from laminar.log.format.journal_codec import RECORD
+
+if TYPE_CHECKING:
+    from laminar.log.format.checkpoint_state import LogFiles, LogStart
+    from laminar.log.format.flush_policy import FlushPolicy
+    from laminar.log.partition_log.log import Log
+    from laminar.log.segment.segment_file import SegmentFile
+
+
+@dataclass(slots=True)
+class Write:
+    """A batch into a segment."""
+
+    files: LogFiles
+    segment: SegmentFile
+    index: int
+    position: int
+    frame: Buffer
+    row: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A new log; it has no files before its first entry."""
+
+    files: LogFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Entry `index` and all behind it go: `removed` segments as a whole, `segment` from `position` on.
+
+    `end_term` and `end_offset` are those behind the entry that is then the last.
+    """
+
+    files: LogFiles
+    index: int
+    end_term: int
+    end_offset: int
+    segment: SegmentFile | None
+    position: int
+    rows: int
+    removed: tuple[SegmentFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The log now begins behind `start`; `removed` segments lie before it."""
+
+    files: LogFiles
+    start: LogStart
+    removed: tuple[SegmentFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """The log goes to the trash, and the term and vote of replica `replica_id` (0: none) are forgotten."""
+
+    files: LogFiles
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """`files` takes the place of `old`, which goes to the trash."""
+
+    files: LogFiles
+    old: LogFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    files: LogFiles
+    recovering: bool
+    power_lost: bool
+    incarnation: int
+    least_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsynced:
+    """From here on entries of an `interval` log may be acknowledged before they are synced."""
+
+    files: LogFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """From here on another flush policy."""
+
+    files: LogFiles
+    policy: FlushPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A replica's term and vote."""
+
+    replica_id: int
+    term: int
+    vote: int
+
+
+Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vote | Unsynced | Policy
+Pending: TypeAlias = tuple[bytes, Buffer, Action]
+
+
+class Recorder:
+    """The queue of changes in front of the journal, and the memory of recent frames behind it."""
+
+    __slots__ = (
+        "_recent",
+        "_recent_bytes",
+        "_recent_limit",
+        "must_sync",
+        "on_record",
+        "pending",
+        "pending_bytes",
+        "recorded",
+        "touched",
+        "unsynced",
+        "written",
+    )
+
+    def __init__(self, recent_limit: int) -> None:
+        self.pending: deque[Pending] = deque()
+        self.pending_bytes = 0
+        # Running numbers: of the last change recorded, and of the last that is in its segment. The second is
+        # set by the writer's thread; reading it late only keeps a frame in memory for longer.
+        self.recorded = 0
+        self.written = 0
+        # In the order in which they came: a set of logs would be in another order in each run.
+        self.touched: dict[Log, None] = {}
+        # Whether something in the queue must be durable before it counts: all but batches of `interval` logs.
+        self.must_sync = False
+        # `interval` logs with entries that no sync has covered yet.
+        self.unsynced: dict[Log, None] = {}
+        self.on_record: Callable[[], None] | None = None
+        self._recent: deque[tuple[int, Log, int, Buffer]] = deque()
+        self._recent_bytes = 0
+        self._recent_limit = recent_limit
+
+    def record(self, head: bytes, payload: Buffer, action: Action) -> int:
+        """Put one change in the queue, which must be durable before it counts; returns its running number."""
+        self.must_sync = True
+        self.pending.append((head, payload, action))
+        self.pending_bytes += RECORD.size + len(payload)
+        self.recorded += 1
+        if self.on_record is not None:
+            self.on_record()
+        return self.recorded
+
+    def record_batch(self, log: Log, index: int, head: bytes, frame: Buffer, action: Write) -> int:
+        """Put one batch in the queue, and keep its frame in memory; returns its running number.
+
+        After the last of several the caller sets `must_sync` where it has to, and calls `on_record`.
+        """
+        size = len(frame)
+        self.pending.append((head, frame, action))
+        self.pending_bytes += RECORD.size + size
+        self.recorded = number = self.recorded + 1
+        self._recent.append((number, log, index, frame))
+        self._recent_bytes += size
+        if self._recent_bytes > self._recent_limit:
+            self._forget_some()
+        return number
+
+    def take(self, max_bytes: int) -> list[Pending]:
+        """The oldest changes, as many as fit in `max_bytes`, and at least one if there is any."""
+        pending = self.pending
+        if self.pending_bytes <= max_bytes:
+            taken = list(pending)
+            pending.clear()
+            self.pending_bytes = 0
+            return taken
+        taken = []
+        room = max_bytes
+        while pending:
+            size = RECORD.size + len(pending[0][1])
+            if taken and size > room:
+                break
+            room -= size
+            self.pending_bytes -= size
+            taken.append(pending.popleft())
+        return taken
+
+    def _forget_some(self) -> None:
+        """Let the oldest frames go that are in their segments, down to the limit."""
+        recent = self._recent
+        while self._recent_bytes > self._recent_limit and recent[0][0] <= self.written:
+            _, owner, old_index, old_frame = recent.popleft()
+            self._recent_bytes -= len(old_frame)
+            owner.forget(old_index, old_frame)
+
+    def first_unwritten(self, log: Log) -> int | None:
+        """The lowest index of this log whose frame may not be in its segment yet; None: all are."""
+        found = None
+        for number, owner, index, _ in reversed(self._recent):
+            if number <= self.written:
+                break
+            if owner is log:
+                found = index if found is None else min(found, index)
+        return found
+
+    def forget_written(self) -> None:
+        """Let everything go that is in its segment."""
+        recent = self._recent
+        while recent and recent[0][0] <= self.written:
+            _, owner, index, frame = recent.popleft()
+            self._recent_bytes -= len(frame)
+            owner.forget(index, frame)
+
+    @property
+    def recent_bytes(self) -> int:
+        return self._recent_bytes

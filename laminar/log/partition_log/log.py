@@ -1,0 +1,433 @@
+"""One partition's log as its replica sees it: what it holds, and what of it is durable.
+
+Loop side: every change takes effect in memory at once and is recorded for the journal; the files follow in
+the writer's thread. A log does not decide anything: it obeys the leader's segment borders, refuses what
+does not chain, and knows neither Raft nor the records in a batch. Invariants:
+
+1. `first_index == start.index + 1`, and entries are dense from there to `last_index`.
+2. A frame leaves memory only when it is in its segment.
+3. `durable_index` counts an entry of a `commit` log when its own journal record is synced, and one of an
+   `interval` log when that is written; `synced_index` counts both when they are on disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from crc32c import crc32c
+
+from laminar.batch.header import Kind
+from laminar.log.disk.disk import Buffer
+from laminar.log.disk.errors import BrokenChain, StorageError
+from laminar.log.format.checkpoint_state import LogFiles, LogStart
+from laminar.log.format.flush_policy import FlushPolicy
+from laminar.log.format.index_entry import HEADER, HEADER_CRC_POSITION, HEADER_SIZE, UNKNOWN_KIND, pack_row
+from laminar.log.format.journal_codec import (
+    PAIR,
+    POLICY,
+    RECORD,
+    START,
+    Marked,
+    RecordKind,
+    encode_mark,
+    record_head,
+)
+from laminar.log.partition_log.changes import Cut, Mark, Policy, Recorder, Start, Unsynced, Write
+from laminar.log.partition_log.read_ahead import Sequences
+from laminar.log.partition_log.readers import Readers
+from laminar.log.partition_log.reads import LogReads
+from laminar.log.segment.quarantine import Quarantine
+from laminar.log.segment.segment import Segment
+from laminar.log.segment.segment_file import SegmentFile
+
+_OPENS_SEGMENT = 1
+# Plain numbers are packed faster than members of an enumeration.
+_FULL = int(RecordKind.FULL)
+_CONFIGURATION = int(Kind.CONFIGURATION)
+EMPTY = LogStart()
+
+
+class Log(LogReads):
+    """See the module. Made by `Storage`; call it from the loop's thread only."""
+
+    def __init__(
+        self,
+        files: LogFiles,
+        recorder: Recorder,
+        readers: Readers,
+        *,
+        segment_size_bytes: int,
+        start: LogStart = EMPTY,
+        segments: Sequence[Segment] = (),
+        recovering: bool = False,
+        power_lost: bool = False,
+        incarnation: int = 0,
+        least_term: int = 0,
+    ) -> None:
+        """`segments` come from recovery: dense, durable, and reaching back to `start`."""
+        self.log_id = files.log_id
+        self.name = files.name
+        self.files = files
+        self.start = start
+        self.recovering = recovering
+        # That it may have forgotten no more than an `interval` log's last, unsynced entries.
+        self.power_lost = power_lost
+        self.incarnation = incarnation
+        self.least_term = least_term
+        self.changes = 0
+        self.quarantine = Quarantine()
+        self.on_damage = None
+        self.repairer = None
+        self._sequences = Sequences()
+        self._recorder = recorder
+        self._readers = readers
+        self._segment_size_bytes = segment_size_bytes
+        self._segments = list(segments)
+        self._firsts = [segment.first_index for segment in self._segments]
+        self._recent: dict[int, Buffer] = {}
+        # (running number, last index, offset behind it) of each append that does not count yet, oldest first;
+        # and of each of an `interval` log that is not synced.
+        self._undurable: deque[tuple[int, int, int]] = deque()
+        self._unsynced: deque[tuple[int, int, int]] = deque()
+        self.size_bytes = sum(segment.size for segment in self._segments)
+        self.last_append_time_ms = start.time_ms
+        self._set_end()
+        self.durable_index = self.last_index
+        # Where what is synced ends, while anything is in `_unsynced`.
+        self._synced_index, self._synced_offset = self.last_index, self.next_offset
+        self.policy = files.policy
+        # Whether entries count when they are written. Never in recovery: what it appends, it syncs.
+        self._interval = False
+        # Whether the journal says that entries may be acknowledged before they are synced.
+        self._told_unsynced = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Log {self.name} {self.first_index}..{self.last_index} term {self.last_term} "
+            f"durable {self.durable_index}{' recovering' if self.recovering else ''}>"
+        )
+
+    def _set_end(self) -> None:
+        """Take the end of the log from its last row."""
+        if self._segments:
+            last = self._segments[-1].last_row
+            self.last_index, self.last_term = last.index, last.term
+            self.next_offset = last.base_offset + last.count
+            self.last_append_time_ms = last.append_time_ms
+        else:
+            self.last_index, self.last_term = self.start.index, self.start.term
+            self.next_offset, self.last_append_time_ms = self.start.offset, self.start.time_ms
+
+    @property
+    def failure(self) -> StorageError | None:
+        """A failed segment write or sync stops this log alone; everybody else goes on."""
+        return self.files.failure
+
+    @property
+    def synced_index(self) -> int:
+        """Up to here it survives a power loss of this machine. Of a `commit` log the same as durable."""
+        return min(self._synced_index, self.durable_index) if self._unsynced else self.durable_index
+
+    @property
+    def unsynced_records(self) -> int:
+        """Records of an `interval` log that a power loss of this machine may take."""
+        return max(self.next_offset - self._synced_offset, 0) if self._unsynced else 0
+
+    @property
+    def written_index(self) -> int:
+        """Entries up to here lie in their segments; of a log that failed nothing is known to.
+
+        What was cut counts until it is written, too: so it may be less than what is there.
+        """
+        if self.files.failure is not None:
+            return self.start.index
+        first = self._recorder.first_unwritten(self)
+        return self.last_index if first is None else min(first - 1, self.last_index)
+
+    @property
+    def segment_full(self) -> bool:
+        """Whether the leader should let the next entry open a segment."""
+        return bool(self._segments) and self._segments[-1].size >= self._segment_size_bytes
+
+    # Changes
+
+    def append(self, frames: Sequence[Buffer]) -> None:
+        """Add stamped frames at the end; they are in memory at once, durable when a later `sync` is done.
+
+        The frames are kept by reference and must not change any more. Header checksum, index, previous
+        term, offsets and time are checked; bodies are the caller's to verify, where they came in.
+        Raises `BrokenChain` for the first frame that does not fit (those before it stay appended).
+        """
+        self._check_works()
+        last_index, last_term = self.last_index, self.last_term
+        next_offset, last_time = self.next_offset, self.last_append_time_ms
+        recorder, interval = self._recorder, self._interval
+        must_sync = not interval
+        if interval and not self._told_unsynced:
+            self._tell_unsynced()
+        segment = self._segments[-1] if self._segments else None
+        try:
+            for frame in frames:
+                if len(frame) < HEADER_SIZE:
+                    raise BrokenChain(f"a frame of {len(frame)} bytes for {self!r}")
+                (
+                    kind,
+                    flags,
+                    index,
+                    term,
+                    prev_term,
+                    base_offset,
+                    count,
+                    body_length,
+                    time_ms,
+                    tag_mask,
+                    header_crc,
+                ) = HEADER.unpack_from(frame)
+                size = HEADER_SIZE + body_length
+                if (
+                    index != last_index + 1
+                    or prev_term != last_term
+                    or base_offset != next_offset
+                    or term < last_term
+                    or time_ms < last_time
+                    or len(frame) != size
+                    or crc32c(frame[:HEADER_CRC_POSITION]) != header_crc
+                ):
+                    raise BrokenChain(
+                        f"a frame of {self.name} with index {index}, term {term}, previous term {prev_term}, "
+                        f"offset {base_offset}, time {time_ms} and {len(frame)} of {size} bytes does not "
+                        f"follow index {last_index}, term {last_term}, offset {next_offset}, "
+                        f"time {last_time}; or its header is damaged"
+                    )
+                if segment is None or flags & _OPENS_SEGMENT:
+                    segment = self._open_segment(index, next_offset, time_ms)
+                position = segment.size
+                row = pack_row(term, base_offset, position, time_ms, tag_mask, count, size, kind)
+                segment.add(row, position + size)
+                self._recent[index] = frame
+                write = Write(self.files, segment.file, index, position, frame, row)
+                head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
+                number = recorder.record_batch(self, index, head, frame, write)
+                if kind == _CONFIGURATION:
+                    # Who lost the last interval asks all voters it knows of: it must not forget who they are.
+                    must_sync = True
+                self.size_bytes += size
+                last_index, last_term, next_offset, last_time = index, term, base_offset + count, time_ms
+        finally:
+            if last_index != self.last_index:
+                self.last_index, self.last_term = last_index, last_term
+                self.next_offset, self.last_append_time_ms = next_offset, last_time
+                self._undurable.append((number, last_index, next_offset))
+                if interval:
+                    self._note_unsynced(number)
+                recorder.touched[self] = None
+                recorder.must_sync |= must_sync
+                if recorder.on_record is not None:
+                    recorder.on_record()
+
+    def _tell_unsynced(self) -> None:
+        """Durable before the first entry is acknowledged: a start after a loss of power then knows."""
+        self._told_unsynced = True
+        self._recorder.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
+
+    def _note_unsynced(self, number: int) -> None:
+        if not self._unsynced:
+            self._synced_index = self.durable_index
+            self._synced_offset = self._offset_after(self.durable_index)
+        self._unsynced.append((number, self.last_index, self.next_offset))
+        self._recorder.unsynced[self] = None
+
+    def _offset_after(self, index: int) -> int:
+        """The offset behind an entry that was appended lately, or behind the log's start."""
+        return self.start.offset if index <= self.start.index else self.row(index).next_offset
+
+    def _check_works(self) -> None:
+        """A failed log takes no change any more: its records are carried from checkpoint to checkpoint as
+        they are.
+        """
+        if self.files.failure is not None:
+            raise self.files.failure
+
+    def _open_segment(self, first_index: int, first_offset: int, begun_ms: int) -> Segment:
+        for sealed in self._segments[-2:]:
+            sealed.shed()
+        segment = Segment(first_index, self.files.new_segment(first_index), first_offset=first_offset)
+        segment.begun_ms = begun_ms
+        self._segments.append(segment)
+        self._firsts.append(first_index)
+        return segment
+
+    def truncate(self, index: int) -> None:
+        """Cut entry `index` and all behind it. Only entries that were not committed.
+
+        Raises `StorageError` when the log has failed; so do the other changes.
+        """
+        self._check_works()
+        assert self.start.index < index, f"truncation at {index} of {self!r}: it would cut the log's start"
+        if index > self.last_index:
+            return
+        cut_term = self.term(index)
+        removed: list[SegmentFile] = []
+        while self._segments and self._segments[-1].first_index >= index:
+            self._firsts.pop()
+            segment = self._segments.pop()
+            self.size_bytes -= segment.size
+            removed.append(segment.file)
+        kept = self._segments[-1] if self._segments else None
+        if kept is not None and kept.last_index >= index:
+            before = kept.size
+            kept.cut(index)
+            self.size_bytes -= before - kept.size
+        for gone in range(index, self.last_index + 1):
+            self._recent.pop(gone, None)
+        self.changes += 1
+        self.quarantine.cut(index)
+        self._set_end()
+        self.durable_index = min(self.durable_index, index - 1)
+        self._forget_from(index, self._undurable, self.durable_index)
+        self._synced_index = min(self._synced_index, index - 1)
+        self._synced_offset = min(self._synced_offset, self.next_offset)
+        self._forget_from(index, self._unsynced, self._synced_index)
+        cut = Cut(
+            self.files,
+            index,
+            self.last_term,
+            self.next_offset,
+            kept.file if kept is not None else None,
+            kept.size if kept is not None else 0,
+            kept.count if kept is not None else 0,
+            tuple(removed),
+        )
+        head = record_head(RecordKind.TRUNCATE, self.log_id, PAIR.size)
+        self._recorder.record(head, PAIR.pack(index, cut_term or 0), cut)
+
+    def _forget_from(self, index: int, waiting: deque[tuple[int, int, int]], done_index: int) -> None:
+        """Forget what waits from `index` on: a later completion must not count it."""
+        while waiting and waiting[-1][1] >= index:
+            number, _, _ = waiting.pop()
+            if index - 1 > (waiting[-1][1] if waiting else done_index):
+                waiting.append((number, index - 1, self.next_offset))
+
+    def set_start(self, *, index: int, term: int, offset: int, time_ms: int = 0) -> None:
+        """Let the log begin behind `index`, which it holds with that term, or with which an empty log begins.
+
+        `time_ms` is the append time of that entry; taken from the log where it holds the entry.
+        """
+        if (index, term, offset) == (self.start.index, self.start.term, self.start.offset):
+            return
+        self._check_works()
+        fresh = not self._segments and self.start == EMPTY
+        if not fresh:
+            assert self.start.index < index <= self.last_index, f"start at {index} of {self!r}"
+            row = self.row(index)
+            if row.kind != UNKNOWN_KIND:
+                # What is damaged here says nothing; the caller knows it from the group.
+                assert (row.term, row.next_offset) == (term, offset), (
+                    f"start {index}, {term}, {offset}: {row}, {self!r}"
+                )
+                time_ms = row.append_time_ms
+        start = LogStart(index, term, offset, time_ms)
+        removed: list[SegmentFile] = []
+        while self._segments and self._segments[0].last_index <= index:
+            segment = self._segments.pop(0)
+            self._firsts.pop(0)
+            self.size_bytes -= segment.size
+            removed.append(segment.file)
+        for gone in [held for held in self._recent if held <= index]:
+            del self._recent[gone]
+        self.start = start
+        self.changes += 1
+        self.quarantine.start_behind(index)
+        self._set_end()
+        head = record_head(RecordKind.LOG_START, self.log_id, START.size)
+        payload = START.pack(start.index, start.term, start.offset, start.time_ms)
+        number = self._recorder.record(head, payload, Start(self.files, start, tuple(removed)))
+        if fresh:
+            self._undurable.append((number, index, offset))
+            self._recorder.touched[self] = None
+
+    def mark(
+        self, *, recovering: bool, incarnation: int, power_lost: bool = False, least_term: int = 0
+    ) -> None:
+        """Record that this replica may have forgotten something (or no longer), and its incarnation.
+
+        `least_term`: it takes part in no term before this one, in which it may have voted for what it does
+        not know of. It is recorded with the mark and never falls.
+        """
+        self._check_works()
+        assert incarnation >= self.incarnation, (
+            f"incarnation {incarnation} of {self!r} after {self.incarnation}"
+        )
+        self.recovering, self.power_lost = recovering, recovering and power_lost
+        self.incarnation = incarnation
+        self.least_term = max(self.least_term, least_term)
+        why = Marked.NO
+        if self.recovering:
+            why = Marked.POWER_LOST if self.power_lost else Marked.DAMAGED
+        payload = encode_mark(why, incarnation=self.incarnation, least_term=self.least_term)
+        self._recorder.record(
+            record_head(RecordKind.MARK, self.log_id, len(payload)),
+            payload,
+            Mark(self.files, self.recovering, self.power_lost, self.incarnation, self.least_term),
+        )
+
+    def mark_as(self, old: Log) -> None:
+        """Take over what is recorded of the replica whose log this one will replace."""
+        self.mark(
+            recovering=old.recovering,
+            incarnation=old.incarnation,
+            power_lost=old.power_lost,
+            least_term=old.least_term,
+        )
+
+    def set_policy(self, policy: FlushPolicy) -> None:
+        """Go on under another flush policy: it holds for what is appended from now on."""
+        self._check_works()
+        self.policy = policy
+        self._interval = policy.is_interval
+        self._told_unsynced &= policy.is_interval
+        self._recorder.record(
+            record_head(RecordKind.POLICY, self.log_id, POLICY.size),
+            POLICY.pack(policy.interval_ms, policy.interval_records),
+            Policy(self.files, policy),
+        )
+
+    # Called by the storage
+
+    def begin(self) -> None:
+        """Recovery is over: the flush policy counts from now on."""
+        self._interval = self.policy.is_interval
+
+    def stop_clean(self) -> None:
+        """Everything is synced, and a last checkpoint says so. What is appended nevertheless tells before."""
+        self._told_unsynced = False
+
+    def counts_up_to(self, number: int) -> None:
+        """All changes up to the running `number` are as durable as they must be to count."""
+        waiting = self._undurable
+        while waiting and waiting[0][0] <= number:
+            self.durable_index = waiting.popleft()[1]
+
+    def synced_up_to(self, number: int) -> bool:
+        """All changes up to the running `number` are durable. Returns whether all of this log is synced."""
+        waiting = self._unsynced
+        while waiting and waiting[0][0] <= number:
+            _, self._synced_index, self._synced_offset = waiting.popleft()
+        return not waiting
+
+    def forget(self, index: int, frame: Buffer) -> None:
+        """Let a frame go that is in its segment, if it is still the one at that index."""
+        if self._recent.get(index) is frame:
+            del self._recent[index]
+
+    def grown(self, segment: Segment, size: int) -> None:
+        """A repair has put bytes behind those that a segment had: it has `size` now, if that is more."""
+        if size > segment.size:
+            self.size_bytes += size - segment.size
+            segment.size = size
+
+    def close(self) -> None:
+        """Close its files. After the writer and the readers are done."""
+        for segment in self._segments:
+            segment.file.close()

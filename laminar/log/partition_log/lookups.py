@@ -1,0 +1,225 @@
+"""What a log holds: its entries, found by index, offset, time or tag.
+
+What is asked with `await` goes to a reader thread where memory does not have the rows. The same question
+without `await` is for Raft's core, which is a pure state machine and cannot wait: it asks for old entries
+seldom, for one row each, and gets it with one small read of the index, here and now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import TypeVar
+
+from laminar.log.disk.disk import Buffer
+from laminar.log.disk.errors import DamagedRange, EntriesGone, StorageError
+from laminar.log.format.checkpoint_state import LogStart
+from laminar.log.format.index_entry import Row, row_is_shown, row_mask, row_offset
+from laminar.log.partition_log.readers import Readers
+from laminar.log.segment.segment import ColdRows, Segment
+
+T = TypeVar("T")
+
+FIRST_OFFSET = attrgetter("first_offset")
+
+
+class LogLookups:
+    """The part of a `Log` that finds entries. The loop's thread only."""
+
+    log_id: int
+    name: str
+    start: LogStart
+    last_index: int
+    last_term: int
+    next_offset: int
+    # Raised by whatever makes an answer read from the files doubtful.
+    changes: int
+    _readers: Readers
+    _segments: list[Segment]
+    _firsts: list[int]
+
+    @property
+    def first_index(self) -> int:
+        return self.start.index + 1
+
+    @property
+    def segment_first_indexes(self) -> list[int]:
+        """The first index of each segment, lowest first."""
+        return list(self._firsts)
+
+    def sealed(self) -> Iterator[tuple[int, int, int]]:
+        """(last index, append time of its last batch in ms, size in bytes) of each segment that the log has
+        gone on from, oldest first; all but the last segment.
+        """
+        for segment in self._segments[:-1]:
+            last = segment.last_row
+            yield last.index, last.append_time_ms, segment.size
+
+    def term(self, index: int) -> int | None:
+        """The term of an entry, or of the one before the first; None outside. Unknown (damaged): None too.
+
+        It may wait for the disk, for one small read: only in a segment in which the term changed, so for
+        entries around an election that are no longer in memory. An append to a follower that is far behind
+        asks for one of them; the loop can bear that, as it bears a page fault.
+        """
+        if index == self.last_index:
+            return self.last_term
+        if index == self.start.index:
+            return self.start.term
+        if not self.start.index < index <= self.last_index:
+            return None
+        place = bisect_right(self._firsts, index) - 1
+        segment = self._segments[place]
+        # Terms never fall along a log.
+        before = self._segments[place - 1].last_term if place else self.start.term
+        if before and before == segment.last_term:
+            return before
+        return segment.term(index) or None
+
+    def row(self, index: int) -> Row:
+        """What the index knows of an entry that the log holds. May wait for the disk, as `term`.
+
+        Raft's core asks for the sizes of what it sends next to a follower, so for rows in a row: one read
+        serves a hundred of them. Whoever can wait asks `find_row`.
+        """
+        assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
+        return self.segment_of(index).row(index)
+
+    async def find_row(self, index: int) -> Row:
+        """As `row`, without keeping the loop. Raises `EntriesGone` when the entry goes meanwhile."""
+
+        def look() -> Row:
+            if not self.start.index < index <= self.last_index:
+                raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
+            return self.segment_of(index).row_nowait(index)
+
+        return await self._find(look)
+
+    def segment_of(self, index: int) -> Segment:
+        """The segment that holds an entry of the log."""
+        last = self._segments[-1]
+        if index >= last.first_index:
+            return last
+        return self._segments[bisect_right(self._firsts, index) - 1]
+
+    def sealed_segments(self) -> list[Segment]:
+        """All segments but the last: nothing is appended to them any more."""
+        return self._segments[:-1]
+
+    def segments(self) -> list[Segment]:
+        """All segments, the oldest first; the last is written to."""
+        return self._segments[:]
+
+    def index_of_offset(self, offset: int) -> int | None:
+        """The entry that holds the record at `offset`; None when none does (yet, or any more).
+
+        Raises `DamagedRange` when nothing tells any more which entry it is. May wait for the disk, for a
+        few small reads; whoever can wait asks `find_offset`.
+        """
+        try:
+            return self._offset_nowait(offset)
+        except ColdRows:
+            return _here_and_now(lambda: self._offset_nowait(offset))
+
+    async def find_offset(self, offset: int) -> int | None:
+        """As `index_of_offset`, without keeping the loop."""
+        try:
+            return self._offset_nowait(offset)
+        except ColdRows:
+            return await self._find(lambda: self._offset_nowait(offset))
+
+    def _offset_nowait(self, offset: int) -> int | None:
+        if not self.start.offset <= offset < self.next_offset:
+            return None
+        segment = self._segments[-1]
+        if offset < segment.first_offset:
+            place = bisect_right(self._segments, offset, key=FIRST_OFFSET)
+            segment = self._segments[max(place - 1, 0)]
+        index = max(segment.index_of_offset(offset), self.first_index)
+        segment = self.segment_of(index)
+        rows, place = segment.rows_at(index - segment.first_index)
+        first_offset = row_offset(rows, place)
+        if first_offset > offset:
+            # Never what begins behind the offset asked for: whoever reads on from it would miss records.
+            raise DamagedRange(
+                first_index=index - 1,
+                last_index=index - 1,
+                first_offset=offset,
+                next_offset=first_offset,
+                file=segment.file.path,
+                position=0,
+            )
+        return index
+
+    def index_of_time(self, time_ms: int) -> int:
+        """The first entry appended at `time_ms` or later; `last_index + 1` when there is none.
+
+        May wait for the disk, for a few small reads; whoever can wait asks `find_time`.
+        """
+        return _here_and_now(lambda: self._time_nowait(time_ms))
+
+    async def find_time(self, time_ms: int) -> int:
+        """As `index_of_time`, without keeping the loop."""
+        return await self._find(lambda: self._time_nowait(time_ms))
+
+    def _time_nowait(self, time_ms: int) -> int:
+        place = bisect_left(self._segments, time_ms, key=lambda each: each.last_row.append_time_ms)
+        if place == len(self._segments):
+            return self.last_index + 1
+        segment = self._segments[place]
+        entries = range(max(segment.first_index, self.first_index), segment.last_index + 1)
+        found = bisect_left(entries, time_ms, key=lambda index: segment.row_nowait(index).append_time_ms)
+        return entries.start + found
+
+    async def find_tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
+        """The first of these entries whose tags have `bit`, and the one behind the run that it begins.
+
+        Both are `last_index + 1` if there is none. Looks at rows only; where a run is long it may be cut.
+        Raises `EntriesGone` when entries go meanwhile.
+        """
+        return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
+
+    async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
+        """As `find_tagged`, of entries that are not staged."""
+        return await self._find_run(first_index, last_index, row_is_shown)
+
+    async def _find_run(
+        self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]
+    ) -> tuple[int, int]:
+        def look() -> tuple[int, int]:
+            if not self.start.index < index <= last_index <= self.last_index:
+                raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
+            segment = self.segment_of(index)
+            return segment.run(index, min(last_index, segment.last_index), wanted)
+
+        index = first_index
+        while True:
+            found, behind = await self._find(look)
+            if behind > found or found > last_index:
+                return found, behind
+            index = found
+            # A hundred rows at a time: others get their turn.
+            await asyncio.sleep(0)
+
+    async def _find(self, look: Callable[[], T]) -> T:
+        """What `look` finds, after the rows that it lacks have been read by a thread."""
+        while True:
+            try:
+                return look()
+            except ColdRows as cold:
+                before = self.changes
+                try:
+                    await self._readers.load(cold, reader=self.log_id)
+                except StorageError:
+                    if before == self.changes:
+                        raise
+
+
+def _here_and_now(look: Callable[[], T]) -> T:
+    while True:
+        try:
+            return look()
+        except ColdRows as cold:
+            cold.segment.load(cold.number)

@@ -1,0 +1,245 @@
+"""Coming back: one shard's home, from its newest checkpoint and the journal behind it.
+
+The order is that of docs/storage.md#recovery: read in memory, make certain what was only read, then touch
+segments, sync, and begin a new generation with a checkpoint. Until that checkpoint is durable nothing that
+was read before is changed in a way that a second crash could not repeat. It runs before there is a loop.
+
+The order is kept here. `journal_scan.py` judges the journal's frames, `replay.py` applies them in memory, and
+`rebuild.py` makes the logs of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+from dataclasses import dataclass
+
+from laminar.log.commit.journal import Journal, journal_name, journal_numbers
+from laminar.log.commit.segment_writer import Writer
+from laminar.log.disk.disk import Disk, Lock
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedDocument, DiskError
+from laminar.log.format.checkpoint_state import Checkpoint, HardState, decode_checkpoint
+from laminar.log.format.journal_codec import BLOCK_SIZE
+from laminar.log.format.manifest import Manifest
+from laminar.log.format.settings import StorageSettings
+from laminar.log.partition_log.changes import Recorder
+from laminar.log.partition_log.log import Log
+from laminar.log.partition_log.readers import Readers
+from laminar.log.recovery.journal_scan import FoundFrame, Verdict, judge, read_journal
+from laminar.log.recovery.rebuild import Rebuild
+from laminar.log.recovery.replay import Replay
+from laminar.log.recovery.salvage import set_home_aside
+
+_log = logging.getLogger("laminar.recovery")
+
+# Of a home in which nothing was ever written.
+_NONE = Checkpoint(generation=0, seed=0, lsn=0, journal_file=0, journal_position=0, logs=[], hard_states={})
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A home whose logs are as durable as they ever were, with a new generation open."""
+
+    home: str
+    lock: Lock
+    manifest: Manifest
+    recorder: Recorder
+    readers: Readers
+    journal: Journal
+    writer: Writer
+    logs: dict[int, Log]
+    hard_states: dict[int, HardState]
+    lost_hard_states: set[int]
+
+    def close(self) -> None:
+        """For a caller who wanted recovery only."""
+        self.readers.close()
+        self.journal.close()
+        for log in self.logs.values():
+            log.close()
+        self.lock.close()
+
+
+def recover_home(
+    disk: Disk,
+    home: str,
+    logs_directory: str,
+    *,
+    settings: StorageSettings,
+    rng: random.Random,
+    readers: Readers,
+    forget: bool = False,
+) -> Recovered:
+    """Recover one home; it stays locked. Makes a new one where there is none. Blocks.
+
+    A home whose manifest is lost is refused. With `forget` what it holds is set aside, and its manifest is
+    begun anew and says that it is not known what was here: for those who can ask elsewhere.
+
+    Raises `DiskError`; then it may be tried again from the start.
+    """
+    disk.make_directory(home)
+    disk.make_directory(logs_directory)
+    lock = disk.lock(os.path.join(home, "lock"))
+    try:
+        manifest, forgotten = _read_manifest(disk, home, forget=forget)
+        checkpoint, all_lost = _NONE, False
+        if not forgotten:
+            checkpoint, all_lost = _read_checkpoint(disk, home, manifest)
+        found = read_journal(disk, home, checkpoint)
+        verdict = judge(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
+        _write_again(disk, home, verdict.unsure)
+        replay = Replay(checkpoint)
+        replay.run(verdict)
+        if all_lost:
+            replay.lost |= {entry.replica_id for entry in manifest.entries}
+        recorder = Recorder(settings.recent_bytes)
+        writer = _new_generation(disk, home, logs_directory, settings, rng, checkpoint, verdict)
+        rebuild = Rebuild(disk, logs_directory, settings, recorder, readers, writer)
+        logs = rebuild.run(replay)
+        if forgotten:
+            manifest.replace(manifest.entries, set_aside=True)
+        elif not manifest.written:
+            # From now on a home without one has lost it. On a full disk it is written with the first replica.
+            with contextlib.suppress(DiskError):
+                manifest.replace([])
+    except BaseException:
+        lock.close()
+        raise
+    return Recovered(
+        home,
+        lock,
+        manifest,
+        recorder,
+        readers,
+        writer.journal,
+        writer,
+        logs,
+        dict(replay.hard_states),
+        set(replay.lost),
+    )
+
+
+def _read_manifest(disk: Disk, home: str, *, forget: bool) -> tuple[Manifest, bool]:
+    """The manifest, and whether it was lost, so that nothing tells whose the home's content is.
+
+    Then a copy of that is kept, and the manifest says so before anything of it goes.
+    """
+    manifest = Manifest(disk, home)
+    problem = "a former start found it lost, and was cut off"
+    try:
+        manifest.load()
+    except DamagedDocument as error:
+        if not forget:
+            raise
+        problem = str(error)
+    else:
+        if not manifest.written and forget and _holds_something(disk, home):
+            problem = "it is missing"
+        elif manifest.set_aside:
+            return manifest, False
+    aside = set_home_aside(disk, home)
+    manifest.replace([], known=False, set_aside=False)
+    _log.critical(
+        "%s: no manifest can be read: %s. So nothing here tells which replicas it held: they are lost. Its "
+        "manifest, checkpoints and journal are kept in %s, and the logs' folders stay where they are",
+        home,
+        problem,
+        aside,
+    )
+    return manifest, True
+
+
+def _holds_something(disk: Disk, home: str) -> bool:
+    """Whether a home without a manifest has ever held a log or a vote."""
+    try:
+        payload = Document(disk, home, "checkpoint").read()
+    except DamagedDocument:
+        return True
+    if payload is None:
+        return not _never_used(disk, home)
+    checkpoint = decode_checkpoint(payload)
+    frames = read_journal(disk, home, checkpoint).frames
+    return bool(checkpoint.logs or checkpoint.hard_states) or any(frame.head.records for frame in frames)
+
+
+def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
+    """The newest whole checkpoint, and whether all that a home must have held is gone with it."""
+    document, problem = Document(disk, home, "checkpoint"), "it is missing"
+    try:
+        payload = document.read()
+    except DamagedDocument as error:
+        payload, problem = None, str(error)
+    if payload is not None:
+        return decode_checkpoint(payload), False
+    is_new = not manifest.written or not (manifest.known or manifest.entries or document.exists())
+    if is_new and _never_used(disk, home):
+        return _NONE, False
+    aside = set_home_aside(disk, home)
+    _log.critical(
+        "%s: no checkpoint can be read: %s. Its %d replicas are lost; checkpoints and journal are kept in %s",
+        home,
+        problem,
+        len(manifest.entries),
+        aside,
+    )
+    return _NONE, True
+
+
+def _never_used(disk: Disk, home: str) -> bool:
+    """Whether no journal file holds more than its opening frame: then the first start ended early."""
+    for number in journal_numbers(disk, home):
+        file = disk.open(os.path.join(home, journal_name(number)))
+        try:
+            rest = bytes(file.pread(file.size(), BLOCK_SIZE))
+        finally:
+            file.close()
+        if rest.count(0) != len(rest):
+            return False
+    return True
+
+
+def _write_again(disk: Disk, home: str, unsure: list[FoundFrame]) -> None:
+    """Make certain what may have been read from the page cache only.
+
+    A former sync may have failed and left its pages clean, so a sync alone would not write them.
+    """
+    by_file: dict[str, list[FoundFrame]] = {}
+    for frame in unsure:
+        by_file.setdefault(frame.file_name, []).append(frame)
+    for name, frames in by_file.items():
+        file = disk.open(os.path.join(home, name))
+        try:
+            for frame in frames:
+                file.pwritev([frame.stored], frame.position)
+            file.sync()
+        finally:
+            file.close()
+    disk.sync_directory(home)
+
+
+def _new_generation(
+    disk: Disk,
+    home: str,
+    logs_directory: str,
+    settings: StorageSettings,
+    rng: random.Random,
+    checkpoint: Checkpoint,
+    verdict: Verdict,
+) -> Writer:
+    number = max([checkpoint.journal_file, *journal_numbers(disk, home)]) + 1
+    journal = Journal(
+        disk,
+        home,
+        settings,
+        generation=checkpoint.generation + 1,
+        seed=rng.getrandbits(32),
+        number=number,
+        lsn=verdict.highest_lsn,
+    )
+    place = journal.open_generation()
+    return Writer(
+        disk, home=home, logs_directory=logs_directory, journal=journal, place=place, settings=settings
+    )

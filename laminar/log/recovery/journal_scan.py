@@ -1,0 +1,186 @@
+"""Reading a journal back, in memory: which frames count, which are torn, which were lost to damage.
+
+It reads files and changes none: recovery decides by it what to write. By the rules of
+docs/storage.md#recovery an LSN that is missing below a later frame's `durable_lsn` was durable once, so its
+loss is damage; one that no later frame vouches for is the torn tail, and dropped. Where memory was kept
+since (only the process ended) nothing is torn but the very last frame: each whole frame, and the end mark,
+prove all before them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from laminar.log.commit.end_mark import End, read_end
+from laminar.log.commit.journal import journal_name, journal_numbers
+from laminar.log.disk.disk import Buffer, Disk, File
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.checkpoint_state import Checkpoint
+from laminar.log.format.journal_codec import (
+    BLOCK_SIZE,
+    HEAD_SIZE,
+    FrameFlag,
+    FrameHead,
+    RecordKind,
+    decode_frame,
+    decode_records,
+)
+
+_log = logging.getLogger("laminar.recovery")
+
+
+@dataclass(slots=True)
+class FoundFrame:
+    """A whole frame, and where it lies. `stored` are its bytes with the padding."""
+
+    head: FrameHead
+    file_name: str
+    position: int
+    stored: memoryview
+
+    def records(self) -> Iterator[tuple[RecordKind, int, memoryview]]:
+        body = self.stored[HEAD_SIZE : HEAD_SIZE + self.head.length]
+        return decode_records(body, self.head.records)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a journal says.
+
+    `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only their
+    hard states count. `unsure` frames lie above the newest `durable_lsn` and must be written again before
+    anything is built on them. `damaged`: records are missing that counted; `votes_lost_before` is then the
+    LSN below which hard states may be missing (0: none are). `memory_kept`: only the process has ended since,
+    so what was written is there, synced or not.
+    """
+
+    kept: list[FoundFrame] = field(default_factory=list)
+    votes_only: list[FoundFrame] = field(default_factory=list)
+    unsure: list[FoundFrame] = field(default_factory=list)
+    highest_lsn: int = 0
+    damaged: bool = False
+    votes_lost_before: int = 0
+    memory_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All whole frames of a checkpoint's generation behind it, and the end mark.
+
+    `short`: a journal file is missing, or shorter than it was when its first frame was written, or than where
+    the checkpoint ends in it. No loss of power does that: files are filled with zeros and synced before use.
+    """
+
+    frames: list[FoundFrame]
+    end: End | None
+    short: bool
+
+
+def read_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Found:
+    """What is whole of a home's journal behind its checkpoint."""
+    frames: list[FoundFrame] = []
+    highest_lsn = checkpoint.lsn
+    numbers = [number for number in journal_numbers(disk, home) if number >= checkpoint.journal_file]
+    short = checkpoint.journal_file not in numbers
+    for number in numbers:
+        start = checkpoint.journal_position if number == checkpoint.journal_file else 0
+        name = journal_name(number)
+        file = disk.open(os.path.join(home, name))
+        try:
+            size = file.size()
+            data = memoryview(_read_all(file, start))
+        finally:
+            file.close()
+        least = max(start, checkpoint.journal_size) if number == checkpoint.journal_file else 0
+        position = 0
+        while position < len(data):
+            head = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
+            if head is None:
+                position += BLOCK_SIZE
+                continue
+            end = position + head.stored_size
+            # A file that is used again may still end in frames of its former use: their LSNs are lower.
+            if head.lsn > highest_lsn:
+                highest_lsn = head.lsn
+                stored = data[position : position + HEAD_SIZE + head.length]
+                frames.append(FoundFrame(head, name, start + position, stored))
+                least = max(least, head.file_size)
+            position = end
+        if size < least:
+            _log.error("%s/%s: the file has %d bytes, and had at least %d before", home, name, size, least)
+            short = True
+    mark = read_end(disk, home, generation=checkpoint.generation, seed=checkpoint.seed)
+    return Found(frames, mark, short)
+
+
+def _read_all(file: File, start: int) -> Buffer:
+    """A journal file from `start` on. Blocks that cannot be read are zeros: no frame, as after rot.
+
+    Else one bad sector, perhaps of a frame that no checkpoint needs, would keep the whole home from opening.
+    """
+    size = max(file.size() - start, 0)
+    try:
+        return file.pread(size, start)
+    except DiskError as error:
+        if not error.is_damage:
+            raise
+    data = bytearray(size)
+    for at in range(0, size, BLOCK_SIZE):
+        block = min(BLOCK_SIZE, size - at)
+        try:
+            data[at : at + block] = file.pread(block, start + at)
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            _log.error("%s: the block at %d cannot be read: %s", file.path, start + at, error)
+    return data
+
+
+def judge(found: Found, checkpoint: Checkpoint, *, same_boot: bool = False) -> Verdict:
+    """Sort the frames found into what counts and what does not. Pure.
+
+    `same_boot`: the machine was not started again since the checkpoint's generation began.
+    """
+    frames, end = found.frames, found.end
+    verdict = Verdict(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
+    durable_lsn = max([checkpoint.lsn, *(frame.head.durable_lsn for frame in frames)])
+    if end is not None:
+        verdict.highest_lsn = max(verdict.highest_lsn, end.lsn)
+        durable_lsn = max(durable_lsn, end.durable_lsn)
+    verdict.memory_kept = same_boot and (end is None or not end.failed)
+    # Frames up to here were written for certain, and none of them may be missing.
+    written_lsn = durable_lsn
+    if verdict.memory_kept:
+        written_lsn = max([written_lsn, *(frame.head.lsn for frame in frames), end.lsn if end else 0])
+    if found.short and checkpoint.generation > 0:
+        verdict.damaged = True
+        verdict.votes_lost_before = verdict.highest_lsn + 1
+    expected = checkpoint.lsn + 1
+    torn = False
+    for place, frame in enumerate(frames):
+        lsn = frame.head.lsn
+        assert lsn >= expected, f"LSN {lsn} where {expected} was expected"
+        if lsn > expected:
+            if expected > written_lsn:
+                # A promise more than was given does no harm; one less would let a replica vote twice.
+                late = frames[place:]
+                verdict.votes_only = [each for each in late if each.head.flags & FrameFlag.HARD_STATE]
+                torn = True
+                break
+            verdict.damaged = True
+            # A twin says itself what stood in the frame before it.
+            unknown = lsn - expected - bool(frame.head.flags & FrameFlag.TWIN)
+            if unknown >= 2 and frame.head.hard_state_lsn >= expected:
+                verdict.votes_lost_before = lsn
+        verdict.kept.append(frame)
+        expected = lsn + 1
+    if end is not None and not torn and expected <= written_lsn:
+        # The end of the journal is gone, and only the end mark tells.
+        verdict.damaged = True
+        if written_lsn + 1 - expected >= 2 and end.hard_state_lsn >= expected:
+            verdict.votes_lost_before = written_lsn + 1
+    verdict.unsure = [frame for frame in [*verdict.kept, *verdict.votes_only] if frame.head.lsn > durable_lsn]
+    return verdict

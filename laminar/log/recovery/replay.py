@@ -1,0 +1,198 @@
+"""What a journal's records come to, applied in memory.
+
+Of each log: what of its segments still counts, and what comes behind. Of each replica: its newest promise,
+and whether that may be lost. Which frames count was judged before (`journal_scan.py`); no file is touched
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from laminar.log.format.checkpoint_state import Checkpoint, HardState, LogStart, LogState
+from laminar.log.format.flush_policy import COMMIT, FlushPolicy
+from laminar.log.format.index_entry import HEADER
+from laminar.log.format.journal_codec import (
+    CARRIED,
+    ONE,
+    PAIR,
+    POLICY,
+    START,
+    Marked,
+    RecordKind,
+    decode_mark,
+)
+from laminar.log.recovery.journal_scan import Verdict
+
+_OPENS_SEGMENT = 1
+
+
+@dataclass(slots=True)
+class TailFrame:
+    """One frame of a log's tail, from the journal."""
+
+    index: int
+    term: int
+    prev_term: int
+    base_offset: int
+    opens_segment: bool
+    frame: memoryview
+
+
+@dataclass(slots=True)
+class Replayed:
+    """One log while the journal is replayed: what of its segments still counts, and what comes behind."""
+
+    log_id: int
+    name: str
+    start: LogStart
+    base_last: int
+    base_term: int | None
+    recovering: bool = False
+    incarnation: int = 0
+    tail: list[TailFrame] = field(default_factory=list)
+    policy: FlushPolicy = COMMIT
+    # Entries may have been acknowledged before they were synced.
+    unsynced: bool = False
+    power_lost: bool = False
+    # This very recovery found that something may be gone: a new incarnation, also of one that is marked.
+    found_loss: bool = False
+    # Or that memory was lost since entries were acknowledged that were perhaps not synced.
+    lost_power: bool = False
+    least_term: int = 0
+
+    @property
+    def last_index(self) -> int:
+        return self.tail[-1].index if self.tail else self.base_last
+
+    def full(self, frame: memoryview) -> bool:
+        """A batch. Returns whether it continues the log, as far as that is known without the segments."""
+        index: int
+        _, flags, index, term, prev_term, base_offset, *_ = HEADER.unpack_from(frame)
+        if not self.start.index < index <= self.last_index + 1:
+            return False
+        chained = index == self.last_index + 1
+        # Behind a gap a truncation may be missing: what comes later stands.
+        self.cut(index)
+        before = self.tail[-1].term if self.tail else self.base_term
+        if before is not None and before != prev_term:
+            return False
+        self.tail.append(TailFrame(index, term, prev_term, base_offset, bool(flags & _OPENS_SEGMENT), frame))
+        return chained
+
+    def cut(self, index: int) -> None:
+        while self.tail and self.tail[-1].index >= index:
+            self.tail.pop()
+        if index <= self.base_last:
+            self.base_last = index - 1
+            # Known again when the segments are read.
+            self.base_term = self.start.term if self.base_last == self.start.index else None
+
+    def change_policy(self, interval_ms: int, interval_records: int) -> None:
+        self.policy = FlushPolicy(interval_ms=interval_ms, interval_records=interval_records)
+        self.unsynced &= self.policy.is_interval
+
+    def marked(self, why: int, incarnation: int, least_term: int) -> None:
+        self.recovering, self.power_lost = why != Marked.NO, why == Marked.POWER_LOST
+        self.incarnation = incarnation
+        self.least_term = least_term
+
+    def move_start(self, start: LogStart) -> None:
+        if start.index > self.last_index:
+            self.tail.clear()
+            self.base_last, self.base_term = start.index, start.term
+        self.start = start
+
+
+class Replay:
+    """All records of a journal, applied in memory."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.logs = {state.log_id: _from_state(state) for state in checkpoint.logs}
+        self.gone: list[Replayed] = []
+        self._checkpoint_lsn = checkpoint.lsn
+        self.hard_states = dict(checkpoint.hard_states)
+        self.lost = set(checkpoint.lost)
+        self.replaced = dict(checkpoint.replaced)
+
+    def run(self, verdict: Verdict) -> None:
+        if verdict.votes_lost_before:
+            self.lost |= self.hard_states.keys()
+        known_again: set[int] = set()
+        for frame in verdict.kept:
+            for kind, key, payload in frame.records():
+                self._apply(kind, key, payload)
+                if kind is RecordKind.HARD_STATE:
+                    # A promise that comes behind the gap is the newest one. Before the gap it may not be.
+                    if frame.head.lsn >= verdict.votes_lost_before:
+                        known_again.add(key)
+                    elif verdict.votes_lost_before:
+                        self.lost.add(key)
+        self.lost -= known_again
+        for frame in verdict.votes_only:
+            for kind, key, payload in frame.records():
+                if kind is RecordKind.HARD_STATE:
+                    self._apply(kind, key, payload)
+        for log in self.logs.values():
+            log.found_loss |= verdict.damaged
+            log.lost_power = log.unsynced and not verdict.memory_kept
+
+    def _apply(self, kind: RecordKind, key: int, payload: memoryview) -> None:
+        if kind is RecordKind.HARD_STATE:
+            self.hard_states[key] = HardState(*PAIR.unpack(payload))
+        elif kind is RecordKind.CREATED:
+            self.logs[key] = Replayed(key, bytes(payload).decode(), LogStart(), 0, 0)
+        elif kind is RecordKind.RESET:
+            self._replace(key, *ONE.unpack(payload))
+        elif kind is RecordKind.CARRIED:
+            # From an older checkpoint on, the originals were read already.
+            lsn, carried = CARRIED.unpack_from(payload)
+            if lsn == self._checkpoint_lsn:
+                self._apply(RecordKind(carried), key, payload[CARRIED.size :])
+        elif key in self.logs:
+            self._apply_to_log(kind, self.logs[key], payload)
+        # Else: a log whose creation fell into a gap. Its replica is in the manifest and finds itself lost.
+
+    def _apply_to_log(self, kind: RecordKind, log: Replayed, payload: memoryview) -> None:
+        if kind is RecordKind.FULL:
+            if not log.full(payload):
+                log.found_loss = True
+        elif kind is RecordKind.TRUNCATE:
+            index, _ = PAIR.unpack(payload)
+            log.cut(index)
+        elif kind is RecordKind.LOG_START:
+            log.move_start(LogStart(*START.unpack(payload)))
+        elif kind is RecordKind.MARK:
+            log.marked(*decode_mark(payload))
+        elif kind is RecordKind.UNSYNCED:
+            log.unsynced = True
+        elif kind is RecordKind.POLICY:
+            log.change_policy(*POLICY.unpack(payload))
+        elif kind is RecordKind.DELETED:
+            self.gone.append(self.logs.pop(log.log_id))
+            if payload:
+                (replica_id,) = ONE.unpack(payload)
+                self.hard_states.pop(replica_id, None)
+                self.lost.discard(replica_id)
+
+    def _replace(self, new: int, old: int) -> None:
+        if old in self.logs:
+            self.gone.append(self.logs.pop(old))
+        self.replaced = {key: new if to == old else to for key, to in self.replaced.items()}
+        self.replaced[old] = new
+
+
+def _from_state(state: LogState) -> Replayed:
+    return Replayed(
+        state.log_id,
+        state.name,
+        state.start,
+        state.end_index,
+        state.end_term,
+        state.recovering,
+        state.incarnation,
+        policy=FlushPolicy(interval_ms=state.interval_ms, interval_records=state.interval_records),
+        unsynced=state.unsynced,
+        power_lost=state.power_lost,
+        least_term=state.least_term,
+    )

@@ -1,0 +1,96 @@
+"""Bytes that nobody can serve and that are no torn tail: kept for a person, before recovery deletes them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.checkpoint_state import LogFiles
+from laminar.log.segment.loading import Loaded
+from laminar.log.segment.segment_file import segment_name
+
+_log = logging.getLogger("laminar.recovery")
+
+_COPY_BYTES = 1 << 20
+
+
+def set_home_aside(disk: Disk, home: str) -> str:
+    """Copy what a person may still make sense of, before the new generation deletes it; returns where to.
+
+    Copies, durable before anything is deleted: a crash in between finds all of it again.
+    """
+    numbers = [int(name[8:]) for name in disk.list(home) if re.fullmatch(r"damaged-\d+", name)]
+    aside = os.path.join(home, f"damaged-{max(numbers, default=0) + 1}")
+    disk.make_directory(aside)
+    names = [name for name in disk.list(home) if name.startswith(("checkpoint-", "journal-", "manifest-"))]
+    for name in names:
+        _copy(disk, os.path.join(home, name), os.path.join(aside, name))
+    disk.sync_directory(aside)
+    return aside
+
+
+def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
+    """Copy what can be read of a file from `position` on; durable but for the name."""
+    source, copy = disk.open(path), disk.open(copy_path, create=True)
+    try:
+        copy.truncate(0)
+        size = max(source.size() - position, 0)
+        for at in range(0, size, _COPY_BYTES):
+            piece = min(_COPY_BYTES, size - at)
+            try:
+                copy.pwritev([source.pread(piece, position + at)], at)
+            except DiskError as error:
+                if not error.is_damage:
+                    raise
+        copy.sync()
+    finally:
+        source.close()
+        copy.close()
+
+
+def set_aside(disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool) -> None:
+    """Keep what the log's start is about to remove and nobody has proved worthless, beside the log's files.
+
+    Those are segments of which nothing could be told, and what lies where entries up to `base_last`, which a
+    checkpoint names, are missing: no torn tail. It cannot be served, as nobody knows what it was. With
+    `everything` (a part of the journal is gone) what lies behind the log's end, too. Raises `DiskError`
+    where there is no room for it: then nothing was removed.
+    """
+    gone = [file for file in loaded.stale if everything and file.first_index > files.start.index]
+    kept = []
+    for file in loaded.unreadable + gone:
+        if file.data_size():
+            copy = _free_name(disk, files.directory, f"{segment_name(file.first_index)}.0.damaged")
+            file.forget()
+            disk.rename(file.path, os.path.join(files.directory, copy))
+            kept.append((file.path, 0, copy))
+    if loaded.segments and (loaded.short or everything):
+        last = loaded.segments[-1]
+        if last.file.data_size() > last.size:
+            copy = f"{segment_name(last.first_index)}.{last.size}.damaged"
+            _copy(disk, last.file.path, os.path.join(files.directory, copy), last.size)
+            kept.append((last.file.path, last.size, copy))
+    for path, position, copy in kept:
+        _log.error(
+            "%s: %s cannot be told apart from position %d on; its bytes from there are kept in %s",
+            files.name,
+            path,
+            position,
+            copy,
+        )
+    if loaded.short:
+        _log.error("%s: entries up to %d were durable, and are not there", files.name, base_last)
+    if kept:
+        disk.sync_directory(files.directory)
+
+
+def _free_name(disk: Disk, directory: str, name: str) -> str:
+    number = 1
+    free = name
+    while disk.exists(os.path.join(directory, free)):
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -1,0 +1,129 @@
+"""A segment's frames one after the other, each with every byte checked, whatever may have happened to some.
+
+It only reads, keeps nothing, and decides nothing about healing: who verifies a folder is told what
+is whole and where bytes lie that are not. `laminar.log.segment.index_rebuild` does the like for a start,
+where bodies need not be read. A sector that can't be read counts as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from laminar.batch import BatchError, Header, verify, verify_header
+from laminar.log.disk.disk import Buffer, File
+from laminar.log.format.index_entry import HEADER_SIZE, ROW_SIZE, Row, row_is_whole, unpack_row
+from laminar.log.segment.index_rebuild import read_damaged
+
+_WINDOW_BYTES = 8 << 20
+_MAGIC = b"LMNB"
+
+
+@dataclass(slots=True)
+class Whole:
+    """A frame with both checksums right."""
+
+    header: Header
+    row: Row
+
+
+@dataclass(slots=True)
+class Hole:
+    """Bytes that are not the frame that belongs there. `row` is what is known of it by header or index."""
+
+    first_index: int
+    last_index: int | None
+    position: int
+    size: int
+    why: str
+    row: Row | None = None
+
+
+class Window:
+    """Views on a file's bytes, read in large pieces from the front to the back."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._start = 0
+        self._data = memoryview(b"")
+
+    def view(self, position: int, size: int) -> memoryview:
+        """Up to `size` bytes at `position`; fewer at the end of the file."""
+        size = min(size, self._size - position)
+        if not self._start <= position or position + size > self._start + len(self._data):
+            wanted = min(max(size, _WINDOW_BYTES), self._size - position)
+            self._data = memoryview(read_damaged(self._file, wanted, position))
+            self._start = position
+        return self._data[position - self._start : position - self._start + size]
+
+
+def walk(file: File, *, size: int, first_index: int, hints: Buffer = b"") -> Iterator[Whole | Hole]:
+    """All frames in the first `size` bytes, which begin with that of entry `first_index`.
+
+    `hints` are the rows of the segment's index: a whole one bridges a damaged header.
+    """
+    window = Window(file, size)
+    position, index = 0, first_index
+    while position < size:
+        try:
+            header = verify_header(window.view(position, HEADER_SIZE))
+        except BatchError as error:
+            hole = _hole(window, size, hints, position, index, first_index, str(error))
+        else:
+            row = row_of(header, position)
+            if position + row.size > size:
+                hole = Hole(row.index, None, position, size - position, "the frame ends behind the file", row)
+            else:
+                try:
+                    verify(window.view(position, row.size))
+                    yield Whole(header, row)
+                    position, index = position + row.size, row.index + 1
+                    continue
+                except BatchError as error:
+                    hole = Hole(row.index, row.index, position, row.size, str(error), row)
+        yield hole
+        if hole.last_index is None:
+            return
+        position, index = hole.position + hole.size, hole.last_index + 1
+
+
+def _hole(
+    window: Window, size: int, hints: Buffer, position: int, index: int, first_index: int, why: str
+) -> Hole:
+    """A damaged header: bridged by the entry's own row, else up to the next whole header behind it."""
+    slot = index - first_index
+    if len(hints) >= (slot + 1) * ROW_SIZE and row_is_whole(hints, slot):
+        row = unpack_row(hints, slot, index)
+        if row.position == position and HEADER_SIZE <= row.size <= size - position:
+            return Hole(index, index, position, row.size, why, row)
+    at = position + 1
+    while at + HEADER_SIZE <= size:
+        piece = bytes(window.view(at, _WINDOW_BYTES // 2))
+        found = piece.find(_MAGIC)
+        while found >= 0:
+            try:
+                header = verify_header(window.view(at + found, HEADER_SIZE))
+            except BatchError:
+                pass
+            else:
+                if index < header.index <= index + (at + found - position) // HEADER_SIZE:
+                    return Hole(index, header.index - 1, position, at + found - position, why)
+            found = piece.find(_MAGIC, found + 1)
+        at += max(len(piece) - len(_MAGIC) + 1, 1)
+    return Hole(index, None, position, size - position, why)
+
+
+def row_of(header: Header, position: int) -> Row:
+    """What the index says of a frame at `position`."""
+    return Row(
+        index=header.index,
+        term=header.term,
+        base_offset=header.base_offset,
+        count=header.count,
+        position=position,
+        size=header.frame_size,
+        append_time_ms=header.append_time_ms,
+        kind=int(header.kind),
+        tag_mask=header.tag_mask,
+    )

@@ -1,0 +1,286 @@
+"""Rows made from the frames themselves, where an index file does not hold.
+
+A segment is walked header by header. Where a header is damaged, a whole row of the index file that agrees
+about the position is the second witness of what lies there; without one the next whole header is searched,
+and what lies between has no known term. It changes nothing but rows in an index file, and runs in any
+thread; a walk of a whole segment takes its time, so not on the loop.
+"""
+
+from __future__ import annotations
+
+from crc32c import crc32c
+
+from laminar.log.disk.disk import Buffer, File
+from laminar.log.disk.errors import DiskError
+from laminar.log.format.index_entry import (
+    HEADER,
+    HEADER_CRC_POSITION,
+    HEADER_SIZE,
+    ROW_SIZE,
+    UNKNOWN_KIND,
+    Row,
+    is_header_of,
+    pack_row,
+    row_is_whole,
+    unpack_row,
+    whole_rows,
+)
+from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
+
+_BATCH_MAGIC = b"LMNB"
+# A damaged header hides where the next frame begins; the search for it reads pieces of this size.
+_SEARCH_BYTES = 1 << 20
+_SECTOR_BYTES = 4096
+# What a row can say of the records of one entry.
+_MOST_RECORDS = (1 << 32) - 1
+# Headers of small frames are read many at once.
+_WINDOW_BYTES = 64 * 1024
+
+
+def header_row(header: Buffer, position: int) -> Row | None:
+    """The row of the frame whose header this is; None if it is not whole."""
+    if len(header) < HEADER_SIZE or header[:4] != _BATCH_MAGIC:
+        return None
+    kind, _, index, term, _, base_offset, count, length, time_ms, tag_mask, checksum = HEADER.unpack_from(
+        header
+    )
+    if crc32c(memoryview(header)[:HEADER_CRC_POSITION]) != checksum:
+        return None
+    return Row(index, term, base_offset, count, position, HEADER_SIZE + length, time_ms, kind, tag_mask)
+
+
+class _Headers:
+    """Headers of a segment's frames, with few reads where frames are small."""
+
+    def __init__(self, data: File, size: int) -> None:
+        self.data = data
+        self.size = size
+        self._window = memoryview(b"")
+        self._at = 0
+        self._last = 0
+
+    def at(self, position: int) -> memoryview:
+        """The bytes at `position`: a whole header, or fewer at the end."""
+        start = position - self._at
+        if not 0 <= start <= len(self._window) - HEADER_SIZE:
+            near = position - self._last < _WINDOW_BYTES // 2
+            wanted = min(_WINDOW_BYTES if near else HEADER_SIZE, self.size - position)
+            self._window = memoryview(read_damaged(self.data, max(wanted, 0), position))
+            self._at, start = position, 0
+        self._last = position
+        return self._window[start : start + HEADER_SIZE]
+
+    def row(self, position: int, index: int | None) -> Row | None:
+        """The row of the frame whose whole header lies at `position`; None if none does, or of another."""
+        row = header_row(self.at(position), position)
+        if row is None or (index is not None and row.index != index) or position + row.size > self.size:
+            return None
+        return row
+
+    def search(self, position: int, wanted: range) -> Row | None:
+        """The first whole header at `position` or behind it whose index is wanted."""
+        while position < self.size:
+            piece = bytes(read_damaged(self.data, min(_SEARCH_BYTES, self.size - position), position))
+            at = piece.find(_BATCH_MAGIC)
+            while at >= 0:
+                row = self.row(position + at, None)
+                if row is not None and row.index in wanted:
+                    return row
+                at = piece.find(_BATCH_MAGIC, at + 1)
+            position += max(len(piece) - len(_BATCH_MAGIC) + 1, 1)
+        return None
+
+
+def read_damaged(data: File, size: int, position: int) -> Buffer:
+    """The bytes there, with zeros for those in sectors that cannot be read."""
+    try:
+        return data.pread(size, position)
+    except DiskError as error:
+        if not error.is_damage:
+            raise
+        if size <= _SECTOR_BYTES:
+            return bytes(size)
+    end = position + size
+    pieces = []
+    while position < end:
+        step = min(_SECTOR_BYTES - position % _SECTOR_BYTES, end - position)
+        pieces.append(read_damaged(data, step, position))
+        position += step
+    return b"".join(pieces)
+
+
+def walk(
+    data: File,
+    wanted: range,
+    *,
+    position: int,
+    offset: int,
+    size: int,
+    hints: Buffer = b"",
+    hinted_size: int = 0,
+    last_index: int | None = None,
+) -> bytearray:
+    """Rows of the entries `wanted`, the first of which lies at `position` and begins at `offset`.
+
+    `hints` are rows as an index file has them, from the first wanted entry on; they are believed of bytes
+    below `size`, and below `hinted_size` where the file should be so long. Fewer come back where the frames
+    end, or where nothing whole follows a damaged header up to entry `last_index`.
+    """
+    headers = _Headers(data, size)
+    rows = bytearray()
+    index, last = wanted.start, wanted.stop - 1
+    furthest = last if last_index is None else last_index
+    believed = max(size, hinted_size)
+    while index <= last and position + HEADER_SIZE <= believed:
+        row = headers.row(position, index) if position + HEADER_SIZE <= size else None
+        if row is None:
+            row = _hint(hints, index - wanted.start, index, position)
+        if row is not None and position + row.size <= believed:
+            rows += packed(row)
+            position, offset, index = position + row.size, row.next_offset, index + 1
+            continue
+        found = headers.search(position + 1, range(index + 1, furthest + 1))
+        if found is None:
+            break
+        rows += _bridge(index, position, offset, found)
+        position, offset, index = found.position, found.base_offset, found.index
+    return rows[: len(wanted) * ROW_SIZE]
+
+
+def packed(row: Row) -> bytes:
+    """The row as an index file has it."""
+    return pack_row(
+        row.term,
+        row.base_offset,
+        row.position,
+        row.append_time_ms,
+        row.tag_mask,
+        row.count,
+        row.size,
+        row.kind,
+    )
+
+
+def _hint(hints: Buffer, slot: int, index: int, position: int) -> Row | None:
+    """The index file's own row, where it is whole and agrees about the position."""
+    if not row_is_whole(hints, slot):
+        return None
+    row = unpack_row(hints, slot, index)
+    return row if row.position == position else None
+
+
+def _bridge(index: int, position: int, offset: int, found: Row) -> bytes:
+    """Rows for the damaged entries from `index` up to the one found behind them.
+
+    Their terms are unknown (0). The first stands for all bytes and offsets between, so that a reader who
+    skips it goes on at the right offset. Their time is that of the one found: times never go back.
+    """
+    time_ms = found.append_time_ms
+    count = min(max(found.base_offset - offset, 0), _MOST_RECORDS)
+    rows = pack_row(0, offset, position, time_ms, 0, count, found.position - position, UNKNOWN_KIND)
+    empty = pack_row(0, found.base_offset, found.position, time_ms, 0, 0, 0, UNKNOWN_KIND)
+    return rows + empty * (found.index - index - 1)
+
+
+def missing_rows(before: Row, count: int, next_offset: int) -> bytes:
+    """Rows for a hole: `count` entries behind `before` that lie nowhere, up to `next_offset`.
+
+    The first stands for all their records, as far as a row can say, so that each of their offsets belongs to
+    the hole and not to what follows it.
+    """
+    position, time_ms = before.position + before.size, before.append_time_ms
+    offset = before.next_offset
+    rows = bytearray()
+    while offset < next_offset and count:
+        records = min(next_offset - offset, _MOST_RECORDS)
+        rows += pack_row(0, offset, position, time_ms, 0, records, 0, UNKNOWN_KIND)
+        offset, count = offset + records, count - 1
+    return bytes(rows) + pack_row(0, offset, position, time_ms, 0, 0, 0, UNKNOWN_KIND) * count
+
+
+# Chunks
+
+
+def load_chunk(chunk: Chunk) -> bytes:
+    """Its rows from the index file; made anew from the frames where they do not hold. Raises `DiskError`."""
+    rows = chunk.file.read_rows(chunk.slot, chunk.count)
+    if whole_rows(rows, chunk.count) == chunk.count:
+        return rows
+    return _mend(chunk, rows)
+
+
+def check_chunk(chunk: Chunk, row: Row) -> bytes | None:
+    """The chunk made anew, if another frame than the row's lies at its position; None if it is right.
+
+    Also None where the frame is damaged: the row is then what is known of it.
+    """
+    try:
+        data = chunk.file.data()
+    except DiskError as error:
+        if not error.is_damage:
+            raise
+        return None
+    if is_header_of(read_damaged(data, HEADER_SIZE, row.position), row):
+        return None
+    rows = _mend(chunk, chunk.file.read_rows(chunk.slot, chunk.count))
+    slot = row.index - chunk.first_index
+    return None if unpack_row(rows, slot, row.index) == row else rows
+
+
+def _mend(chunk: Chunk, hints: Buffer) -> bytes:
+    data = chunk.file.data()
+    size = min(chunk.size, data.size())
+    anchor = _anchor(chunk, _Headers(data, size))
+    wanted = chunk.first_index + chunk.count
+    if anchor is None:
+        first, position, offset = chunk.file.first_index, 0, _first_offset(data)
+    else:
+        first, position, offset = anchor.index + 1, anchor.position + anchor.size, anchor.next_offset
+    before = chunk.first_index - first
+    if before:
+        hints = chunk.file.read_rows(first - chunk.file.first_index, before + chunk.count)
+    rows = walk(
+        data,
+        range(first, wanted),
+        position=position,
+        offset=offset,
+        size=size,
+        hints=hints,
+        hinted_size=chunk.size,
+        last_index=chunk.last_index,
+    )
+    missing = wanted - first - len(rows) // ROW_SIZE
+    if missing:
+        count = len(rows) // ROW_SIZE
+        end = unpack_row(rows, count - 1, first + count - 1) if count else anchor
+        end = end or Row(first - 1, 0, offset, 0, position, 0, 0, UNKNOWN_KIND, 0)
+        rows += missing_rows(end, missing, chunk.next_offset)
+    chunk.file.mend_rows(first - chunk.file.first_index, bytes(rows), cuts=chunk.cuts)
+    return bytes(rows[before * ROW_SIZE :])
+
+
+def _first_offset(data: File) -> int:
+    row = _Headers(data, HEADER_SIZE).at(0)
+    return HEADER.unpack_from(row)[5] if len(row) == HEADER_SIZE else 0
+
+
+def _anchor(chunk: Chunk, headers: _Headers) -> Row | None:
+    """The nearest row before the chunk that is right, from which a walk may begin; None: from the start."""
+    slot = chunk.slot - 1
+    while slot >= 0:
+        index = chunk.file.first_index + slot
+        found = chunk.file.read_rows(slot, 1)
+        if row_is_whole(found, 0):
+            row = unpack_row(found, 0, index)
+            if row.kind != UNKNOWN_KIND and is_header_of(headers.at(row.position), row):
+                return row
+        slot -= CHUNK_ROWS
+    return None
+
+
+def whole_index(file: SegmentFile, wanted: range, *, size: int, hinted_size: int, offset: int) -> bytearray:
+    """All rows of a segment from its frames, with the rows of its index file as witnesses; see `walk`."""
+    hints = file.read_rows(0, len(wanted))
+    return walk(
+        file.data(), wanted, position=0, offset=offset, size=size, hints=hints, hinted_size=hinted_size
+    )

@@ -1,0 +1,244 @@
+"""The segments of a log found at a start, by their names, the checkpoint, and the last row of each.
+
+It decides which entries of a log are there and where they lie, behind the checkpoint; it changes nothing
+on disk. Other rows are read when they are wanted (`laminar.log.segment.segment`). Where the last row of an
+index file does not hold, or is not that of the frame it names, the file is made anew from the frames.
+
+Entries that the checkpoint names and no file holds are a *hole*. Inside a log, before a segment that is
+there, they keep their indexes and offsets, in rows that say so, and whoever asks for them gets an error. At
+the end of the log nothing says what they were: the log ends before them, and is `short`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from laminar.log.disk.disk import Disk
+from laminar.log.format.checkpoint_state import LogFiles, LogStart
+from laminar.log.format.index_entry import (
+    HEADER_SIZE,
+    ROW_SIZE,
+    UNKNOWN_KIND,
+    Row,
+    is_header_of,
+    row_is_whole,
+    row_offset,
+    unpack_row,
+)
+from laminar.log.segment.index_rebuild import header_row, missing_rows, read_damaged, whole_index
+from laminar.log.segment.quarantine import Damage
+from laminar.log.segment.segment import Segment
+from laminar.log.segment.segment_file import SegmentFile, index_head
+
+_ANY_SIZE = 1 << 62
+
+
+@dataclass(slots=True)
+class Loaded:
+    """The segments of a log up to `last_index`.
+
+    `stale` are segments on disk that belong to entries cut or dropped since, `unreadable` those of entries
+    that the log should have, of which nothing could be told. `holes` are damages known already. `short` says
+    that entries the checkpoint names are missing at the end; `unknown` that some inside could not be
+    identified.
+    """
+
+    segments: list[Segment] = field(default_factory=list)
+    stale: list[SegmentFile] = field(default_factory=list)
+    unreadable: list[SegmentFile] = field(default_factory=list)
+    made_anew: list[Segment] = field(default_factory=list)
+    holes: list[Damage] = field(default_factory=list)
+    short: bool = False
+    unknown: bool = False
+
+
+def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool = False) -> Loaded:
+    """Rows of the entries behind `files.start` up to `last_index`, as far as the segments hold them.
+
+    `goes_on`: the last segment is to be continued, so it counts even if all it holds lies before the start.
+    """
+    loaded = Loaded()
+    firsts = sorted(int(name[:-4]) for name in disk.list(files.directory) if _is_segment(name))
+    files.made = bool(firsts) or disk.exists(files.directory)
+    useful = [first for first in firsts if first <= last_index]
+    for first in firsts:
+        if first > last_index:
+            loaded.stale.append(files.new_segment(first))
+    for place, first in enumerate(useful):
+        sealed = place + 1 < len(useful)
+        last = useful[place + 1] - 1 if sealed else last_index
+        file = files.new_segment(first, exists=True)
+        if last <= files.start.index and not (goes_on and last == last_index):
+            loaded.stale.append(file)
+            continue
+        before = _end_of(loaded, files.start)
+        segment = _load(file, files.log_id, last, before)
+        if segment is None:
+            segment = _made_anew(file, last, before, sealed=sealed)
+            if not segment.count or (first > before.index and segment.first_offset < before.next_offset):
+                loaded.unreadable.append(file)
+                loaded.short |= not sealed
+                continue
+            loaded.made_anew.append(segment)
+        if first > before.index + 1:
+            _leave_hole(loaded, files, segment)
+        loaded.segments.append(segment)
+    for segment in loaded.segments:
+        segment.file.holds_rows(segment.count)
+    loaded.short |= _end_of(loaded, files.start).index < last_index
+    loaded.unknown = any(UNKNOWN_KIND in _kinds(segment, files.start) for segment in loaded.made_anew)
+    loaded.holes = [
+        hole
+        for segment in loaded.segments
+        for hole in (_holes_in(segment) if segment in loaded.made_anew else _hole_at_end(segment))
+        if hole.last_index > files.start.index
+    ]
+    return loaded
+
+
+def _end_of(loaded: Loaded, start: LogStart) -> Row:
+    """The row of the last entry so far; of the one before the log's first where there is none yet."""
+    if loaded.segments:
+        return loaded.segments[-1].last_row
+    return Row(start.index, 0, start.offset, 0, 0, 0, start.time_ms, UNKNOWN_KIND, 0)
+
+
+def _leave_hole(loaded: Loaded, files: LogFiles, following: Segment) -> None:
+    """Rows for the entries that are missing before a segment that is there. They count as those of the
+    segment before them; at the log's start, as those of a segment of their own.
+    """
+    while loaded.segments and loaded.segments[-1] not in loaded.made_anew:
+        # All its rows are needed, as its index file is to be written anew.
+        old = loaded.segments.pop()
+        segment = _made_anew(old.file, old.last_index, _end_of(loaded, files.start), sealed=True)
+        if not segment.count:
+            loaded.unreadable.append(old.file)
+            continue
+        loaded.segments.append(segment)
+        loaded.made_anew.append(segment)
+    before = _end_of(loaded, files.start)
+    if not loaded.segments:
+        first_index = before.index + 1
+        file = files.new_segment(first_index, exists=True)
+        loaded.segments.append(Segment(first_index, file, first_offset=before.next_offset))
+        loaded.made_anew += loaded.segments
+    segment = loaded.segments[-1]
+    count = following.first_index - before.index - 1
+    segment.hold(segment.tail + missing_rows(before, count, following.first_offset))
+
+
+def _kinds(segment: Segment, start: LogStart) -> set[int]:
+    first = max(segment.first_index, start.index + 1)
+    return {segment.row(index).kind for index in range(first, segment.last_index + 1)}
+
+
+def _holes_in(segment: Segment) -> list[Damage]:
+    """The entries of a segment whose rows are all in memory that are not in its file: run by run."""
+    size = segment.file.data_size()
+    runs: list[list[Row]] = []
+    before = None
+    for row in segment.rows(segment.first_index, segment.last_index):
+        lost = (
+            "unknown" if row.kind == UNKNOWN_KIND else "cut off" if row.position + row.size > size else None
+        )
+        if lost is not None:
+            if lost != before:
+                runs.append([row, row])
+            runs[-1][1] = row
+        before = lost
+    return [_damage(segment, first, last) for first, last in runs]
+
+
+def _hole_at_end(segment: Segment) -> list[Damage]:
+    """The hole with which a segment ends, as an earlier start has left it there."""
+    last = first = segment.last_row
+    while first.kind == UNKNOWN_KIND and first.index > segment.first_index:
+        row = segment.row(first.index - 1)
+        if row.kind != UNKNOWN_KIND:
+            break
+        first = row
+    return [_damage(segment, first, last)] if last.kind == UNKNOWN_KIND else []
+
+
+def _damage(segment: Segment, first: Row, last: Row) -> Damage:
+    return Damage(
+        first_index=first.index,
+        last_index=last.index,
+        term=first.term if first.index == last.index else 0,
+        first_offset=first.base_offset,
+        next_offset=last.next_offset,
+        segment=segment.first_index,
+        position=first.position,
+        size=max(last.position + last.size - first.position, 0),
+    )
+
+
+def _is_segment(name: str) -> bool:
+    return name.endswith(".log") and name[:-4].isdigit()
+
+
+def _load(file: SegmentFile, log_id: int, last: int, before: Row) -> Segment | None:
+    """The segment up to entry `last`, with its last row only; None where the index file does not hold it.
+
+    `before` is the row of the last entry that is there before it.
+    """
+    count = last - file.first_index + 1
+    packed = file.read_rows(count - 1, 1)
+    if len(packed) < ROW_SIZE or not row_is_whole(packed, 0):
+        return None
+    if file.read_head() != index_head(file.first_index, log_id):
+        return None
+    row = unpack_row(packed, 0, last)
+    if not _lies_there(file, row):
+        return None
+    first_offset = before.next_offset
+    if file.first_index != before.index + 1:
+        # The log begins inside of it, or a hole lies before it.
+        first = file.read_rows(0, 1)
+        if not row_is_whole(first, 0):
+            return None
+        first_offset = row_offset(first, 0)
+        if file.first_index > before.index and first_offset < before.next_offset:
+            return None
+    if row.base_offset < first_offset or 0 < row.term < before.term:
+        return None
+    segment = Segment(file.first_index, file, first_offset=first_offset)
+    segment.hold(packed, held_from=count - 1)
+    if row.kind == UNKNOWN_KIND:
+        segment.size = max(segment.size, file.data_size())  # a repair has begun to fill the hole at its end
+    return segment
+
+
+def _lies_there(file: SegmentFile, row: Row) -> bool:
+    """Whether the frame that the row names lies in the file, as far as its header can tell."""
+    data = file.data()
+    if row.position + row.size > data.size():
+        return False
+    if row.kind == UNKNOWN_KIND:
+        return True
+    header = read_damaged(data, HEADER_SIZE, row.position)
+    # A whole header of another entry: the row is wrong. A damaged one: the row is what is known of it.
+    return is_header_of(header, row) or header_row(header, row.position) is None
+
+
+def _made_anew(file: SegmentFile, last: int, before: Row, *, sealed: bool) -> Segment:
+    """The segment with rows from its frames, as many as there are up to entry `last`.
+
+    Of a `sealed` one the index file is believed about what is cut off its end, too: it is sure that there
+    were entries.
+    """
+    size = file.data().size()
+    first_offset = before.next_offset if file.first_index > before.index else 0
+    rows = whole_index(
+        file,
+        range(file.first_index, last + 1),
+        size=size,
+        hinted_size=_ANY_SIZE if sealed else size,
+        offset=first_offset,
+    )
+    if rows:
+        first_offset = row_offset(rows, 0)
+    segment = Segment(file.first_index, file, first_offset=first_offset)
+    if rows:
+        segment.hold(rows)
+    return segment

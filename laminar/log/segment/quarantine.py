@@ -1,0 +1,188 @@
+"""What is known to be damaged in one log, and what its segments were when they were last verified.
+
+Loop side, in memory; `laminar.log.integrity.damage_registry` makes it durable as a small document in the
+log's folder, so it moves and goes with the log. A note says where damaged bytes lie and what they were: they
+are never served, and stay as they are until the batch is repaired or the entry goes. It decides nothing about
+healing.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedDocument, DamagedRange, DiskError
+
+_NAME = "health"
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries `first_index` to `last_index` (both included) whose bytes are not what was written.
+
+    `term` is that of the entry as the index row has it; 0 where no witness is left, and then the range may
+    hold several entries. `segment` is the first index of its segment; `position` and `size` are bytes there.
+    """
+
+    first_index: int
+    last_index: int
+    term: int
+    first_offset: int
+    next_offset: int
+    segment: int
+    position: int
+    size: int
+    found_ms: int = 0
+
+    def error(self, directory: str) -> DamagedRange:
+        """What a reader is told."""
+        return DamagedRange(
+            first_index=self.first_index,
+            last_index=self.last_index,
+            first_offset=self.first_offset,
+            next_offset=self.next_offset,
+            file=os.path.join(directory, f"{self.segment:020d}.log"),
+            position=self.position,
+            term=self.term,
+        )
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A sealed segment as it was found whole, up to its last entry, and the SHA-256 of its bytes.
+
+    By index and term of its last entry it is the same segment on every replica that holds it.
+    """
+
+    last_index: int
+    last_term: int
+    size: int
+    digest: bytes
+    verified_ms: int
+
+
+class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the segment that is written to was verified, and when. `segment` is its first index."""
+
+    segment: int
+    last_index: int
+    last_term: int
+    verified_ms: int
+
+
+class _Notes(msgspec.Struct):
+    damages: list[Damage]
+    sealed: dict[int, Sealed]
+    # What notes of an earlier version do not have.
+    unsealed: Unsealed | None = None
+
+
+_decoder = msgspec.msgpack.Decoder(_Notes)
+
+
+class Quarantine:
+    """See the module."""
+
+    __slots__ = ("_damages", "_firsts", "sealed", "suspicious", "unsealed")
+
+    def __init__(self) -> None:
+        self._damages: list[Damage] = []
+        self._firsts: list[int] = []
+        # By the segment's first index.
+        self.sealed: dict[int, Sealed] = {}
+        self.unsealed: Unsealed | None = None
+        # Rot rarely comes alone: since damage was found, all of this log is to be read again soon.
+        self.suspicious = False
+
+    def __bool__(self) -> bool:
+        """Whether anything is damaged."""
+        return bool(self._damages)
+
+    def __len__(self) -> int:
+        return len(self._damages)
+
+    def __iter__(self) -> Iterator[Damage]:
+        return iter(tuple(self._damages))
+
+    def at(self, index: int) -> Damage | None:
+        """The damage that holds an entry."""
+        place = bisect_right(self._firsts, index) - 1
+        if place < 0 or self._damages[place].last_index < index:
+            return None
+        return self._damages[place]
+
+    def whole_up_to(self, index: int, last_index: int) -> int:
+        """The last of the entries from `index` to `last_index` before a damaged one."""
+        place = bisect_right(self._firsts, index)
+        return min(last_index, self._firsts[place] - 1) if place < len(self._firsts) else last_index
+
+    def add(self, damage: Damage) -> bool:
+        """Note a damage; False if it was known. One that holds an older note takes its place."""
+        known = self.at(damage.first_index)
+        if known is not None and known.last_index >= damage.last_index:
+            return False
+        overlapping = [
+            each
+            for each in self._damages
+            if each.first_index <= damage.last_index and each.last_index >= damage.first_index
+        ]
+        self._keep([each for each in self._damages if each not in overlapping] + [damage])
+        return True
+
+    def lift(self, index: int) -> None:
+        """Forget the damage that holds an entry."""
+        self._keep([each for each in self._damages if not each.first_index <= index <= each.last_index])
+
+    def cut(self, index: int) -> None:
+        """Entry `index` and all behind it are gone."""
+        if self._damages:
+            self._keep([each for each in self._damages if each.first_index < index])
+        for first in [first for first, sealed in self.sealed.items() if sealed.last_index >= index]:
+            del self.sealed[first]
+        if self.unsealed is not None and self.unsealed.last_index >= index:
+            self.unsealed = None
+
+    def start_behind(self, index: int) -> None:
+        """Entries up to `index` are gone."""
+        if self._damages:
+            self._keep([each for each in self._damages if each.last_index > index])
+        for first in [first for first, sealed in self.sealed.items() if sealed.last_index <= index]:
+            del self.sealed[first]
+        if self.unsealed is not None and self.unsealed.last_index <= index:
+            self.unsealed = None
+
+    def forget_verified(self, first_index: int) -> None:
+        """A segment is no longer as it was when it was verified."""
+        self.sealed.pop(first_index, None)
+        if self.unsealed is not None and self.unsealed.segment == first_index:
+            self.unsealed = None
+
+    def _keep(self, damages: list[Damage]) -> None:
+        self._damages = sorted(damages, key=lambda each: each.first_index)
+        self._firsts = [each.first_index for each in self._damages]
+
+    def encode(self) -> bytes:
+        """As `load` reads it."""
+        return msgspec.msgpack.encode(_Notes(self._damages, self.sealed, self.unsealed))
+
+    def load(self, disk: Disk, directory: str) -> str | None:
+        """Take what was noted in a log's folder; says what was wrong with a document that cannot be read.
+
+        Then the notes are lost, which costs nothing but time: reads and the scrubber find the damage again.
+        """
+        try:
+            payload = document(disk, directory).read()
+            notes = _decoder.decode(payload) if payload is not None else _Notes([], {})
+        except (DamagedDocument, DiskError, msgspec.DecodeError) as error:
+            return str(error)
+        self._keep(notes.damages)
+        self.sealed, self.unsealed = notes.sealed, notes.unsealed
+        return None
+
+
+def document(disk: Disk, directory: str) -> Document:
+    """Where a log's notes lie."""
+    return Document(disk, directory, _NAME)

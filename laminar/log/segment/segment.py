@@ -1,0 +1,313 @@
+"""A segment as the loop knows it: how much it holds, and its rows.
+
+Only the last rows of a segment stay in memory, and those that its index file does not hold yet; older ones
+come from the file by chunks, into the cache that all logs of a storage share. So a log of any size takes
+little memory, and opening it reads a row a segment. Touched by the loop only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+
+from laminar.log.disk.disk import Buffer
+from laminar.log.format.index_entry import (
+    ROW_SIZE,
+    Row,
+    row_next_offset,
+    row_offset,
+    row_offsets,
+    row_term,
+    unpack_frame_row,
+    unpack_row,
+    whole_rows,
+)
+from laminar.log.segment.index_rebuild import load_chunk
+from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
+
+# The last rows stay in memory, so many at least; what is above is let go of in larger steps.
+_TAIL_ROWS = 128
+_TAIL_BYTES = 4 * _TAIL_ROWS * ROW_SIZE
+# A search guesses so often, then it halves.
+_GUESSES = 4
+
+
+class ColdRows(Exception):
+    """The rows wanted are not in memory: `Segment.load` them, or let a thread do it, and ask again."""
+
+    def __init__(self, segment: Segment, number: int) -> None:
+        super().__init__(number)
+        self.segment = segment
+        self.number = number
+
+
+def _slot_of_offset(rows: Buffer, offset: int) -> int:
+    """The first row of these that ends behind `offset`; there must be one."""
+    count = len(rows) // ROW_SIZE
+    first = row_offset(rows, 0)
+    span = row_next_offset(rows, count - 1) - first
+    if span > 0:
+        guess = min(max(offset - first, 0) * count // span, count - 1)
+        start, records = row_offsets(rows, guess)
+        if start <= offset < start + records:
+            return guess
+    return bisect_right(range(count), offset, key=lambda slot: row_next_offset(rows, slot))
+
+
+class Segment:
+    """What the loop knows of a segment. `size`: its bytes; `tail`: its last rows, one at least.
+
+    `held_from` is the slot of the first row in `tail`; those before it are in the index file.
+    """
+
+    __slots__ = (
+        "begun_ms",
+        "cuts",
+        "doubted",
+        "file",
+        "first_index",
+        "first_offset",
+        "held_from",
+        "size",
+        "tail",
+    )
+
+    def __init__(self, first_index: int, file: SegmentFile, *, first_offset: int) -> None:
+        self.first_index = first_index
+        self.first_offset = first_offset
+        # The append time of its first entry; 0 where it is not known, after a start.
+        self.begun_ms = 0
+        self.file = file
+        self.tail = bytearray()
+        self.held_from = 0
+        self.size = 0
+        # How often the loop cut it; the file follows.
+        self.cuts = 0
+        # Chunks whose rows were compared with the frames after a read had found others: once is enough.
+        self.doubted: set[int] = set()
+
+    def hold(self, rows: Buffer, *, held_from: int = 0) -> None:
+        """Begin with these rows, which follow `held_from` others in the index file."""
+        self.tail = bytearray(rows)
+        self.held_from = held_from
+        last = self.last_row
+        self.size = last.position + last.size
+
+    @property
+    def count(self) -> int:
+        """Entries in it."""
+        return self.held_from + len(self.tail) // ROW_SIZE
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + self.held_from + len(self.tail) // ROW_SIZE - 1
+
+    @property
+    def last_row(self) -> Row:
+        """The row of its last entry; always in memory."""
+        return unpack_row(self.tail, len(self.tail) // ROW_SIZE - 1, self.last_index)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind its records."""
+        return row_next_offset(self.tail, len(self.tail) // ROW_SIZE - 1)
+
+    @property
+    def last_term(self) -> int:
+        """The term of its last entry (0: unknown)."""
+        return row_term(self.tail, len(self.tail) // ROW_SIZE - 1)
+
+    def rows_at(self, slot: int) -> tuple[Buffer, int]:
+        """Rows in memory, and where among them the one of `slot` is. Raises `ColdRows`."""
+        held = slot - self.held_from
+        if held >= 0:
+            return self.tail, held
+        number, place = slot // CHUNK_ROWS, slot % CHUNK_ROWS
+        chunk = self.file.rows_cache.get(self.file, number)
+        # It may have been read when the file held fewer rows of it.
+        if chunk is None or len(chunk) <= place * ROW_SIZE:
+            chunk = self._load_nowait(number)
+        return chunk, place
+
+    def row_nowait(self, index: int) -> Row:
+        """The row of an entry. Raises `ColdRows`."""
+        rows, place = self.rows_at(index - self.first_index)
+        return unpack_row(rows, place, index)
+
+    def rows(self, first_index: int, last_index: int) -> Iterator[Row]:
+        """The rows of these entries, one after the other. Raises `ColdRows` at one that is not in memory."""
+        index = first_index
+        while index <= last_index:
+            rows, place = self.rows_at(index - self.first_index)
+            for slot in range(place, min(len(rows) // ROW_SIZE, place + last_index - index + 1)):
+                yield unpack_row(rows, slot, index)
+                index += 1
+
+    def row(self, index: int) -> Row:
+        """As `row_nowait`, waiting for the disk if need be. Raises `DiskError`."""
+        try:
+            return self.row_nowait(index)
+        except ColdRows as cold:
+            self.load(cold.number)
+            return self.row_nowait(index)
+
+    def term(self, index: int) -> int:
+        """The term of an entry (0: unknown); may wait for the disk, as `row`."""
+        return self.row(index).term
+
+    def chunk(self, number: int) -> Chunk:
+        """What there is to be read of a chunk."""
+        count = min(CHUNK_ROWS, self.held_from - number * CHUNK_ROWS)
+        assert count > 0, f"chunk {number} of {self.file.path}, which holds {self.held_from} rows"
+        return Chunk(self.file, number, count, self.cuts, self.last_index, self.size, self.next_offset)
+
+    def _load_nowait(self, number: int) -> bytes:
+        chunk = self.chunk(number)
+        data = self.file.read_rows_nowait(chunk.slot, chunk.count)
+        if data is None or whole_rows(data, chunk.count) < chunk.count:
+            raise ColdRows(self, number)
+        rows = bytes(data)
+        self.file.rows_cache.put(self.file, number, rows)
+        return rows
+
+    def load(self, number: int) -> None:
+        """Read a chunk, here and now; rows that do not hold are made anew. Raises `DiskError`."""
+        chunk = self.chunk(number)
+        self.loaded(chunk, load_chunk(chunk))
+
+    def loaded(self, chunk: Chunk, rows: bytes) -> None:
+        """Take rows that were read, unless the segment was cut meanwhile."""
+        if chunk.cuts == self.cuts:
+            self.file.rows_cache.put(self.file, chunk.number, rows)
+
+    def run(self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]) -> tuple[int, int]:
+        """The first of these entries whose row is `wanted`, and the one behind the run that it begins.
+
+        Twice the one behind them all, if there is none. Looks at the rows that lie together in memory only:
+        an answer that ends at `last_index` of them is to be gone on from. Raises `ColdRows`.
+        """
+        rows, place = self.rows_at(first_index - self.first_index)
+        behind = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
+        slot = place
+        while slot < behind and not wanted(rows, slot):
+            slot += 1
+        end = slot
+        while end < behind and wanted(rows, end):
+            end += 1
+        return first_index + slot - place, first_index + end - place
+
+    def index_of_offset(self, offset: int) -> int:
+        """The entry that holds the record at `offset`, which must lie in this segment. Raises `ColdRows`."""
+        low_offset, high_offset = self.first_offset, row_offset(self.tail, 0)
+        if offset >= high_offset:
+            return self.first_index + self.held_from + _slot_of_offset(self.tail, offset)
+        # Batches of one log hold about as many records each: so a guess finds the right chunk at once.
+        low, high = 0, (self.held_from - 1) // CHUNK_ROWS
+        guesses = 0
+        while True:
+            if guesses < _GUESSES:
+                span = max(high_offset - low_offset, 1)
+                number = low + max(offset - low_offset, 0) * (high - low + 1) // span
+                number = min(number, high)
+            else:
+                number = (low + high) // 2
+            guesses += 1
+            rows = self._whole_chunk(number)
+            first, behind = row_offset(rows, 0), row_next_offset(rows, len(rows) // ROW_SIZE - 1)
+            if behind <= offset:
+                assert number < high, f"offset {offset} is not in {self.file.path}"
+                low, low_offset = number + 1, behind
+            elif first <= offset or number == low:
+                return self.first_index + number * CHUNK_ROWS + _slot_of_offset(rows, offset)
+            else:
+                # It lies before, or (behind a gap of damaged entries) this is the first that ends behind it.
+                high, high_offset = number - 1, first
+                before = self._whole_chunk(high)
+                if row_next_offset(before, len(before) // ROW_SIZE - 1) <= offset:
+                    return self.first_index + number * CHUNK_ROWS
+
+    def frame_of_offset(self, offset: int, behind: int) -> tuple[int, tuple[int, int, int, int, int]] | None:
+        """The entry that holds the record at `offset`, and of its row what `unpack_frame_row` gives.
+
+        None where no entry of this segment holds it.
+
+        As `index_of_offset`, for reading single records: one guess at the row itself, which is right where
+        batches hold about as many records each; else the search. `behind`: the offset behind the segment's
+        records. Raises `ColdRows`.
+        """
+        first_offset = self.first_offset
+        count = self.held_from + len(self.tail) // ROW_SIZE
+        slot = (offset - first_offset) * count // (behind - first_offset)
+        rows, place = self.rows_at(slot)
+        found = unpack_frame_row(rows, place * ROW_SIZE)
+        if found[1] <= offset < found[1] + found[3]:
+            return self.first_index + slot, found
+        index = self.index_of_offset(offset)
+        if index > self.last_index:
+            return None
+        rows, place = self.rows_at(index - self.first_index)
+        found = unpack_frame_row(rows, place * ROW_SIZE)
+        return (index, found) if found[1] <= offset else None
+
+    def _whole_chunk(self, number: int) -> Buffer:
+        """All rows of a chunk that the file holds. Raises `ColdRows`."""
+        return self.rows_at(min((number + 1) * CHUNK_ROWS, self.held_from) - 1)[0]
+
+    def may_doubt(self, index: int) -> bool:
+        """Whether the row of an entry comes from the index file and was not compared with the frames yet."""
+        slot = index - self.first_index
+        return slot < self.held_from and slot // CHUNK_ROWS not in self.doubted
+
+    def doubt(self, row: Row) -> Chunk:
+        """The chunk that holds a row, to be compared with the frames (`check_chunk`)."""
+        return self.chunk((row.index - self.first_index) // CHUNK_ROWS)
+
+    def compared(self, chunk: Chunk, rows: bytes | None) -> None:
+        """Take the rows of a chunk that was compared; None: it was right."""
+        if chunk.cuts == self.cuts:
+            self.doubted.add(chunk.number)
+            if rows is not None:
+                self.loaded(chunk, rows)
+
+    def add(self, row: bytes, end: int) -> None:
+        """One more entry, which ends at position `end`."""
+        self.tail += row
+        self.size = end
+        if len(self.tail) > _TAIL_BYTES:
+            self.shed()
+
+    def shed(self) -> None:
+        """Let rows go that the index file holds."""
+        if self.file.cuts != self.cuts:
+            return  # it still holds rows that were cut
+        kept = min(self.file.rows_written, self.count - _TAIL_ROWS)
+        if kept > self.held_from:
+            del self.tail[: (kept - self.held_from) * ROW_SIZE]
+            self.held_from = kept
+
+    def replace_rows(self, index: int, rows: bytes) -> None:
+        """Other rows for the entries from `index` on; the index file has them already."""
+        slot = index - self.first_index
+        for number in range(slot // CHUNK_ROWS, (slot + len(rows) // ROW_SIZE - 1) // CHUNK_ROWS + 1):
+            self.file.rows_cache.drop(self.file, number)
+        held = max(self.held_from - slot, 0) * ROW_SIZE
+        if held < len(rows):
+            at = (slot - self.held_from) * ROW_SIZE + held
+            self.tail[at : at + len(rows) - held] = rows[held:]
+
+    def cut(self, index: int) -> None:
+        """Forget entry `index` and all behind it; one before it stays. May wait for the disk, as `row`."""
+        assert index > self.first_index, f"cut of {index} would empty the segment {self.first_index}"
+        slot = index - self.first_index
+        last = self.row(index - 1)
+        if slot <= self.held_from:
+            rows, place = self.rows_at(slot - 1)
+            self.tail = bytearray(rows[place * ROW_SIZE : (place + 1) * ROW_SIZE])
+            for number in range((slot - 1) // CHUNK_ROWS, (self.held_from - 1) // CHUNK_ROWS + 1):
+                self.file.rows_cache.drop(self.file, number)
+                self.doubted.discard(number)
+            self.held_from = slot - 1
+        else:
+            del self.tail[(slot - self.held_from) * ROW_SIZE :]
+        self.size = last.position + last.size
+        self.cuts += 1

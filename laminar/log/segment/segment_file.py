@@ -1,0 +1,342 @@
+"""The two files of one segment, changed by the writer's thread and read by any.
+
+They hold frames back to back and rows back to back; their name is the first index. An index file is a
+hint: it may be missing, short or stale, and is then made anew from the frames
+(`laminar.log.segment.index_rebuild`). What the loop knows of a segment is a `Segment`
+(`laminar.log.segment.segment`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from dataclasses import dataclass
+
+from laminar.log.disk.disk import Buffer, File
+from laminar.log.disk.errors import DiskError
+from laminar.log.disk.open_files import Handle, Resources, RowCache
+from laminar.log.format.index_entry import ROW_SIZE
+
+# magic, version, size of a row, first index, log id; the rows follow at 32.
+_INDEX_HEAD = struct.Struct("<4sHHQQ8x")
+INDEX_HEAD_SIZE = _INDEX_HEAD.size
+_INDEX_MAGIC = b"LMNX"
+_INDEX_VERSION = 1
+
+# Rows wait in memory for so many, or for the next checkpoint: until then the journal stands for them.
+_ROWS_AT_ONCE = 256
+# Rows read together: 7 KiB, checked in 0.1 ms.
+CHUNK_ROWS = 128
+
+
+def segment_name(first_index: int) -> str:
+    return f"{first_index:020d}.log"
+
+
+def index_name(first_index: int) -> str:
+    return f"{first_index:020d}.index"
+
+
+def index_head(first_index: int, log_id: int) -> bytes:
+    return _INDEX_HEAD.pack(_INDEX_MAGIC, _INDEX_VERSION, ROW_SIZE, first_index, log_id)
+
+
+class SegmentFile:
+    """The files of one segment. Written by one thread; read by any."""
+
+    __slots__ = (
+        "_data",
+        "_exists",
+        "_index",
+        "_index_made",
+        "_lock",
+        "_log_id",
+        "_removals",
+        "_resources",
+        "_rows",
+        "_sync_error",
+        "_sync_lock",
+        "_unwritten_back",
+        "cuts",
+        "directory",
+        "first_index",
+        "rows_written",
+    )
+
+    def __init__(
+        self, resources: Resources, directory: str, *, first_index: int, log_id: int, exists: bool = False
+    ) -> None:
+        self._resources = resources
+        self.directory = directory
+        self.first_index = first_index
+        self._log_id = log_id
+        # Held by whoever changes the index file: the writer's thread, and a reader's that mends it.
+        self._lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._sync_error: DiskError | None = None
+        self._data = Handle(resources.files, self.path)
+        index_path = os.path.join(directory, index_name(first_index))
+        self._index = Handle(resources.files, index_path, checked_when_read=True)
+        self._exists = self._index_made = exists
+        self._rows: list[bytes] = []
+        # Read by the loop, `cuts` first: how often rows were cut, and then how many the index file holds.
+        self.cuts = 0
+        self.rows_written = 0
+        self._unwritten_back = 0
+        # How often its files went: a sync beside that may find them missing.
+        self._removals = 0
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, segment_name(self.first_index))
+
+    @property
+    def rows_cache(self) -> RowCache:
+        return self._resources.rows
+
+    @property
+    def opened(self) -> File | None:
+        """The data file if it is open; never blocks."""
+        data = self._data
+        data.used = True
+        return data.file
+
+    def data(self) -> File:
+        """The data file, opened when needed. For a segment that was written."""
+        return self._data.open()
+
+    def data_size(self) -> int:
+        """The size of the data file; 0 where there is none."""
+        try:
+            return self.data().size()
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return 0
+
+    def make_missing(self) -> None:
+        """An empty data file where there is none, for a repair to fill."""
+        if not self._resources.files.disk.exists(self.path):
+            self._make()
+
+    def _make(self) -> None:
+        """The data file, empty. Its directory must be synced before anything relies on it."""
+        self._data.truncate(0, create=True)
+        self._exists = True
+
+    def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> None:
+        """Append frames at `position`, and their rows. Where it raises for want of room it may be called
+        again with the same.
+        """
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._write_rows()
+        if not self._exists:
+            assert position == 0, f"a new segment {self.first_index} begins at {position}"
+            self._make()
+        size = self._data.pwritev(frames, position)
+        self._unwritten_back += size
+        if self._unwritten_back >= writeback_bytes:
+            end = position + size
+            self._data.start_writeback(self._unwritten_back, max(0, end - self._unwritten_back))
+            self._unwritten_back = 0
+        self._rows += rows
+
+    def _write_rows(self) -> None:
+        if self._rows:
+            with self._lock:
+                self._make_index()
+                position = INDEX_HEAD_SIZE + self.rows_written * ROW_SIZE
+                self._index.pwritev([b"".join(self._rows)], position)
+                self.rows_written += len(self._rows)
+            self._rows = []
+
+    def _make_index(self) -> None:
+        """The index file, with no rows: made with the first of them."""
+        if not self._index_made:
+            self._index.truncate(0, create=True)
+            self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
+            self._index_made = True
+
+    def cut(self, position: int, rows: int) -> None:
+        """Keep the first `rows` rows and the bytes below `position`."""
+        if self._exists:
+            self._data.truncate(position)
+            self._write_rows()
+            with self._lock:
+                self._make_index()
+                self.rows_written = rows
+                self._index.truncate(INDEX_HEAD_SIZE + rows * ROW_SIZE)
+                self.cuts += 1
+        else:
+            self.cuts += 1
+
+    def holds_rows(self, rows: int) -> None:
+        """The index file holds so many rows that count; the next goes behind them."""
+        self.rows_written = rows
+
+    def rewrite_index(self, rows: Buffer) -> None:
+        """Make the index file anew from all rows that it is to hold."""
+        with self._lock:
+            self._index_made = False
+            self._make_index()
+            self._index.pwritev([rows], INDEX_HEAD_SIZE)
+            self._rows = []
+            self.rows_written = len(rows) // ROW_SIZE
+
+    def read_head(self) -> bytes:
+        """The head of the index file; less where it is missing or short."""
+        try:
+            return bytes(self._index.open().pread(INDEX_HEAD_SIZE, 0))
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            return b""
+
+    def read_rows(self, slot: int, count: int) -> bytes:
+        """Rows from the index file as they lie there, in any thread; fewer where it is missing or short."""
+        try:
+            return bytes(self._index.open().pread(count * ROW_SIZE, INDEX_HEAD_SIZE + slot * ROW_SIZE))
+        except DiskError as error:
+            if not error.is_damage:
+                raise
+            return b""
+
+    def read_rows_nowait(self, slot: int, count: int) -> Buffer | None:
+        """All these rows from memory; None when a thread must read them."""
+        index = self._index
+        index.used = True
+        file = index.file
+        if file is None:
+            return None
+        try:
+            return file.pread_nowait(count * ROW_SIZE, INDEX_HEAD_SIZE + slot * ROW_SIZE)
+        except DiskError:
+            return None
+
+    def mend_rows(self, slot: int, rows: bytes, *, cuts: int) -> None:
+        """Put rows that were made from the frames into the index file, if it was not cut or removed since."""
+        with self._lock:
+            if self.cuts == cuts and self._exists:
+                file = self._index.open(create=True)
+                if file.size() < INDEX_HEAD_SIZE:
+                    self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
+                self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
+
+    def repair(self, position: int, frame: Buffer, slot: int, rows: bytes) -> None:
+        """Put a whole frame where a damaged one lies, and the rows from `slot` on; durable on return."""
+        counted_on = self._data.unsynced
+        self._data.pwritev([frame], position)
+        self._sync_now(self._data, counted_on=counted_on)
+        self._write_rows()
+        counted_on = self._index.unsynced
+        with self._lock:
+            self._make_index()
+            self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
+        self._sync_now(self._index, counted_on=counted_on)
+
+    def _sync_now(self, handle: Handle, *, counted_on: bool) -> None:
+        """Sync one file behind a write. `counted_on`: it holds more that a checkpoint will rely on.
+
+        Then a failure is also that checkpoint's: the disk tells of it once.
+        """
+        with self._sync_lock:
+            try:
+                handle.sync()
+            except DiskError as error:
+                if counted_on:
+                    self._sync_error = error
+                else:
+                    handle.synced(handle.writes)  # nobody relies on it: what was written may be tried again
+                raise
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether its data file holds more than was synced, so that it stays open."""
+        return self._exists and self._data.unsynced
+
+    def prepare_sync(self) -> None:
+        """Hand all rows to the file: what a sync is to cover. In the writer's thread; `sync` may follow in
+        another one.
+        """
+        if self._exists:
+            self._write_rows()
+            self._unwritten_back = 0
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has files: they were made, and not removed since."""
+        return self._exists
+
+    def sync(self) -> None:
+        """Everything written before `prepare_sync` is durable when this returns (names: see the directory).
+
+        It runs beside the writer, which may remove the files meanwhile: then there is nothing to sync. Files
+        written to stay open until they are synced: one that is opened anew may not hear of an error that
+        came in between.
+        """
+        # Of an error the kernel tells one caller only; here all hear of it.
+        with self._sync_lock:
+            if self._sync_error is not None:
+                raise self._sync_error
+            removals = self._removals
+            try:
+                self._data.sync()
+                self._index.sync()
+            except DiskError as error:
+                if error.is_missing and removals != self._removals:
+                    return
+                self._sync_error = error
+                raise
+
+    def remove(self) -> None:
+        """Unlink both files. Open ones are readable until the last reader lets go of them."""
+        # First, as whoever syncs them now may find them missing from here on.
+        self._exists = False
+        self._removals += 1
+        disk = self._resources.files.disk
+        with self._lock:
+            disk.unlink(self._data.path)
+            disk.unlink(self._index.path)
+            self.forget()
+        self._index_made = False
+        self._rows = []
+        self.rows_written = 0
+
+    def forget(self) -> None:
+        """Its files are unlinked or in the trash: nothing of them will be synced."""
+        self._exists = False
+        self._removals += 1
+        self._data.forget()
+        self._index.forget()
+
+    def close(self) -> None:
+        self._data.close()
+        self._index.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that an index file holds, as a thread is asked for them.
+
+    `cuts` is how often the segment had been cut; `last_index` its last entry, `next_offset` the offset behind
+    it, `size` the bytes of its frames.
+    """
+
+    file: SegmentFile
+    number: int
+    count: int
+    cuts: int
+    last_index: int
+    size: int
+    next_offset: int
+
+    @property
+    def slot(self) -> int:
+        """Of its first row."""
+        return self.number * CHUNK_ROWS
+
+    @property
+    def first_index(self) -> int:
+        """The entry of its first row."""
+        return self.file.first_index + self.slot

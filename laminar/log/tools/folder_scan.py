@@ -1,0 +1,227 @@
+"""What lies where in a folder of logs, found by looking only: homes, logs, segments, and who holds them.
+
+It reads documents and names, opens nothing for writing and takes no lock, so it may be pointed at a running
+node's folder; what it finds is then of different moments. It knows a node's data folder, a folder of logs of
+a program's own, one log's folder and one segment. What the bytes say is for `inspection` and
+`verification`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+
+from laminar.log.disk.disk import ReadOnlyDisk
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DamagedDocument, DiskError, NotALogFolder
+from laminar.log.format.checkpoint_state import Checkpoint, LogState, decode_checkpoint
+from laminar.log.format.manifest import ReplicaEntry, Unknown, decode_manifest
+from laminar.log.library.folder import HOME, LOGS
+from laminar.log.recovery.node import Map, controller_home, logs_directory, shard_home
+from laminar.log.segment.segment_file import index_name, segment_name
+
+_LOG_DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{16})")
+_SEGMENT = re.compile(r"(\d{20})\.(?:log|index)")
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentPlace:
+    """A segment's two files. A size of None: that file is not there."""
+
+    directory: str
+    first_index: int
+    size: int | None
+    index_size: int | None
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, segment_name(self.first_index))
+
+    @property
+    def index_path(self) -> str:
+        return os.path.join(self.directory, index_name(self.first_index))
+
+
+@dataclass(slots=True, kw_only=True)
+class LogPlace:
+    """One log: what its folder's name, its home's checkpoint and its manifest say.
+
+    `log_id` is None where the folder's name does not tell it; `state` None where no checkpoint names it.
+    """
+
+    directory: str
+    name: str
+    log_id: int | None
+    state: LogState | None = None
+    entry: ReplicaEntry | None = None
+    segments: list[SegmentPlace] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class HomePlace:
+    """The home of a shard, of the controller, or of a folder of logs; None where nothing whole is left.
+
+    `known`: its manifest names all replicas that were here; not where it was lost, and begun anew.
+    """
+
+    directory: str
+    live: bool
+    checkpoint: Checkpoint | None = None
+    entries: list[ReplicaEntry] = field(default_factory=list)
+    known: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Folder:
+    """`kind` is "node", "logs", "log" or "segment". `live`: some process has it open.
+
+    `lock` is what that process holds, where there is such a thing.
+    """
+
+    path: str
+    kind: str
+    live: bool
+    lock: str | None
+    homes: list[HomePlace] = field(default_factory=list)
+    logs: list[LogPlace] = field(default_factory=list)
+
+
+def look(disk: ReadOnlyDisk, path: str) -> Folder:
+    """What `path` is, and what is in it. Raises `NotALogFolder`, or `DiskError`."""
+    if not disk.exists(path):
+        raise NotALogFolder(f"{path}: there is no such file or folder")
+    if not disk.is_directory(path):
+        return _of_segment(disk, path)
+    names = disk.list(path)
+    if any(name.startswith("identity-") for name in names) or "shards" in names:
+        return _of_node(disk, path)
+    if HOME in names and LOGS in names:
+        return _of_logs(disk, path)
+    if any(_SEGMENT.fullmatch(name) for name in names) or _LOG_DIRECTORY.fullmatch(os.path.basename(path)):
+        return _of_log(disk, path)
+    raise NotALogFolder(
+        f"{path} is neither a node's data folder, nor a folder of logs, nor one log's, nor a segment"
+    )
+
+
+def _of_node(disk: ReadOnlyDisk, path: str) -> Folder:
+    directories = [controller_home(path)]
+    found = newest(disk, path, "map")
+    if found is not None:
+        shards = msgspec.msgpack.decode(found, type=Map)
+        directories += [shard_home(path, shards, shard) for shard in range(shards.shards)]
+    lock = os.path.join(path, "lock")
+    homes = [_home(disk, each) for each in directories if disk.exists(each)]
+    live = disk.is_locked(lock) or any(home.live for home in homes)
+    logs = _logs(disk, logs_directory(path), homes)
+    return Folder(path=path, kind="node", live=live, lock=lock, homes=homes, logs=logs)
+
+
+def _of_logs(disk: ReadOnlyDisk, path: str) -> Folder:
+    home = _home(disk, os.path.join(path, HOME))
+    lock = os.path.join(path, "lock")
+    logs = _logs(disk, os.path.join(path, LOGS), [home])
+    live = home.live or disk.is_locked(lock)
+    return Folder(path=path, kind="logs", live=live, lock=lock, homes=[home], logs=logs)
+
+
+def _of_log(disk: ReadOnlyDisk, path: str) -> Folder:
+    """One log, with what the folder around it says of it, if there is one."""
+    around = os.path.dirname(os.path.dirname(path))
+    try:
+        outer = look(disk, around) if around not in ("", path) else None
+    except (NotALogFolder, RecursionError):
+        outer = None
+    if outer is not None and outer.kind in ("node", "logs"):
+        logs = [log for log in outer.logs if log.directory == path]
+        return Folder(path=path, kind="log", live=outer.live, lock=outer.lock, logs=logs)
+    return Folder(path=path, kind="log", live=False, lock=None, logs=[_log(disk, path)])
+
+
+def _of_segment(disk: ReadOnlyDisk, path: str) -> Folder:
+    found = _SEGMENT.fullmatch(os.path.basename(path))
+    if found is None:
+        raise NotALogFolder(f"{path} is no segment: its name would be 20 digits and .log")
+    outer = _of_log(disk, os.path.dirname(path))
+    for log in outer.logs:
+        log.segments = [each for each in log.segments if each.first_index == int(found[1])]
+    return Folder(path=path, kind="segment", live=outer.live, lock=outer.lock, logs=outer.logs)
+
+
+def _home(disk: ReadOnlyDisk, directory: str) -> HomePlace:
+    home = HomePlace(directory=directory, live=disk.is_locked(os.path.join(directory, "lock")))
+    checkpoint = newest(disk, directory, "checkpoint")
+    if checkpoint is not None:
+        home.checkpoint = decode_checkpoint(checkpoint)
+    entries = newest(disk, directory, "manifest")
+    if entries is not None:
+        found = decode_manifest(entries)
+        home.known = not isinstance(found, Unknown)
+        home.entries = found.entries if isinstance(found, Unknown) else found
+    return home
+
+
+def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
+    """The newest whole copy of a document; None where there is none. Its owner may be replacing it."""
+    for _ in range(10):
+        try:
+            return Document(disk, directory, name).read()
+        except DamagedDocument:
+            return None
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+    return None
+
+
+def _logs(disk: ReadOnlyDisk, directory: str, homes: list[HomePlace]) -> list[LogPlace]:
+    """The logs on disk and those that a checkpoint names, by name."""
+    states: dict[int, LogState] = {}
+    entries: dict[int, ReplicaEntry] = {}
+    for home in homes:
+        entries |= {entry.log_id: entry for entry in home.entries}
+        if home.checkpoint is not None:
+            states |= {state.log_id: state for state in home.checkpoint.logs}
+    found = [_log(disk, os.path.join(directory, name)) for name in disk.list(directory)]
+    known = {log.log_id for log in found}
+    found += [
+        LogPlace(
+            directory=os.path.join(directory, f"{state.name}-{log_id:016x}"), name=state.name, log_id=log_id
+        )
+        for log_id, state in states.items()
+        if log_id not in known
+    ]
+    for log in found:
+        if log.log_id is not None:
+            log.state, log.entry = states.get(log.log_id), entries.get(log.log_id)
+    return sorted(found, key=lambda log: (log.name, log.directory))
+
+
+def _log(disk: ReadOnlyDisk, directory: str) -> LogPlace:
+    parts = _LOG_DIRECTORY.fullmatch(os.path.basename(directory))
+    name = parts["name"] if parts else os.path.basename(directory)
+    log = LogPlace(directory=directory, name=name, log_id=int(parts["id"], 16) if parts else None)
+    names = disk.list(directory)
+    firsts = sorted({int(found[1]) for found in map(_SEGMENT.fullmatch, names) if found})
+    for first in firsts:
+        place = SegmentPlace(directory=directory, first_index=first, size=None, index_size=None)
+        place.size, place.index_size = size_of(disk, place.path), size_of(disk, place.index_path)
+        log.segments.append(place)
+    return log
+
+
+def size_of(disk: ReadOnlyDisk, path: str) -> int | None:
+    """Bytes in a file; None where it is not there (any more)."""
+    try:
+        file = disk.open(path)
+    except DiskError as error:
+        if error.is_missing:
+            return None
+        raise
+    try:
+        return file.size()
+    finally:
+        file.close()

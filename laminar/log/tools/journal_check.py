@@ -1,0 +1,143 @@
+"""A journal at rest, held byte by byte against what may stand in it.
+
+A file holds frames of one generation one behind the other, each padded with zeros to its border. Behind the
+last one lies room: zeros, or, in a file that is used again, what is left of older frames. The frames
+before the checkpoint are checked as well, though no start will read them. Reading only; what a start makes
+of a journal is `journal_scan`'s to say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from laminar.batch import BatchError, verify
+from laminar.log.commit.end_mark import NAME, decode_end, read_end, read_slots
+from laminar.log.commit.journal import journal_name, journal_numbers
+from laminar.log.disk.disk import Disk
+from laminar.log.format.checkpoint_state import Checkpoint
+from laminar.log.format.journal_codec import (
+    BLOCK_SIZE,
+    HEAD_SIZE,
+    FrameHead,
+    RecordKind,
+    decode_frame,
+    decode_records,
+    frame_marks,
+)
+from laminar.log.segment.index_rebuild import read_damaged
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFinding:
+    """`size` bytes from `position` on that should not be so; a `note` where they may carry no meaning."""
+
+    file: str
+    position: int
+    size: int
+    what: str
+    note: bool = False
+
+
+def check_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Iterator[JournalFinding]:
+    """What is wrong in the journal files of the checkpoint's generation. Files before it are skipped."""
+    numbers = [number for number in journal_numbers(disk, home) if number >= checkpoint.journal_file]
+    if checkpoint.journal_file not in numbers:
+        missing = os.path.join(home, journal_name(checkpoint.journal_file))
+        yield JournalFinding(missing, 0, 0, "the journal file that the checkpoint names is missing")
+    lsn: int | None = None
+    for number in numbers:
+        path = os.path.join(home, journal_name(number))
+        file = disk.open(path)
+        try:
+            data = memoryview(read_damaged(file, file.size(), 0))
+        finally:
+            file.close()
+        frames = _live_frames(data, checkpoint, lsn)
+        end = 0
+        for position, head in frames:
+            if position > end:
+                yield JournalFinding(path, end, position - end, "no whole frame where one was")
+            elif lsn is not None and head.lsn != lsn + 1:
+                what = f"frames {lsn + 1} to {head.lsn - 1} of the journal are missing before this one"
+                yield JournalFinding(path, position, head.stored_size, what)
+            yield from _inside(path, data, position, head)
+            lsn, end = head.lsn, position + head.stored_size
+        known = checkpoint.journal_position if number == checkpoint.journal_file else 0
+        if end < known:
+            what = "no whole frame where the checkpoint says that there are some"
+            yield JournalFinding(path, end, known - end, what)
+            end = known
+        yield from _room(path, data, end, checkpoint, lsn)
+    yield from _check_end_mark(disk, home, checkpoint, lsn)
+
+
+def _check_end_mark(
+    disk: Disk, home: str, checkpoint: Checkpoint, lsn: int | None
+) -> Iterator[JournalFinding]:
+    """The mark that says how far the journal reaches, and whether the journal does."""
+    path = os.path.join(home, NAME)
+    for number, slot in enumerate(read_slots(disk, home)):
+        end = decode_end(slot)
+        whole = bytes(len(slot)) if end is None else end.encode()
+        if len(slot) != BLOCK_SIZE or slot != whole:
+            what = "the end mark is damaged, or torn by a loss of power"
+            yield JournalFinding(path, number * BLOCK_SIZE, BLOCK_SIZE, what)
+    last = read_end(disk, home, generation=checkpoint.generation, seed=checkpoint.seed)
+    reached = max(checkpoint.lsn, lsn or 0)
+    if last is not None and reached < last.durable_lsn:
+        what = f"the journal ends with frame {reached}, and frame {last.durable_lsn} was durable"
+        yield JournalFinding(path, 0, 0, what)
+
+
+def _live_frames(data: memoryview, checkpoint: Checkpoint, lsn: int | None) -> list[tuple[int, FrameHead]]:
+    """Whole frames with rising LSNs from the front on; one that falls back is of the file's former use."""
+    found: list[tuple[int, FrameHead]] = []
+    position = 0
+    while position < len(data):
+        head = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
+        if head is None:
+            position += BLOCK_SIZE
+            continue
+        if lsn is not None and head.lsn <= lsn:
+            break
+        lsn = head.lsn
+        found.append((position, head))
+        position += head.stored_size
+    return found
+
+
+def _inside(path: str, data: memoryview, position: int, head: FrameHead) -> Iterator[JournalFinding]:
+    """The checksum holds; what it does not cover is padding, and what the records say must be sound too."""
+    end = position + HEAD_SIZE + head.length
+    padding = bytes(data[end : position + head.stored_size])
+    if padding.count(0) != len(padding):
+        yield JournalFinding(path, end, len(padding), f"the padding of frame {head.lsn} is not zero")
+    at = position + HEAD_SIZE
+    for kind, _, payload in decode_records(data[at:end], head.records):
+        if kind is RecordKind.FULL:
+            try:
+                verify(payload)
+            except BatchError as error:
+                what = f"frame {head.lsn} holds a batch that is not whole: {error}"
+                yield JournalFinding(path, position, head.stored_size, what)
+
+
+def _room(
+    path: str, data: memoryview, position: int, checkpoint: Checkpoint, lsn: int | None
+) -> Iterator[JournalFinding]:
+    """Behind the last frame: zeros, or what a former use left, which nothing vouches for."""
+    rest = bytes(data[position:])
+    if rest.count(0) == len(rest):
+        return
+    # A frame that was the last is known by two of its three marks: a single rotten one does not hide it.
+    expected = None if lsn is None else lsn + 1
+    former = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
+    if former is None and frame_marks(data, position, generation=checkpoint.generation, lsn=expected) >= 2:
+        what = "the last frame is damaged, or torn by a loss of power: then nobody was told of what it holds"
+        yield JournalFinding(path, position, BLOCK_SIZE, what)
+        return
+    first = len(rest) - len(rest.lstrip(b"\0"))
+    what = "unused room is not zero: left from a former use of the file, or a byte that carries no meaning"
+    yield JournalFinding(path, position + first, len(rest.rstrip(b"\0")) - first, what, note=True)

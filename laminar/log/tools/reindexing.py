@@ -1,0 +1,125 @@
+"""Index files made anew from the segments of a log that nobody has open.
+
+A start does the same for an index that it finds wanting, and readers mend rows as they meet them; this is
+for making all of them right at once, with a word about each. A new file takes the place of the old one by
+its name, when it is whole and synced: so it may be interrupted at any point, and begun again. Segments are
+not changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from laminar.log.disk.disk import Disk, ReadOnlyDisk, RealDisk
+from laminar.log.disk.errors import DiskError, FolderInUse, NotALogFolder
+from laminar.log.format.index_entry import HEADER_SIZE, ROW_SIZE, UNKNOWN_KIND, unpack_row
+from laminar.log.segment.index_rebuild import read_damaged, walk
+from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
+from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look
+
+_NEW = ".new"
+
+
+class Reindexed(msgspec.Struct, frozen=True, kw_only=True):
+    """One index: its rows, how many of them stand for frames that can't be read, and whether it was right."""
+
+    file: str
+    rows: int
+    unknown: int
+    changed: bool
+
+
+def reindex(
+    path: str, *, disk: Disk | None = None, progress: Callable[[int], None] = lambda size: None
+) -> list[Reindexed]:
+    """Make the indexes of a folder, a log or a segment anew. Blocks; takes the folder's lock.
+
+    `progress` is told how many bytes of segments were done. Raises `FolderInUse`, `NotALogFolder`, or
+    `DiskError`: then what was not done yet is as it was.
+    """
+    disk = disk or RealDisk()
+    folder = look(ReadOnlyDisk(), os.path.abspath(path))
+    done: list[Reindexed] = []
+    with _locked(disk, folder):
+        # Looked at again: now it stands still.
+        for log in look(ReadOnlyDisk(), folder.path).logs:
+            offset = log.state.start.offset if log.state is not None else 0
+            for place in log.segments:
+                if place.size:
+                    result, offset = _reindex(disk, log, place, offset)
+                    done.append(result)
+                    progress(place.size)
+    return done
+
+
+@contextmanager
+def _locked(disk: Disk, folder: Folder) -> Iterator[None]:
+    """What a node, or a program with logs of its own, holds while it runs. A copy elsewhere has no lock."""
+    if folder.lock is None:
+        yield
+        return
+    try:
+        lock = disk.lock(folder.lock, wait=False)
+    except DiskError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise FolderInUse(f"{os.path.dirname(folder.lock)} is in use: stop its node first") from error
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def _reindex(disk: Disk, log: LogPlace, place: SegmentPlace, offset: int) -> tuple[Reindexed, int]:
+    """The segment's index, and the offset behind its last entry. `offset` is where its first may begin."""
+    stored = b"" if place.index_size is None else _read(disk, place.index_path)
+    if log.log_id is not None:
+        head = index_head(place.first_index, log.log_id)
+    elif len(stored) >= INDEX_HEAD_SIZE:
+        head = stored[:INDEX_HEAD_SIZE]
+    else:
+        raise NotALogFolder(f"{log.directory}: its name does not end in the log's id, which an index carries")
+    assert place.size is not None
+    file = disk.open(place.path)
+    try:
+        most = range(place.first_index, place.first_index + place.size // HEADER_SIZE + 1)
+        rows = walk(file, most, position=0, offset=offset, size=place.size, hints=stored[INDEX_HEAD_SIZE:])
+    finally:
+        file.close()
+    count = len(rows) // ROW_SIZE
+    kinds = [unpack_row(rows, slot, place.first_index + slot).kind for slot in range(count)]
+    if count:
+        offset = unpack_row(rows, count - 1, place.first_index + count - 1).next_offset
+    changed = stored != head + rows
+    if changed:
+        _replace(disk, place, head, bytes(rows))
+    return (
+        Reindexed(file=place.index_path, rows=count, unknown=kinds.count(UNKNOWN_KIND), changed=changed),
+        offset,
+    )
+
+
+def _replace(disk: Disk, place: SegmentPlace, head: bytes, rows: bytes) -> None:
+    path = place.index_path + _NEW
+    disk.unlink(path)  # of a run that was interrupted
+    file = disk.open(path, create=True, exclusive=True)
+    try:
+        file.pwritev([head, rows], 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(path, place.index_path)
+    disk.sync_directory(place.directory)
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return bytes(read_damaged(file, file.size(), 0))
+    finally:
+        file.close()
