@@ -24,8 +24,8 @@ from pathlib import Path
 
 from benches import floors, on_disk, usage
 from laminar.aio import Client, Topic, connect
-from laminar.client.cursors import CursorState
-from laminar.client.decisions_window import RECORD_OVERHEAD_BYTES
+from laminar.client.consume.cursors import CursorState
+from laminar.client.policy.window import RECORD_OVERHEAD_BYTES
 from laminar.testing.cluster import LocalCluster
 
 NODES, SHARDS, PARTITIONS = 3, 2, 12

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
         TopicInfo,
         Trimmed,
     )
-    from laminar.client.sync import Client, connect
-    from laminar.client.sync_datagrams import Datagrams
-    from laminar.client.sync_producer import Delivery, Producer
-    from laminar.client.sync_reader import Reader
-    from laminar.client.sync_sinks import Sink, Stager, Transaction
-    from laminar.client.sync_topic import Topic
-    from laminar.client.sync_values import Value
+    from laminar.client.sync.client import Client, connect
+    from laminar.client.sync.datagrams import Datagrams
+    from laminar.client.sync.large_values import Value
+    from laminar.client.sync.producer import Delivery, Producer
+    from laminar.client.sync.reader import Reader
+    from laminar.client.sync.sinks import Sink, Stager, Transaction
+    from laminar.client.sync.topic import Topic
     from laminar.embedded import embed
 
 # name -> (module, attribute); None as attribute: the module itself.
@@ -94,14 +94,14 @@ _HOMES: dict[str, tuple[str, str | None]] = {
             "Trimmed",
         )
     },
-    **{name: ("laminar.client.sync", name) for name in ("Client", "connect")},
-    "Datagrams": ("laminar.client.sync_datagrams", "Datagrams"),
-    **{name: ("laminar.client.sync_producer", name) for name in ("Delivery", "Producer")},
-    "Reader": ("laminar.client.sync_reader", "Reader"),
-    **{name: ("laminar.client.sync_sinks", name) for name in ("Sink", "Stager", "Transaction")},
-    "Topic": ("laminar.client.sync_topic", "Topic"),
-    "Value": ("laminar.client.sync_values", "Value"),
-    "Subscription": ("laminar.client.sync_subscription", "Subscription"),
+    **{name: ("laminar.client.sync.client", name) for name in ("Client", "connect")},
+    "Datagrams": ("laminar.client.sync.datagrams", "Datagrams"),
+    **{name: ("laminar.client.sync.producer", name) for name in ("Delivery", "Producer")},
+    "Reader": ("laminar.client.sync.reader", "Reader"),
+    **{name: ("laminar.client.sync.sinks", name) for name in ("Sink", "Stager", "Transaction")},
+    "Topic": ("laminar.client.sync.topic", "Topic"),
+    "Value": ("laminar.client.sync.large_values", "Value"),
+    "Subscription": ("laminar.client.sync.subscription", "Subscription"),
 }
 
 __all__ = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from laminar.client.client import Client, connect
-from laminar.client.datagrams import Datagrams
-from laminar.client.producer import Delivery, Producer
-from laminar.client.reader import Reader
+from laminar.client.consume.large_values import Value
+from laminar.client.consume.reader import Reader
+from laminar.client.consume.subscription import Subscription
+from laminar.client.produce.datagrams import Datagrams
+from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.records import (
     PartitionInfo,
     ReadBatch,
@@ -16,10 +18,8 @@ from laminar.client.records import (
     TopicInfo,
     Trimmed,
 )
-from laminar.client.sinks import Sink, Stager, Transaction
-from laminar.client.subscription import Subscription
 from laminar.client.topic import Topic
-from laminar.client.values import Value
+from laminar.client.transact.sinks import Sink, Stager, Transaction
 
 __all__ = [
     "Client",

@@ -87,7 +87,7 @@ PURE = (
     "laminar.batch.single_value",
     "laminar.batch.batch",
     "laminar.wire.key_route",
-    "laminar.client.decisions*",
+    "laminar.client.policy.*",
     "laminar.log.format.journal_codec",
     "laminar.log.recovery.replay",
     "laminar.log.format.index_entry",

@@ -62,7 +62,7 @@ PLANTED = [
     (house.check_purity, "raft/core.py", "import random\nrandom.random()", "no random.random"),
     (house.check_purity, "router/a.py", "from random import choice", "takes its randomness"),
     (house.check_purity, "laminar/batch.py", "datetime.datetime.now()", "may not read a clock"),
-    (house.check_purity, "laminar/client/decisions_retry.py", "import asyncio", "may not import asyncio"),
+    (house.check_purity, "laminar/client/policy/retry.py", "import asyncio", "may not import asyncio"),
     (house.check_disk_door, "laminar/log/segment.py", "open('x')", "calls open"),
     (house.check_disk_door, "laminar/node/a.py", "import os as o\no.rename('a', 'b')", "calls os.rename"),
     (house.check_disk_door, "laminar/log/a.py", "from os import fsync as s\ns(3)", "calls os.fsync"),

@@ -22,10 +22,10 @@ from laminar.cli.options import ANY_CLUSTER, OUTPUT, Cluster
 from laminar.cli.produce import make_if_dev
 
 if TYPE_CHECKING:
-    from laminar.client.fetching import OnDamage
+    from laminar.client.consume.fetchers import OnDamage
     from laminar.client.records import PartitionInfo, Record
-    from laminar.client.sync_reader import Reader
-    from laminar.client.sync_topic import Topic
+    from laminar.client.sync.reader import Reader
+    from laminar.client.sync.topic import Topic
 
 
 def consume(
@@ -105,7 +105,7 @@ def check(
 
 def start_of(since: str | None) -> str:
     """The client's word for where to begin; ``10m`` is short for ``-10m``. ConfigError for what is none."""
-    from laminar.client.reader import start_parameter
+    from laminar.client.consume.reader import start_parameter
 
     if since is None:
         return "earliest"

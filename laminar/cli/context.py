@@ -20,7 +20,7 @@ def add(
     ] = False,
 ) -> None:
     """Add a context, or replace it."""
-    from laminar.client.configuration import resolve
+    from laminar.client.net.endpoints import resolve
 
     if not urls:
         raise UsageError("give one URL at least: laminar context add NAME http://HOST:PORT")

@@ -1,6 +1,6 @@
 """The context file: clusters by name, and which is the current one. Written here; the client reads it too.
 
-Its form is in `laminar.client.configuration`. One key is the command line's alone: ``create_topics``, by
+Its form is in `laminar.client.net.endpoints`. One key is the command line's alone: ``create_topics``, by
 which `laminar dev` says that producing to a topic makes it.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from laminar.cli.faults import UsageError
-from laminar.client.configuration import context_file, is_left_behind
+from laminar.client.net.endpoints import context_file, is_left_behind
 
 
 @dataclass(slots=True)

@@ -26,13 +26,13 @@ from laminar.cli.contexts import Contexts
 from laminar.cli.faults import Failed, UsageError, complain
 from laminar.cli.output import console_of, table_of
 from laminar.cli.topic import all_topics
-from laminar.client.configuration import process_mark
 from laminar.client.errors import Error
+from laminar.client.net.endpoints import process_mark
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from laminar.client.sync import Client
+    from laminar.client.sync.client import Client
     from laminar.testing.cluster import LocalCluster
 
 CONTEXT = "dev"
@@ -55,7 +55,7 @@ def dev(
     ] = None,
 ) -> int:
     """Start, show, and end with Ctrl-C. Every node is a real one, on 127.0.0.1."""
-    from laminar.client.sync import connect
+    from laminar.client.sync.client import connect
     from laminar.testing.cluster import PORT_STEP, LocalCluster
     from laminar.testing.nodes import ServerFailed
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
-    from laminar.client.sync import Client
+    from laminar.client.sync.client import Client
 
 CLUSTER = Group("Cluster", sort_key=10)
 OUTPUT = Group("Output", sort_key=5)
@@ -41,7 +41,7 @@ class Cluster:
     @contextmanager
     def connect(self, *, timeout: float = 10.0) -> Iterator[Client]:
         """A client of it; `timeout` is for when the person gave none."""
-        from laminar.client.sync import connect
+        from laminar.client.sync.client import connect
 
         seconds = timeout if self.timeout is None else self.timeout
         with connect(self.url, token=self.token, timeout=seconds) as client:

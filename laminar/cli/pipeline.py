@@ -215,8 +215,8 @@ def _time_ms(option: str, given: str | None) -> int | None:
     """A time as `laminar consume` takes it, in epoch milliseconds."""
     if given is None:
         return None
+    from laminar.client.consume.reader import start_parameter
     from laminar.client.errors import ConfigError
-    from laminar.client.reader import start_parameter
 
     try:
         return int(start_parameter(given, now_ms=time.time_ns() // 1_000_000))

@@ -18,8 +18,8 @@ from laminar.cli.options import ANY_CLUSTER, Cluster
 
 if TYPE_CHECKING:
     from laminar.client.errors import ProduceError
-    from laminar.client.sync import Client
-    from laminar.client.sync_producer import Producer
+    from laminar.client.sync.client import Client
+    from laminar.client.sync.producer import Producer
 
 DEV_PARTITIONS = 4
 # So long a produce that failed asks who leads its partitions.

@@ -11,13 +11,13 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from laminar.client.codecs import Codec
-from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import AlreadyExists, ConfigError
-from laminar.client.producer import DEFAULT_BUFFER_BYTES
+from laminar.client.net.endpoints import Endpoints, resolve
+from laminar.client.net.session import Session, topic_path
+from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES
 from laminar.client.records import SinkInfo
-from laminar.client.session import Session, topic_path
-from laminar.client.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 from laminar.client.topic import Topic
+from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 
 T = TypeVar("T")
 

@@ -9,26 +9,26 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from laminar.client.codecs import Codec, not_bytes
-from laminar.client.cursors import CursorState, cursor_path
-from laminar.client.datagrams import Datagrams
-from laminar.client.decisions_window import Outbox
+from laminar.client.consume.cursors import CursorState, cursor_path
+from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
+from laminar.client.consume.large_values import Value
+from laminar.client.consume.reader import Reader, Start, start_parameter
+from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.errors import ConfigError, OutcomeUnknown
-from laminar.client.fetching import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
-from laminar.client.names import Named, begin_named
-from laminar.client.producer import (
+from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.window import Outbox
+from laminar.client.produce.datagrams import Datagrams
+from laminar.client.produce.named_producer import Named, begin_named
+from laminar.client.produce.producer import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
     Delivery,
     Producer,
     lane_for,
 )
-from laminar.client.reader import Reader, Start, start_parameter
+from laminar.client.produce.sender import Sender
+from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
 from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo, Trimmed, identity
-from laminar.client.sender import Sender
-from laminar.client.session import Session, topic_path
-from laminar.client.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
-from laminar.client.uploads import PART_BYTES, Upload, check_partition, chunks_of
-from laminar.client.values import Value
 from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:

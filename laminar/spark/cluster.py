@@ -21,11 +21,11 @@ from crc32c import crc32c
 from laminar.batch import Batch, split
 from laminar.batch.large_record import checksum_of, size_of
 from laminar.client.client import Client
-from laminar.client.configuration import Endpoints, resolve
+from laminar.client.consume.large_values import Value
 from laminar.client.errors import NotFound, OffsetExpired, Unavailable
-from laminar.client.portal import Portal
-from laminar.client.session import Session, topic_path
-from laminar.client.values import Value
+from laminar.client.net.endpoints import Endpoints, resolve
+from laminar.client.net.session import Session, topic_path
+from laminar.client.sync.portal import Portal
 from laminar.http.protocol.answer import Answer
 from laminar.spark.loss import DataLoss, partition_loss, retention_loss
 from laminar.spark.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
@@ -289,7 +289,7 @@ class Cluster:
         """The records of `wanted`, all of them, as (batch, first row, row behind the last).
 
         With a tag batches that cannot hold it are left out; the others are whole. With `replica` that one
-        alone is asked, see `laminar.client.decisions_routing.readers`. The next fetch is under way
+        alone is asked, see `laminar.client.policy.routing.readers`. The next fetch is under way
         while the caller works on what it got. Raises DataLoss if some are gone (without `fail_on_data_loss`
         they are left out), or the client's `Error`.
         """

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from laminar.client.cursors import cursor_path
+from laminar.client.consume.cursors import cursor_path
 from laminar.client.errors import Error
 from laminar.spark.cluster import Cluster
 from laminar.spark.offsets import Partition, Positions

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from laminar.client.errors import Error, NotFound
+from laminar.client.net.session import BATCH_TYPE
 from laminar.client.records import SinkInfo, Staged, StagedPart
-from laminar.client.session import BATCH_TYPE
-from laminar.client.sinks import Sink
-from laminar.client.stager import batch_path
+from laminar.client.transact.sinks import Sink
+from laminar.client.transact.stage_sender import batch_path
 from laminar.spark.cluster import Cluster
 from laminar.spark.rows import Places, Rows, Stage
 

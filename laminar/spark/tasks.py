@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from laminar.batch.large_record import size_of
-from laminar.client.configuration import Endpoints
+from laminar.client.net.endpoints import Endpoints
 from laminar.spark.options import Options
 from laminar.spark.plan import Range, RowFilter
 

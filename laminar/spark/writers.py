@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from laminar.client.configuration import Endpoints, resolve
 from laminar.client.errors import Error, Fenced
+from laminar.client.net.endpoints import Endpoints, resolve
 from laminar.client.records import Staged
 from laminar.spark.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
 from laminar.spark.sink_options import SinkOptions, check_sink_schema
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
-    from laminar.client.sinks import Sink
+    from laminar.client.transact.sinks import Sink
     from laminar.spark.cluster import Cluster
 
 STREAM_PREFIX = "spark-"
@@ -69,7 +69,7 @@ class _Writer:
         return cluster(self._endpoints, timeout_ms=self._options.timeout_ms)
 
     def _sink(self, name: str) -> Sink:
-        from laminar.client.sinks import Sink
+        from laminar.client.transact.sinks import Sink
 
         return Sink(self._cluster().session, name)
 

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from laminar.client import client as aio_client
-    from laminar.client import sync
+    from laminar.client.sync import client as sync
 
 # The command line's own entry, with this interpreter, whether or not `laminar` is on the path.
 SERVER = (sys.executable, "-c", "from laminar.cli import main; main()", "serve")
@@ -121,7 +121,7 @@ def node(
     *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
 ) -> Iterator[sync.Client]:
     """A server and a client of it: ``with laminar.testing.node() as client``."""
-    from laminar.client.sync import connect
+    from laminar.client.sync.client import connect
 
     with serve(shards=shards, settings=settings, timeout=timeout) as url, connect(url) as client:
         yield client

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from laminar.client.sync import Client
+    from laminar.client.sync.client import Client
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def laminar_url() -> Iterator[str]:
 @pytest.fixture
 def laminar_client(laminar_url: str) -> Iterator[Client]:
     """A client of the session's server. Name topics after the test: the server is shared."""
-    from laminar.client.sync import connect
+    from laminar.client.sync.client import connect
 
     with connect(laminar_url) as client:
         yield client

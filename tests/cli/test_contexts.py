@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.cli.contexts import Contexts, creates_topics
-from laminar.client.configuration import resolve
+from laminar.client.net.endpoints import resolve
 from tests.cli.conftest import Command
 
 TEXT = st.text(min_size=1, max_size=20)

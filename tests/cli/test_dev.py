@@ -14,7 +14,7 @@ import pytest
 from laminar.cli.contexts import Contexts
 from laminar.cli.dev import Rates, Revival, own_context, table_rows, welcome
 from laminar.cli.faults import Failed
-from laminar.client.configuration import process_mark, resolve
+from laminar.client.net.endpoints import process_mark, resolve
 from laminar.testing.cluster import processes_of_group
 from tests.cli.conftest import Command, started
 from tests.nets import port_block

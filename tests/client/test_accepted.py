@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import laminar
 from laminar import aio
-from laminar.client import sender
-from laminar.client.decisions_lane import MOST_FLYING, Pending
-from laminar.client.decisions_numbers import Numbers
-from laminar.client.decisions_window import Outbox
+from laminar.client.policy.lane import MOST_FLYING, Pending
+from laminar.client.policy.resume_numbers import Numbers
+from laminar.client.policy.window import Outbox
+from laminar.client.produce import sender
 
 
 class Partition:

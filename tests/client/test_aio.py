@@ -143,7 +143,7 @@ async def test_a_leader_that_falls_silent_is_left_once_another_leads(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps its connections and answers nobody: the stream goes on elsewhere, once and in order."""
-    monkeypatch.setattr("laminar.client.silence.PATIENCE_MS", 50)
+    monkeypatch.setattr("laminar.client.produce.leader_watchdog.PATIENCE_MS", 50)
     async with aio.connect(cluster.urls) as client, client.topic("t").producer(batch_bytes=400) as producer:
         for number in range(300):
             producer.send(b"%d" % number, partition=1)
@@ -164,7 +164,7 @@ async def test_a_leader_that_takes_its_time_is_waited_for(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While nobody else leads nothing is sent twice, however often the others are asked."""
-    monkeypatch.setattr("laminar.client.silence.PATIENCE_MS", 20)
+    monkeypatch.setattr("laminar.client.produce.leader_watchdog.PATIENCE_MS", 20)
     async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         await topic.append(b"0", partition=1)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import laminar
-from laminar.client.configuration import DEFAULT_URL, Endpoints, context_file, resolve
-from laminar.client.reader import start_parameter
-from laminar.client.session import Session
+from laminar.client.consume.reader import start_parameter
+from laminar.client.net.endpoints import DEFAULT_URL, Endpoints, context_file, resolve
+from laminar.client.net.session import Session
 from laminar.http.protocol.answer import Target
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.client import errors
-from laminar.client.decisions import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
-from laminar.client.decisions_routing import REST_MS, Balancer, Place, Replica, Seen, TopicMap, readers
+from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
+from laminar.client.policy.routing import REST_MS, Balancer, Place, Replica, Seen, TopicMap, readers
 from laminar.http.api.problems import CODES
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.client.decisions_groups import Place, Roster, moves, reader_of, wanted
+from laminar.client.policy.assignment import Place, Roster, moves, reader_of, wanted
 
 NAMES = [f"member-{number}" for number in range(8)]
 

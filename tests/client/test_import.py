@@ -23,7 +23,8 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["laminar", "laminar.aio", "laminar.client.sync", "laminar.testing", "laminar.testing.plugin"]
+    "name",
+    ["laminar", "laminar.aio", "laminar.client.sync.client", "laminar.testing", "laminar.testing.plugin"],
 )
 def test_nothing_heavy_is_imported(name: str) -> None:
     """Of the modules of an import, none is forbidden."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from laminar.client.pool import Pool
+from laminar.client.net.pool import Pool
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import ConnectionFailed
 from tests.http.serving import PATIENCE_S, Mirror, scripted, serving, until

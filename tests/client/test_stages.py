@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.client.decisions_lane import Pending
-from laminar.client.decisions_stages import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
 from laminar.client.errors import ConfigError, Error
+from laminar.client.policy.lane import Pending
+from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
 from laminar.client.records import Staged, StagedPart
 
 

@@ -18,9 +18,9 @@ from crc32c import crc32c
 import laminar
 from laminar.aio import Client
 from laminar.batch import Batch, split
-from laminar.client import uploads as uploads_module
-from laminar.client import values as values_module
-from laminar.client.uploads import part_bytes
+from laminar.client.consume import large_values as values_module
+from laminar.client.produce import uploads as uploads_module
+from laminar.client.produce.uploads import part_bytes
 from laminar.testing.nodes import serve
 
 PART = 1 << 16

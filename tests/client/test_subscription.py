@@ -12,7 +12,7 @@ import pytest
 
 import laminar
 from laminar import aio
-from laminar.client import subscription
+from laminar.client.consume import subscription
 from laminar.testing.nodes import serve
 from tests.client.members import MemberProcess, Writing, check, ended, until
 

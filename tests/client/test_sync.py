@@ -14,23 +14,21 @@ import pytest
 
 import laminar
 from laminar.client import client as aio_client
-from laminar.client import datagrams as aio_datagrams
-from laminar.client import producer as aio_producer
-from laminar.client import reader as aio_reader
-from laminar.client import sinks as aio_sinks
-from laminar.client import subscription as aio_subscription
-from laminar.client import (
-    sync,
-    sync_datagrams,
-    sync_producer,
-    sync_reader,
-    sync_sinks,
-    sync_subscription,
-    sync_topic,
-    sync_values,
-)
 from laminar.client import topic as aio_topic
-from laminar.client import values as aio_values
+from laminar.client.consume import large_values as aio_values
+from laminar.client.consume import reader as aio_reader
+from laminar.client.consume import subscription as aio_subscription
+from laminar.client.produce import datagrams as aio_datagrams
+from laminar.client.produce import producer as aio_producer
+from laminar.client.sync import client as sync
+from laminar.client.sync import datagrams as sync_datagrams
+from laminar.client.sync import large_values as sync_values
+from laminar.client.sync import producer as sync_producer
+from laminar.client.sync import reader as sync_reader
+from laminar.client.sync import sinks as sync_sinks
+from laminar.client.sync import subscription as sync_subscription
+from laminar.client.sync import topic as sync_topic
+from laminar.client.transact import sinks as aio_sinks
 
 TWINS = [
     (aio_client.Client, sync.Client),

@@ -10,7 +10,7 @@ import pytest
 
 import laminar
 from laminar.aio import Client
-from laminar.client import sinks
+from laminar.client.transact import sinks
 from laminar.testing.nodes import serve
 
 

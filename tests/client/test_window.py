@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laminar.client.decisions_lane import Pending
-from laminar.client.decisions_window import Outbox
 from laminar.client.errors import Error
+from laminar.client.policy.lane import Pending
+from laminar.client.policy.window import Outbox
 
 
 def outbox(**more: int | bool) -> Outbox:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import laminar
-from laminar.client.producer import Delivery
+from laminar.client.produce.producer import Delivery
 from laminar.testing.checkers import Read, Sent, Violation, check_history, check_replicas
 from laminar.testing.cluster import LocalCluster, get_json
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import laminar
-from laminar.client.session import Session
+from laminar.client.net.session import Session
 from laminar.testing.cluster import LocalCluster, get_json
 from tests.cluster.load import converged, leaders
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from laminar.batch import Header, build
-from laminar.client.fetching import Fetchers
+from laminar.client.consume.fetchers import Fetchers
 from laminar.http.api.append_body import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

@@ -34,7 +34,8 @@ class Refuse:
         if name.partition(".")[0] in refused:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Refuse())
-import laminar, laminar.aio, laminar.client.sync, laminar.client.sync_sinks, laminar.client.stager
+import laminar, laminar.aio, laminar.client.sync.client, laminar.client.sync.sinks
+import laminar.client.transact.stage_sender
 import laminar.spark, laminar.spark.source
 import laminar.spark.batch_reader, laminar.spark.stream_reader, laminar.spark.writers
 import laminar.spark.cluster, laminar.spark.staging, laminar.spark.rows, laminar.spark.columns

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from laminar.cli.demo.flights import Flights
 from laminar.client.client import Client
-from laminar.client.producer import Delivery, Producer
+from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.topic import Topic
 from laminar.testing.checkers import Sent
 from laminar.testing.cluster import LocalCluster

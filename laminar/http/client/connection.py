@@ -6,7 +6,7 @@ answers of known length received straight into their own buffer. It follows no
 redirects and repeats nothing: a request ends in an `Answer` or in a
 `ConnectionFailed`, which says whether the server may have acted on it. Works on
 asyncio and uvloop, over TCP, TLS and Unix sockets. Which connection is used for
-what is decided above (`laminar.client.pool`).
+what is decided above (`laminar.client.net.pool`).
 """
 
 from __future__ import annotations

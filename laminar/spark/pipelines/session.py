@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from laminar.client.configuration import resolve
+from laminar.client.net.endpoints import resolve
 from laminar.spark.settings import configure
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 
 import laminar
 from laminar.client.errors import Error
-from laminar.client.pool import Pool
+from laminar.client.net.pool import Pool
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import Answer, ConnectionFailed, Target
 from laminar.testing.checkers import History, Operation

@@ -102,7 +102,7 @@ TABLES = [
     ),
     case(
         "what a leader accepted counts as durable under the next one",
-        "laminar.client.decisions_lane:Lane.durable",
+        "laminar.client.policy.lane:Lane.durable",
         "first.term != term",
         "first.term < 0",
         tests=ACCEPTED,
@@ -110,7 +110,7 @@ TABLES = [
     ),
     case(
         "what a lost leader had accepted is not sent again",
-        "laminar.client.decisions_lane:Lane.heard",
+        "laminar.client.policy.lane:Lane.heard",
         "self.hold(until_ms=0)",
         "pass",
         tests=ACCEPTED,

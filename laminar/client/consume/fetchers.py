@@ -1,0 +1,262 @@
+"""Batches of several partitions of a topic, read ahead by a fetcher each and joined by a queue.
+
+Batches of a partition come in order; partitions come as their answers do. Partitions may be added and
+dropped at any time: of one that was dropped nothing comes any more. It knows no cursor and hands out no
+records: who takes a batch says what that means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Literal, TypeVar
+
+from laminar.batch import Batch, BatchError, split, verify_header
+from laminar.client.errors import Error, OffsetExpired, TimedOut, Unavailable
+from laminar.client.net.session import Session
+from laminar.client.records import ReadBatch
+
+T = TypeVar("T")
+
+OnExpired = Literal["error", "earliest"]
+OnDamage = Literal["error", "skip"]
+
+FETCH_BYTES = 1 << 20
+READ_AHEAD_BYTES = 4 << 20
+FOLLOW_WAIT_MS = 10_000
+BEHIND_WAIT_MS = 100
+
+
+# Of an answer with `on_damage=skip`: the ranges of offsets that were left out, as in "3-4,7-7".
+_LEFT_OUT = "laminar-skipped-offsets"
+
+
+def _end_of_last(ranges: str) -> int:
+    return int(ranges.rpartition("-")[2]) + 1
+
+
+def _unreadable(frame: memoryview) -> int | None:
+    """The offset past a batch of which something cannot be decoded; None for one that can be read whole."""
+    header = verify_header(frame)
+    try:
+        batch = Batch(frame)
+        _ = batch.values, batch.keys, batch.tags, batch.headers, batch.timestamps
+    except BatchError:
+        return header.next_offset
+    return None
+
+
+class Fetchers(Generic[T]):
+    """See the module. `endless`: there may be more also when no partition is being read just now.
+
+    `cursor` is whose positions these are, to be named where records are gone; `on_expired` what happens
+    then: the reading fails, or goes on at the earliest record that is left (`skipped` is told both offsets).
+    `on_damage`: what happens where no replica has whole bytes, or a producer wrote what cannot be read. It is
+    the same choice, and with ``"skip"`` each batch is decoded whole before it is handed out.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        *,
+        decode: Callable[[bytes], T],
+        follow: bool,
+        endless: bool = False,
+        cursor: str | None = None,
+        on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
+        from_leader: bool = False,
+        timeout_s: float | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        skipped: Callable[[int, int, int], None] = lambda partition, offset, earliest: None,
+    ) -> None:
+        self._session = session
+        self._topic = topic
+        self._decode = decode
+        self._follow = follow
+        self._endless = endless
+        self._cursor = cursor
+        self._on_expired = on_expired
+        self._narrowed = {"on_damage": "skip"} if on_damage == "skip" else None
+        self._from_leader = from_leader
+        self._timeout_s = timeout_s
+        self._fetch_bytes = fetch_bytes
+        self._read_ahead_bytes = read_ahead_bytes
+        self._skipped = skipped
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ready: deque[tuple[ReadBatch[T], int]] = deque()
+        self._held_bytes: dict[int, int] = {}
+        self._room: dict[int, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` has something at once."""
+        return bool(self._ready)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the reading, if anything did."""
+        return self._failure
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is being read any more, or something failed."""
+        return not self._tasks or self._failure is not None
+
+    def add(self, partition: int, start: int, end: int | None = None) -> None:
+        """Read `partition` from `start` to `end` (None: for ever)."""
+        assert partition not in self._tasks, f"partition {partition} is being read"
+        self._held_bytes[partition] = 0
+        self._room[partition] = asyncio.Event()
+        task = self._session.loop.create_task(self._fetch_all(partition, start, end))
+        self._tasks[partition] = task
+        task.add_done_callback(lambda done: self._ended(partition, done))
+
+    def drop(self, partition: int) -> None:
+        """Stop reading `partition`, and forget what was read ahead."""
+        task = self._tasks.pop(partition, None)
+        if task is not None:
+            task.cancel()
+        self._ready = deque(each for each in self._ready if each[0].partition != partition)
+        self._held_bytes.pop(partition, None)
+        self._room.pop(partition, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever takes next gets this."""
+        if self._failure is None:
+            self._failure = error
+        self._changed.set()
+
+    async def take(self) -> ReadBatch[T] | None:
+        """The next batch, as soon as there is one; None at the end of all. Raises what a fetcher met."""
+        while not self._ready:
+            if self._failure is not None:
+                await self.close()
+                raise self._failure
+            if not self._tasks and not self._endless:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        batch, size_bytes = self._ready.popleft()
+        partition = batch.partition
+        self._held_bytes[partition] -= size_bytes
+        if self._held_bytes[partition] < self._read_ahead_bytes:
+            self._room[partition].set()
+        return batch
+
+    async def close(self) -> None:
+        """Stop fetching. Idempotent."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, partition: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(partition) is task:
+            del self._tasks[partition]
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self.fail(failure)
+        self._changed.set()
+
+    async def _fetch_all(self, partition: int, offset: int, end: int | None) -> None:
+        """Fetch `partition` from `offset` to `end` (None: for ever), as far ahead as there is room."""
+        room = self._room[partition]
+        wait_ms = 0
+        at_least = 0
+        while end is None or offset < end:
+            if self._held_bytes[partition] >= self._read_ahead_bytes:
+                room.clear()
+                await room.wait()
+            try:
+                answer = await self._session.fetch(
+                    self._topic,
+                    partition,
+                    offset=offset,
+                    max_bytes=self._fetch_bytes,
+                    wait_ms=wait_ms,
+                    at_least=at_least,
+                    from_leader=self._from_leader,
+                    timeout_s=self._timeout_s,
+                    narrowed=self._narrowed,
+                )
+            except (TimedOut, Unavailable):
+                if not self._follow:
+                    raise
+                # Who follows has no deadline: the calls below it have, and each was used up.
+                continue
+            except OffsetExpired as error:
+                earliest = await self._past_the_gap(partition, offset, error)
+                self._skipped(partition, offset, earliest)
+                offset = earliest
+                continue
+            node = answer.headers.get("laminar-node", "")
+            before = offset
+            if self._narrowed and _LEFT_OUT in answer.headers:
+                # Before the first batch; where there is none, before what comes next.
+                offset = max(offset, _end_of_last(answer.headers[_LEFT_OUT]))
+                self._skipped(partition, before, offset)
+            for frame in split(answer.body):
+                if self._narrowed and (gone := _unreadable(frame)):
+                    self._skipped(partition, offset, gone)
+                    offset = gone
+                    continue
+                batch = ReadBatch(
+                    Batch(frame),
+                    topic=self._topic,
+                    partition=partition,
+                    start_offset=offset,
+                    stop_offset=end if end is not None else (1 << 63),
+                    node=node,
+                    decode=self._decode,
+                )
+                if not len(batch):
+                    continue
+                if batch.start_offset > offset and offset > before:
+                    break  # asked for again from there, this replica or another
+                if batch.start_offset != offset:
+                    raise Error(
+                        f"{self._topic}/{partition}: {node} answered {batch.start_offset} for {offset}",
+                        code="gap",
+                        value=batch.start_offset,
+                    )
+                offset = batch.next_offset
+                self._held_bytes[partition] += len(frame)
+                self._ready.append((batch, len(frame)))
+            self._session.seen.advance(self._topic, partition, offset)
+            if offset != before:
+                self._changed.set()
+            if end is None:
+                caught_up = offset >= int(answer.headers.get("laminar-end-offset", 0))
+                wait_ms = FOLLOW_WAIT_MS if caught_up or offset == before else 0
+            elif offset == before:
+                # That replica has not yet heard what we know to be committed; another may have.
+                at_least, wait_ms = end, BEHIND_WAIT_MS
+
+    async def _past_the_gap(self, partition: int, offset: int, error: OffsetExpired) -> int:
+        """The earliest offset that is left, if that is where to go on. Raises `OffsetExpired`."""
+        earliest = await self._session.offset_at(
+            self._topic, partition, "earliest", timeout_s=self._timeout_s
+        )
+        if earliest <= offset:
+            # A replica that gave them up before its new leader knows that it may: the leader is asked soon.
+            await asyncio.sleep(BEHIND_WAIT_MS / 1000)
+            return offset
+        if self._on_expired == "earliest":
+            return earliest
+        who = "the reader" if self._cursor is None else f"cursor {self._cursor!r}"
+        raise OffsetExpired(
+            f"{who} of {self._topic}/{partition} stands at {offset}, but the earliest record left is "
+            f"{earliest}: {earliest - offset} were given up",
+            code=error.code,
+            status=error.status,
+            field="cursor" if self._cursor is not None else "offset",
+            value=offset if self._cursor is None else self._cursor,
+            limit=earliest,
+            hint="on_expired='earliest' goes on there",
+            fields={**error.fields, "partition": partition, "position": offset, "earliest": earliest},
+        ) from error

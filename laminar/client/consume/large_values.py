@@ -1,0 +1,169 @@
+"""Reading the value of one record as a stream, however long it is: in pieces, one read ahead.
+
+Each piece is a request of its own, for a range of bytes, to any replica: so who reads slowly holds nobody's
+connection, and where a node dies the next piece comes from another. Length and checksum are compared at the
+end with those that were appended: a value that is read to its end without an error is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from crc32c import crc32c
+
+from laminar.client.errors import ConfigError, Error
+from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.routing import readers
+from laminar.client.produce.uploads import check_partition
+from laminar.http.protocol.answer import Answer
+
+PIECE_BYTES = 1 << 20
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,16})-([0-9]{1,16})/([0-9]{1,16})\Z", re.ASCII)
+
+
+class Value:
+    """A record's value: ``async with topic.open(partition, offset) as value``, then iterate or `read`.
+
+    `size_bytes` and `headers` (of the answer, in lower case) are known within the block. With `id_`, of the
+    partition of this id only.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        timeout_s: float | None,
+        id_: str = "",
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self._session = session
+        self._timeout_s = timeout_s
+        self._query = f"?id={id_}" if id_ else ""
+        self._size_bytes = 0
+        self._etag = ""
+        self._stated: int | None = None
+        self._checksum = 0
+        self._asked = 0  # all before this byte is here, or on its way
+        self._given = 0  # all before this byte has been handed out
+        self._here: memoryview = memoryview(b"")
+        self._next: asyncio.Task[Answer] | None = None
+        self._opened = False
+
+    def __repr__(self) -> str:
+        size = f"{self._given} of {self._size_bytes} bytes" if self._opened else "not open"
+        return f"<Value {self.topic}/{self.partition}@{self.offset} {size}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the value."""
+        self._check_open()
+        return self._size_bytes
+
+    async def __aenter__(self) -> Self:
+        places = await self._session.topic_map(self.topic, timeout_s=self._timeout_s)
+        check_partition(self.topic, self.partition, len(places.places))
+        answer = await self._ask(0)
+        self._etag = answer.headers.get("etag", "")
+        if answer.status == 206:
+            found = _CONTENT_RANGE.match(answer.headers.get("content-range", ""))
+            if found is None:
+                raise self._wrong("content-range", answer.headers.get("content-range"))
+            self._size_bytes = int(found[3])
+            self._stated = int(answer.headers["laminar-crc32c"], 16)
+        else:
+            self._size_bytes = len(answer.body)
+        self._opened = True
+        self._take(answer, 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self.read(PIECE_BYTES):
+            yield chunk
+
+    async def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes, or fewer where a piece ends; b"" at the end. Negative: all that are left.
+
+        Raises `Error` (``bad_checksum``) at the end of a value that is not what was appended, and as other
+        reads do (`OffsetExpired` where retention has taken it meanwhile).
+        """
+        self._check_open()
+        if size < 0:
+            return b"".join([chunk async for chunk in self])
+        if not len(self._here) and self._given < self._size_bytes:
+            assert self._next is not None, f"{self!r} has nothing on its way"
+            answer, start = await asyncio.shield(self._next), self._asked
+            self._next = None
+            self._take(answer, start)
+        chunk = bytes(self._here[:size])
+        self._here = self._here[size:]
+        self._given += len(chunk)
+        return chunk
+
+    async def close(self) -> None:
+        """Ask for nothing more. Idempotent."""
+        self._opened = False
+        self._here = memoryview(b"")
+        task, self._next = self._next, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _take(self, answer: Answer, start: int) -> None:
+        """A piece is here: look at it, and ask for the one behind it."""
+        body = memoryview(answer.body)
+        if answer.status == 206 or start:
+            expected = f"bytes {start}-{start + len(body) - 1}/{self._size_bytes}"
+            if answer.headers.get("content-range") != expected or answer.headers.get("etag") != self._etag:
+                raise self._wrong("content-range", answer.headers.get("content-range"), expected)
+        self._here = body
+        self._checksum = crc32c(body, self._checksum)
+        self._asked = start + len(body)
+        if self._asked < self._size_bytes:
+            self._next = self._session.loop.create_task(self._ask(self._asked))
+        elif self._stated is not None and self._checksum != self._stated:
+            raise Error(
+                f"{self.topic}/{self.partition}: the value at {self.offset} is not what was appended",
+                code="bad_checksum",
+                field="crc32c",
+                value=f"{self._checksum:08x}",
+                limit=f"{self._stated:08x}",
+            )
+
+    async def _ask(self, start: int) -> Answer:
+        places = await self._session.topic_map(self.topic, timeout_s=self._timeout_s)
+        leader = places.leader(self.partition)
+        return await self._session.call(
+            "GET",
+            f"{topic_path(self.topic)}/partitions/{self.partition}/records/{self.offset}{self._query}",
+            headers={"Range": f"bytes={start}-{start + PIECE_BYTES - 1}"},
+            timeout_s=self._timeout_s,
+            among=readers(places.replicas(self.partition), leader, from_leader=False),
+        )
+
+    def _check_open(self) -> None:
+        if not self._opened:
+            raise ConfigError("a value is read inside of its block", code="not_open")
+
+    def _wrong(self, field: str, value: object, limit: object = None) -> Error:
+        return Error(
+            f"reading {self.topic}/{self.partition} at {self.offset}: another answer than was asked for",
+            code="gap",
+            field=field,
+            value=value,
+            limit=limit,
+        )

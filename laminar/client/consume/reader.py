@@ -1,0 +1,287 @@
+"""Reading a topic on an event loop, from a place or a cursor, to the end or for ever.
+
+Records of a partition come in order; partitions come as their answers do (`laminar.client.consume.fetchers`).
+A reader that does not follow ends where the topic ended when it began. Positions are those of the records
+handed out, so a commit covers exactly what the loop's body has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from laminar.client.consume.cursors import CursorState
+from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
+from laminar.client.errors import ConfigError
+from laminar.client.net.session import Session
+from laminar.client.records import ReadBatch, Record
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+T = TypeVar("T")
+
+Start = str | datetime.datetime | Mapping[int, int]
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
+    """What to ask the offsets resource for: earliest, latest or a time in epoch milliseconds.
+
+    ``"-90s"``, ``"-10m"``, ``"-1h"``, ``"-2d"`` count back from `now_ms`; a naive datetime is local time.
+    """
+    if isinstance(start, datetime.datetime):
+        return str(int(start.timestamp() * 1000))
+    if start in ("earliest", "latest"):
+        return start
+    number = start[1:].rstrip("msdhw")
+    unit = start[1 + len(number) :]
+    if start.startswith("-") and number.isdecimal() and unit in _UNITS_MS:
+        return str(now_ms - int(number) * _UNITS_MS[unit])
+    try:
+        return str(int(datetime.datetime.fromisoformat(start).timestamp() * 1000))
+    except ValueError:
+        raise ConfigError(
+            f"start={start!r} is no place to start",
+            code="bad_start",
+            field="start",
+            value=start,
+            hint="earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
+        ) from None
+
+
+class Reader(Generic[T]):
+    """Records of a topic: ``async for record in reader``, or ``batches()``, or ``to_arrow()``.
+
+    A loop that breaks off is gone on with by the next one. Also a context manager, whose clean end commits
+    the cursor, if there is one.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        *,
+        start: Start,
+        follow: bool,
+        cursor: str | None,
+        partitions: Iterable[int] | None,
+        from_leader: bool,
+        decode: Callable[[bytes], T],
+        timeout_s: float | None,
+        on_expired: OnExpired = "error",
+        on_damage: OnDamage = "error",
+        fetch_bytes: int = FETCH_BYTES,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+    ) -> None:
+        self._session = session
+        self._topic = topic
+        self._start = start
+        self._follow = follow
+        self._cursor = CursorState(session, topic, cursor) if cursor is not None else None
+        self._wanted = None if partitions is None else sorted(set(partitions))
+        self._timeout_s = timeout_s
+        self._fetchers: Fetchers[T] = Fetchers(
+            session,
+            topic,
+            decode=decode,
+            follow=follow,
+            cursor=cursor,
+            on_expired=on_expired,
+            on_damage=on_damage,
+            from_leader=from_leader,
+            timeout_s=timeout_s,
+            fetch_bytes=fetch_bytes,
+            read_ahead_bytes=read_ahead_bytes,
+            skipped=self._skipped,
+        )
+        self._begun = False
+        self._paused = False
+        self._unfinished: ReadBatch[T] | None = None
+        self.positions: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        # (partition, first offset, offset past the last) of what was passed over: given up, or unreadable.
+        self.skipped: list[tuple[int, int, int]] = []
+
+    async def __aenter__(self) -> Reader[T]:
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._cursor is not None:
+                await self.commit()
+        finally:
+            await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Record[T]]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Record[T]]:
+        positions = self.positions
+        async for batch in self._take_batches():
+            partition = batch.partition
+            # What a loop leaves of it when it breaks off is what is taken next.
+            self._unfinished = batch
+            for record in batch.records():
+                positions[partition] = record.offset + 1
+                yield record
+                if self._unfinished is not batch:
+                    break  # somebody else went on with it
+            else:
+                self._unfinished = None
+
+    async def batches(self) -> AsyncIterator[ReadBatch[T]]:
+        """The records batch-wise, without an object per record."""
+        async for batch in self._take_batches():
+            self.positions[batch.partition] = batch.next_offset
+            yield batch
+
+    async def next_batch(self) -> ReadBatch[T] | None:
+        """The next batch, None at the end. Its records count as handed out."""
+        batch = await self._take()
+        if batch is not None:
+            self.positions[batch.partition] = batch.next_offset
+        return batch
+
+    async def take_ready(self) -> list[ReadBatch[T]]:
+        """All batches that are here, at least one; [] at the end. They do not count as handed out."""
+        first = await self._take()
+        if first is None:
+            return []
+        taken = [first]
+        while self._fetchers.ready:
+            batch = await self._take()
+            assert batch is not None, "a batch that was ready is gone"
+            taken.append(batch)
+        return taken
+
+    async def commit(self) -> None:
+        """Commit the cursor at the records handed out so far."""
+        if self._cursor is None:
+            raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
+        await self._cursor.commit(self.positions)
+
+    async def commit_at(self, positions: Mapping[int, int]) -> None:
+        """Commit the cursor at `positions`: by partition, the next offset wanted."""
+        if self._cursor is None:
+            raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
+        await self._cursor.commit(positions)
+
+    async def to_arrow(self) -> pyarrow.Table:
+        """Everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        from laminar.client.consume.tables import arrow_table
+
+        if self._follow:
+            raise ConfigError("to_arrow of a reader that follows has no end", code="endless", field="follow")
+        return arrow_table([batch async for batch in self.batches()])
+
+    async def to_polars(self) -> polars.DataFrame:
+        from laminar.client.consume.tables import polars_frame
+
+        return polars_frame(await self.to_arrow())
+
+    async def to_pandas(self) -> pandas.DataFrame:
+        from laminar.client.consume.tables import pandas_frame
+
+        return pandas_frame(await self.to_arrow())
+
+    async def pause(self) -> None:
+        """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
+        for partition in self.positions:
+            self._fetchers.drop(partition)
+        self._unfinished = None
+        self._paused = self._begun
+
+    async def close(self) -> None:
+        """Stop fetching. Idempotent."""
+        self._unfinished = None
+        self._paused = False
+        await self._fetchers.close()
+
+    # -- the queue -----------------------------------------------------------------------------
+
+    async def _take_batches(self) -> AsyncIterator[ReadBatch[T]]:
+        try:
+            while (batch := await self._take()) is not None:
+                yield batch
+        finally:
+            # Not more than that: a loop that broke off ends here late, when the next one is going on already.
+            if self._fetchers.over:
+                await self._fetchers.close()
+
+    async def _take(self) -> ReadBatch[T] | None:
+        if not self._begun:
+            await self._begin()
+        if self._paused:
+            self._paused = False
+            for partition, position in self.positions.items():
+                end = self.ends.get(partition)
+                if end is None or position < end:
+                    self._fetchers.add(partition, position, end)
+        batch, self._unfinished = self._unfinished, None
+        if batch is not None and self.positions[batch.partition] < batch.next_offset:
+            return batch.rest(self.positions[batch.partition])
+        return await self._fetchers.take()
+
+    async def _begin(self) -> None:
+        """Find where to start and where to end, then start a fetcher per partition."""
+        if self._begun:
+            return
+        self._begun = True
+        places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
+        partitions = list(range(len(places.places))) if self._wanted is None else self._wanted
+        named = [*partitions, *self._start] if isinstance(self._start, Mapping) else partitions
+        beyond = [each for each in named if not 0 <= each < len(places.places)]
+        if beyond:
+            raise ConfigError(
+                f"{self._topic} has {len(places.places)} partitions, not {beyond[0]}",
+                code="no_partition",
+                field="partitions",
+                value=beyond[0],
+                limit=len(places.places) - 1,
+            )
+        starts = await self._starts(partitions)
+        ends: list[int | None] = [None] * len(partitions)
+        if not self._follow:
+            ends = list(await asyncio.gather(*(self._offset_at(each, "latest") for each in partitions)))
+        for partition, end in zip(partitions, ends, strict=True):
+            start = starts[partition]
+            self.positions[partition] = start
+            if end is not None:
+                self.ends[partition] = end
+                if start >= end:
+                    continue
+            self._fetchers.add(partition, start, end)
+
+    async def _starts(self, partitions: list[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        if self._cursor is not None:
+            found = {key: value for key, value in (await self._cursor.load()).items() if key in partitions}
+        if isinstance(self._start, Mapping):
+            for partition, offset in self._start.items():
+                found.setdefault(int(partition), int(offset))
+            at = "earliest"
+        else:
+            at = start_parameter(self._start, now_ms=time.time_ns() // 1_000_000)
+        missing = [each for each in partitions if each not in found]
+        offsets = await asyncio.gather(*(self._offset_at(each, at) for each in missing))
+        return found | dict(zip(missing, offsets, strict=True))
+
+    async def _offset_at(self, partition: int, at: str) -> int:
+        return await self._session.offset_at(self._topic, partition, at, timeout_s=self._timeout_s)
+
+    def _skipped(self, partition: int, offset: int, earliest: int) -> None:
+        """Records from `offset` to `earliest` are passed over: who has handed out all before stands there."""
+        self.skipped.append((partition, offset, earliest))
+        if self.positions[partition] == offset:
+            self.positions[partition] = earliest

@@ -1,0 +1,447 @@
+"""A member of a group of consumers, on an event loop: what it may read, and how that is handed over.
+
+Two tasks go on beside the reader. One tells the group's roster every second that this member is there, and
+hears who else is. The other owns what `policy.assignment` says it should: a partition that it is to give up
+is read no further, and given back when what was handed out of it is committed; one that it is to read is
+claimed as soon as it is free. Whoever dies has its partitions taken when its session is over.
+
+What a member reads it owns in the partition's log, and a commit by who does not is refused there. A member
+that could not renew its session stops handing out records before others may take it for dead, and goes on
+under a new name with what it can take back: so nobody hands out what another has committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Generic, Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
+from laminar.client.consume.partition_leases import ATTEMPT_TIMEOUT_S, Lease, Leases
+from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
+from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.assignment import Place, Roster, moves, wanted
+from laminar.client.records import ReadBatch, Record
+
+T = TypeVar("T")
+
+Mode = Literal["clustering", "broadcast"]
+
+SESSION_S = 6.0
+HANDOVER_S = 30.0
+RENEW_S = 1.0
+RETRY_S = 0.1
+# How often somebody looks who waits for a partition that another gives up.
+LOOK_S = 0.2
+STEP_TIMEOUT_S = 2.0
+_NOT_NOW = (Unavailable, OutcomeUnknown)
+
+
+class Subscription(Generic[T]):
+    """``async with topic.subscribe(group="billing") as records: async for record in records: ...``.
+
+    The clean end of the block commits what the loop's body has seen; every end gives the partitions back.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        *,
+        group: str,
+        mode: Mode,
+        member: str | None,
+        start: str,
+        decode: Callable[[bytes], T],
+        session_s: float,
+        handover_s: float,
+        on_expired: OnExpired,
+        on_damage: OnDamage = "error",
+        fetch_bytes: int = FETCH_BYTES,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+    ) -> None:
+        if mode not in ("clustering", "broadcast"):
+            raise ConfigError(f"there is no mode {mode!r}", code="bad_mode", field="mode", value=mode)
+        if mode == "broadcast" and member is None:
+            raise ConfigError(
+                "a member of a broadcast has a name, under which it goes on",
+                code="no_member",
+                field="member",
+                hint="subscribe(mode='broadcast', member=NAME)",
+            )
+        self.group = group
+        self.mode: Mode = mode
+        self.member = member
+        self._session = session
+        self._topic = topic
+        self._start = start
+        self._session_s = session_s
+        self._handover_s = handover_s
+        cursor = group if mode == "clustering" else f"{group}.{member}"
+        self._cursor = Leases(session, topic, cursor)
+        self._fetchers: Fetchers[T] = Fetchers(
+            session,
+            topic,
+            decode=decode,
+            follow=True,
+            endless=True,
+            cursor=cursor,
+            on_expired=on_expired,
+            on_damage=on_damage,
+            fetch_bytes=fetch_bytes,
+            read_ahead_bytes=read_ahead_bytes,
+            skipped=self._skipped,
+        )
+        self._leases: dict[int, Lease] = {}
+        # Owned no more, with records handed out that were not committed: partition, committed, seen.
+        self._lost: list[tuple[int, int, int]] = []
+        self._id = ""
+        # Names that this member had, which own nothing any more as soon as it owns all under its own.
+        self._former: set[str] = set()
+        # Since when the loop's body waits for its next record, by the monotonic clock.
+        self._waits_since_s: float | None = None
+        self._partitions = 0
+        self._roster = Roster(members=frozenset())
+        self._valid_until_s = 0.0
+        self._looks_at_s = 0.0
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._records: AsyncIterator[Record[T]] | None = None
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """What this member reads now."""
+        return frozenset(self._leases)
+
+    async def __aenter__(self) -> Subscription[T]:
+        places = await self._session.topic_map(self._topic)
+        self._partitions = len(places.places)
+        self._rename()
+        await self._renew(timeout_s=self._session.timeout_s)
+        with contextlib.suppress(*_NOT_NOW):
+            await self._move()
+        self._tasks = [
+            self._session.loop.create_task(work) for work in (self._keep_renewing(), self._keep_moving())
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                await self.commit()
+        finally:
+            await self.close()
+
+    def _check_entered(self) -> None:
+        """ConfigError before `with`: nobody would renew the membership, so no partition would ever come."""
+        if not self._tasks:
+            raise ConfigError(
+                f"the subscription to {self._topic} by group {self.group} is not open",
+                code="not_open",
+                hint="`with topic.subscribe(...) as records: for record in records: ...`, or `async with`",
+            )
+
+    def __aiter__(self) -> AsyncIterator[Record[T]]:
+        self._check_entered()
+        # One for all loops: the rest of a batch that a loop broke off in is the next loop's.
+        if self._records is None:
+            self._records = self._iterate()
+        return self._records
+
+    async def _iterate(self) -> AsyncIterator[Record[T]]:
+        try:
+            while True:
+                lease, batch = await self.take()
+                for record in batch.records():
+                    if not self.may_hand_out(lease) and not await self.still_owned(lease):
+                        break
+                    lease.seen = record.offset + 1
+                    yield record
+        finally:
+            self._records = None
+
+    async def batches(self) -> AsyncIterator[ReadBatch[T]]:
+        """The records batch-wise, without an object per record."""
+        self._check_entered()
+        while True:
+            lease, batch = await self.take()
+            if self.may_hand_out(lease) or await self.still_owned(lease):
+                lease.seen = batch.next_offset
+                yield batch
+
+    async def commit(self) -> None:
+        """Commit the cursor at the records handed out so far.
+
+        Raises `Fenced`, once, where partitions were taken from this member with records that it had handed
+        out and not committed: others read these again. All else is committed then, and reading goes on.
+        """
+        due = [lease for lease in self._leases.values() if lease.seen > lease.committed]
+        failures = await asyncio.gather(*(self._commit(lease) for lease in due), return_exceptions=True)
+        self._wake.set()
+        for failure in failures:
+            if isinstance(failure, BaseException):
+                raise failure
+        if self._lost:
+            lost, self._lost = self._lost, []
+            numbers = ", ".join(str(partition) for partition, _, _ in lost)
+            raise Fenced(
+                f"partitions {numbers} of {self._topic} were taken from this member of {self.group!r} before "
+                f"{sum(seen - committed for _, committed, seen in lost)} records were committed",
+                code="fenced",
+                field="partitions",
+                value=numbers,
+                hint="another member reads these again; this one goes on with what it owns",
+            )
+
+    async def _commit(self, lease: Lease) -> None:
+        try:
+            await self._cursor.move(lease, lease.seen)
+        except (Fenced, PreconditionFailed) as error:
+            self._lose(lease, error)
+
+    async def close(self) -> None:
+        """Stop reading, and give back what is owned, as it was committed last. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.remove_done_callback(self._ended)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fetchers.close()
+        leases, self._leases = list(self._leases.values()), {}
+        handed = (self._cursor.hand(lease, "", timeout_s=STEP_TIMEOUT_S) for lease in leases)
+        await asyncio.gather(*handed, return_exceptions=True)
+        if tasks:
+            # Who can't say so is missed when its session is over.
+            with contextlib.suppress(Error):
+                await self._session.call("DELETE", self._member_path(), timeout_s=STEP_TIMEOUT_S)
+
+    # -- what may be handed out ----------------------------------------------------------------
+
+    async def take(self) -> tuple[Lease, ReadBatch[T]]:
+        """The next batch, as soon as there is one. It is on its way to the loop's body from now on."""
+        while True:
+            self._waits_since_s = time.monotonic()
+            try:
+                batch = await self._fetchers.take()
+            finally:
+                self._waits_since_s = None
+            assert batch is not None, "an endless reader ended"
+            lease = self._leases[batch.partition]
+            if batch.start_offset == lease.seen:
+                lease.handed = batch.next_offset
+                return lease, batch
+            # The one before did not arrive: who waited for it was interrupted. It is read again.
+            self._fetchers.drop(lease.partition)
+            lease.handed = lease.seen
+            self._fetchers.add(lease.partition, lease.seen)
+
+    def may_hand_out(self, lease: Lease) -> bool:
+        """Whether nobody else can own the lease's partition at this moment."""
+        if self.mode == "broadcast":
+            return lease.valid
+        return lease.valid and lease.owner == self._id and time.monotonic() < self._valid_until_s
+
+    async def still_owned(self, lease: Lease) -> bool:
+        """Wait until it is sure who owns it; whether it is still us."""
+        while lease.valid and not self.may_hand_out(lease):
+            self._changed.clear()
+            if self._fetchers.failure is not None:
+                raise self._fetchers.failure
+            await self._changed.wait()
+        return lease.valid
+
+    def _skipped(self, partition: int, offset: int, earliest: int) -> None:
+        lease = self._leases.get(partition)
+        if lease is not None and lease.handed == offset:
+            if lease.seen == offset:
+                lease.seen = earliest
+            lease.handed = earliest
+
+    # -- being there ---------------------------------------------------------------------------
+
+    def _rename(self) -> None:
+        self._id = f"{self.member}.{secrets.token_hex(8)}" if self.member else secrets.token_hex(8)
+
+    def _member_path(self, member: str = "") -> str:
+        group, member = quote(self.group, safe=""), quote(member or self._id, safe="")
+        return f"{topic_path(self._topic)}/groups/{group}/members/{member}"
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            # Who gets no answer for half a session asks again at once, before others may take it for dead:
+            # then it must take a new name, for which all partitions are drawn anew.
+            while True:
+                try:
+                    await self._renew(timeout_s=self._session_s / 2)
+                    break
+                except _NOT_NOW:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _renew(self, *, timeout_s: float) -> None:
+        if 0 < self._valid_until_s <= time.monotonic() and self.mode == "clustering":
+            # Others may take us for dead, and be about to take what we own: not from who has a new name.
+            self._former.add(self._id)
+            self._rename()
+            self._valid_until_s = 0.0
+        asked_s = time.monotonic()
+        answer = await self._session.call(
+            "PUT",
+            self._member_path(),
+            body=msgspec.json.encode({"mode": self.mode, "session_ms": int(self._session_s * 1000)}),
+            headers={"Content-Type": "application/json"},
+            timeout_s=timeout_s,
+            attempt_timeout_s=max(ATTEMPT_TIMEOUT_S, self._session_s / 4),
+        )
+        document = answer.json()
+        members = frozenset(str(each["member"]) for each in document["members"])
+        roster = Roster(members=members, forming=bool(document["forming"]))
+        # Counted from before it was asked for: it ends here before it ends there.
+        self._valid_until_s = asked_s + self._session_s
+        if roster != self._roster:
+            self._roster = roster
+            self._wake.set()
+        self._changed.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Renewing and moving go on for ever: one that ended met what nobody can mend here."""
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._fetchers.fail(failure)
+            self._changed.set()
+
+    # -- owning --------------------------------------------------------------------------------
+
+    async def _keep_moving(self) -> None:
+        while True:
+            waits = False
+            self._wake.clear()
+            with contextlib.suppress(*_NOT_NOW):
+                waits = await self._move()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if waits else RENEW_S):
+                    await self._wake.wait()
+
+    async def _move(self) -> bool:
+        """One step towards owning what this member should; whether something is waited for."""
+        if time.monotonic() >= self._valid_until_s:
+            return False
+        me, roster = self._id, self._roster
+        wants = frozenset(range(self._partitions))
+        if self.mode == "clustering":
+            await asyncio.gather(*(self._own_again(lease) for lease in list(self._leases.values())))
+            await self._leave_as_former()
+            wants = wanted(me, self._topic, self._partitions, roster)
+        places: dict[int, Place] = {}
+        now_s = time.monotonic()
+        if wants - self._leases.keys() or now_s >= self._looks_at_s or self.mode == "broadcast":
+            places = await self._cursor.places(timeout_s=STEP_TIMEOUT_S)
+            self._looks_at_s = now_s + self._session_s
+        if self.mode == "broadcast":
+            for lease in list(self._leases.values()):
+                if places.get(lease.partition, Place()).owner != me:
+                    self._lose(lease, None)
+            claims = {each: places.get(each, Place()).owner for each in wants - self._leases.keys()}
+            waits = False
+        else:
+            # A claim whose answer was lost may have made it ours: nobody else can give it back.
+            strays = {each for each, place in places.items() if place.owner == me} - self._leases.keys()
+            plan = moves(me, held=self._leases, wants=wants | strays, places=places, roster=roster)
+            claims, waits = dict(plan.claim), plan.waits
+            self._leave(plan.give_up)
+        steps = [self._claim(each, places.get(each, Place()), owner, me) for each, owner in claims.items()]
+        steps += [
+            self._give_back(lease) for lease in list(self._leases.values()) if lease.leaving_s is not None
+        ]
+        await asyncio.gather(*steps)
+        return waits or len(claims) > 0 or any(lease.leaving_s for lease in self._leases.values())
+
+    def _leave(self, give_up: frozenset[int]) -> None:
+        """Read no further what is to be given up; and read on what is not, after all."""
+        for partition, lease in self._leases.items():
+            if partition in give_up and lease.leaving_s is None:
+                lease.leaving_s = time.monotonic()
+                self._fetchers.drop(partition)
+            elif partition not in give_up and lease.leaving_s is not None:
+                lease.leaving_s = None
+                self._fetchers.add(partition, lease.handed)
+
+    async def _claim(self, partition: int, place: Place, owner: str, me: str) -> None:
+        wanted_from = Place(position=place.position, owner=owner)
+        lease = await self._cursor.claim(
+            partition, wanted_from, me=me, start=self._start, timeout_s=STEP_TIMEOUT_S
+        )
+        if lease is not None:
+            self._leases[partition] = lease
+            self._fetchers.add(partition, lease.handed)
+
+    async def _give_back(self, lease: Lease) -> None:
+        """When what was handed out is committed, or was not for too long.
+
+        Who waits for its next record can't commit the last, if there is nobody else to do it: that is not
+        waited for longer than for one that died.
+        """
+        assert lease.leaving_s is not None
+        until_s = lease.leaving_s + self._handover_s
+        if self._waits_since_s is not None:
+            until_s = min(until_s, max(self._waits_since_s, lease.leaving_s) + self._session_s)
+        if lease.committed < lease.handed and time.monotonic() < until_s:
+            return
+        try:
+            await self._cursor.hand(lease, "", timeout_s=STEP_TIMEOUT_S)
+        except (Fenced, PreconditionFailed) as error:
+            self._lose(lease, error)
+        except _NOT_NOW:
+            return
+        else:
+            self._lose(lease, None)
+
+    async def _leave_as_former(self) -> None:
+        """Nobody waits for a member that is there under another name."""
+        for name in self._former - {lease.owner for lease in self._leases.values()}:
+            self._former.discard(name)
+            with contextlib.suppress(Error):  # then it is missed when its session is over
+                await self._session.call("DELETE", self._member_path(name), timeout_s=ATTEMPT_TIMEOUT_S)
+
+    async def _own_again(self, lease: Lease) -> None:
+        """Under our new name, if we have one since it was claimed."""
+        if lease.owner == self._id:
+            return
+        try:
+            await self._cursor.hand(lease, self._id, timeout_s=STEP_TIMEOUT_S)
+        except (Fenced, PreconditionFailed) as error:
+            self._lose(lease, error)
+        except _NOT_NOW:
+            return
+        self._changed.set()
+
+    def _lose(self, lease: Lease, error: Error | None) -> None:
+        """It is not ours any more."""
+        if self._leases.get(lease.partition) is not lease:
+            return
+        lease.valid = False
+        del self._leases[lease.partition]
+        self._fetchers.drop(lease.partition)
+        if lease.seen > lease.committed:
+            self._lost.append((lease.partition, lease.committed, lease.seen))
+        if self.mode == "broadcast":
+            taken = Fenced(
+                f"another reads {self._topic} as member {self.member!r} of {self.group!r}",
+                code="fenced",
+                field="member",
+                value=self.member,
+            )
+            taken.__cause__ = error
+            self._fetchers.fail(taken)
+        self._changed.set()

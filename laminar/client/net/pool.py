@@ -1,0 +1,106 @@
+"""The client's connections by URL: which is used for what, and when one is opened or let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from laminar.client.net.shared_port import SharedPorts
+from laminar.http.client.connection import ClientConnection, open_connection
+from laminar.http.protocol.answer import Answer, Buffer
+
+
+class Pool:
+    """Connections by URL: one shared for pipelined appends, others leased for one request each."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout_s: float,
+        idle_s: float,
+        shared_ports: SharedPorts | None = None,
+    ) -> None:
+        self._loop = loop
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_s = idle_s
+        self._shared_ports = shared_ports
+        self._shared: dict[str, ClientConnection] = {}
+        self._opening: dict[str, asyncio.Task[ClientConnection]] = {}
+        self._idle: dict[str, list[ClientConnection]] = {}
+        self._all: set[ClientConnection] = set()
+        self.opened = 0
+
+    async def open(self, url: str) -> ClientConnection:
+        """A new connection; ConnectionFailed (not sent) if there is none to be had."""
+        place = None if self._shared_ports is None else await self._shared_ports.place(url)
+        if place is None:
+            connection = await open_connection(url, timeout_s=self._connect_timeout_s)
+        else:
+            connection = await open_connection(
+                place.url, timeout_s=self._connect_timeout_s, shard=(place.shard, place.shards)
+            )
+        self.opened += 1
+        self._all = {each for each in self._all if not each.lost.done()}
+        self._all.add(connection)
+        return connection
+
+    def shared_nowait(self, url: str) -> ClientConnection | None:
+        """The pipelining connection to `url`, if it is open."""
+        connection = self._shared.get(url)
+        return None if connection is None or connection.closed else connection
+
+    async def shared(self, url: str) -> ClientConnection:
+        """The pipelining connection to `url`; opened by the first who asks, awaited by all."""
+        connection = self.shared_nowait(url)
+        if connection is not None:
+            return connection
+        opening = self._opening.get(url)
+        if opening is None:
+            opening = self._opening[url] = self._loop.create_task(self.open(url))
+            opening.add_done_callback(lambda _: self._opening.pop(url, None))
+        connection = await asyncio.shield(opening)
+        self._shared[url] = connection
+        return connection
+
+    async def ask(
+        self,
+        url: str,
+        head: bytes,
+        body: Sequence[Buffer] = (),
+        *,
+        timeout_s: float,
+        bodyless: bool = False,
+    ) -> Answer:
+        """One request on a connection of its own; ConnectionFailed if no answer came."""
+        connection = self._idle_connection(url) or await self.open(url)
+        answer = await connection.ask(head, body, timeout_s=timeout_s, bodyless=bodyless)
+        if not connection.closed:
+            self._idle.setdefault(url, []).append(connection)
+        return answer
+
+    def _idle_connection(self, url: str) -> ClientConnection | None:
+        idle = self._idle.get(url)
+        while idle:
+            connection = idle.pop()
+            if connection.closed:
+                continue
+            if self._loop.time() - connection.idle_since > self._idle_s:
+                # A server may close what idles; better we, than between its close and our write.
+                connection.abort("idle")
+                continue
+            return connection
+        return None
+
+    async def close(self) -> None:
+        """Drop every connection, and wait until the loop has let go of them."""
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        for connection in self._all:
+            connection.abort("the client was closed")
+        await asyncio.gather(
+            *self._opening.values(), *(each.lost for each in self._all), return_exceptions=True
+        )
+        self._all.clear()
+        self._idle.clear()
+        self._shared.clear()

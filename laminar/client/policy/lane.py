@@ -1,0 +1,299 @@
+"""One partition's batches on their way, as pure objects: what waits, flies, and comes again.
+
+A `Pending` is a batch from its first record to its receipt; a `Lane` is a partition's queue of
+them. The rules they keep are those at the head of `window`, whose `Outbox` is the only
+one to use them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from laminar.client.errors import Error, Undelivered
+from laminar.client.records import Receipt
+
+T = TypeVar("T")
+# The server remembers this many batches of a producer; more without a receipt could not be sent again.
+MOST_FLYING = 64
+
+
+def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | None]:
+    """`column` with `cell` behind `before` cells, of which the missing ones are None."""
+    if column is None:
+        column = []
+    column.extend([None] * (before - len(column)))
+    column.append(cell)
+    return column
+
+
+def padded(column: list[T | None] | None, count: int) -> list[T | None] | None:
+    """`column` with None for the records at its end that have no such cell."""
+    if column is not None:
+        column.extend([None] * (count - len(column)))
+    return column
+
+
+class Pending:
+    """A batch on its way: its records, then its receipt or error.
+
+    ``values`` and ``keys`` are parallel; the other columns are None until a record has one.
+    `settled` turns true once, before the callbacks run. `term` is that of the leader which accepted the batch
+    without a promise, -1 if none did; `first_number` and `last_number` are its user's, 0 if he gave none.
+    """
+
+    __slots__ = (
+        "attempts",
+        "base_offset",
+        "callbacks",
+        "deadline_ms",
+        "epoch",
+        "error",
+        "first_number",
+        "headers",
+        "keyed",
+        "keys",
+        "last_number",
+        "maybe_applied",
+        "partition",
+        "replicas",
+        "sent_ms",
+        "sequence",
+        "settled",
+        "size_bytes",
+        "synced",
+        "tags",
+        "term",
+        "timestamps",
+        "under_way",
+        "values",
+    )
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.values: list[bytes] = []
+        self.keys: list[bytes | None] = []
+        self.keyed = False
+        self.tags: list[str | None] | None = None
+        self.headers: list[Mapping[str, bytes] | None] | None = None
+        self.timestamps: list[int | None] | None = None
+        self.size_bytes = 0
+        self.deadline_ms = -1
+        self.sequence = -1
+        self.epoch = 0
+        self.attempts = 0
+        self.sent_ms = -1
+        self.under_way = False
+        self.maybe_applied = False
+        self.settled = False
+        self.error: Error | None = None
+        self.base_offset = -1
+        self.term = -1
+        self.first_number = 0
+        self.last_number = 0
+        self.replicas = 0
+        self.synced = False
+        self.callbacks: list[Callable[[], None]] = []
+
+    def receipt(self, position: int) -> Receipt:
+        """The receipt of the record at `position`, or its error raised; only once settled."""
+        if self.error is not None:
+            raise self.error
+        assert self.settled, "asked for a receipt before the batch was settled"
+        offset = self.base_offset + position if self.base_offset >= 0 else -1
+        return Receipt(self.partition, offset, self.replicas, self.synced)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once settled; it may be called twice, and from either thread.
+
+        The list is looked at again after the append, so no lock is needed between the thread
+        that asks and the one that settles.
+        """
+        self.callbacks.append(callback)
+        if self.settled:
+            callback()
+
+    def settle(self, error: Error | None = None) -> None:
+        assert not self.settled, f"batch {self.sequence} of partition {self.partition} settled twice"
+        self.error = error
+        self.settled = True
+        for callback in self.callbacks:
+            callback()
+
+    def undelivered(self) -> list[Undelivered]:
+        assert self.error is not None
+        outcome = "unknown" if self.maybe_applied else "not_applied"
+        return [
+            Undelivered(value, key, self.partition, outcome, self.error)
+            for value, key in zip(self.values, self.keys, strict=True)
+        ]
+
+
+class Lane:
+    """One partition's batches, from the open one to those in flight.
+
+    `flying` are those that were sent, oldest first: under way, or accepted and not known to be durable.
+    `term` is the newest of this partition's leaders that was heard of.
+    """
+
+    __slots__ = (
+        "closed",
+        "doubtful",
+        "epoch",
+        "error",
+        "flying",
+        "next_sequence",
+        "open",
+        "partition",
+        "recovering",
+        "renumber",
+        "resume_ms",
+        "term",
+        "under_way",
+    )
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.open: Pending | None = None
+        self.closed: deque[Pending] = deque()
+        self.flying: deque[Pending] = deque()
+        self.doubtful: list[Pending] = []  # given up by `_renumber`, for the outbox to settle
+        self.under_way = 0
+        self.next_sequence = 0
+        self.epoch = 0
+        self.recovering = False
+        self.renumber = False
+        self.resume_ms = 0
+        self.term = 0
+        self.error: Error | None = None
+
+    def idle(self) -> bool:
+        return self.open is None and not self.closed and not self.flying
+
+    def close_open(self) -> None:
+        """The open batch takes no more records."""
+        if self.open is not None:
+            self.closed.append(self.open)
+            self.open = None
+
+    def take(self, *, now_ms: int, window: int, partial_window: int) -> Pending | None:
+        """The next batch to send, or None: nothing there, no slot free, or a pause.
+
+        A batch that is not full goes out only while fewer than `partial_window` are in flight:
+        what waits meanwhile is joined, and the server does one append for many records.
+        """
+        if self.recovering and not self._recovered(now_ms=now_ms):
+            return None
+        if self.under_way >= window or len(self.flying) >= MOST_FLYING:
+            return None
+        if self.closed:
+            pending = self.closed.popleft()
+        elif self.open is not None and self.under_way < partial_window:
+            pending = self.open
+            self.open = None
+        else:
+            return None
+        if pending.sequence < 0:
+            pending.sequence = self.next_sequence
+            pending.epoch = self.epoch
+            self.next_sequence += 1
+        pending.attempts += 1
+        pending.term = -1
+        pending.sent_ms = now_ms
+        pending.under_way = True
+        self.flying.append(pending)
+        self.under_way += 1
+        return pending
+
+    def _recovered(self, *, now_ms: int) -> bool:
+        """Whether sending may go on; if so, all without a receipt is in `closed` again."""
+        if self.under_way or now_ms < self.resume_ms:
+            return False
+        if self.renumber:
+            self._renumber()
+        self.closed.extendleft(reversed(self.flying))
+        self.flying.clear()
+        self.recovering = False
+        return True
+
+    def _renumber(self) -> None:
+        """Go on under the next epoch, without those whose outcome is unknown."""
+        self.renumber = False
+        self.epoch += 1
+        self.next_sequence = 0
+        for queue in (self.flying, self.closed):
+            for pending in list(queue):
+                if pending.maybe_applied:
+                    queue.remove(pending)
+                    self.doubtful.append(pending)
+                else:
+                    pending.sequence = -1
+
+    def answered(self, pending: Pending) -> bool:
+        """A request of `pending` ended; False if the batch had been given up meanwhile."""
+        assert pending.under_way, f"batch {pending.sequence} was not under way"
+        pending.under_way = False
+        self.under_way -= 1
+        return not pending.settled
+
+    def accepted(self, pending: Pending, *, term: int) -> None:
+        """A leader took `pending`, and promised nothing."""
+        pending.term = term
+        pending.maybe_applied = True
+        if term < self.term:
+            self.hold(until_ms=0)  # another leads since: it may be lost
+
+    def heard(self, term: int) -> None:
+        """An answer came in `term`: what an older leader accepted may be lost with it, and is sent again."""
+        if term > self.term:
+            self.term = term
+            if any(0 <= each.term < term for each in self.flying):
+                self.hold(until_ms=0)
+
+    def durable(self, term: int, committed: int) -> list[Pending]:
+        """Take out what is durable if, in `term`, all before offset `committed` is."""
+        found: list[Pending] = []
+        while self.flying:
+            first = self.flying[0]
+            if first.under_way or first.term != term or first.base_offset + len(first.values) > committed:
+                break
+            found.append(self.flying.popleft())
+        return found
+
+    def all_accepted(self) -> bool:
+        """Whether everything that was sent is in the log of some leader."""
+        return not (self.under_way or self.closed or self.open is not None or self.recovering)
+
+    def first_number(self) -> int:
+        """The lowest of the user's numbers that waits here, 0 if none does."""
+        for queue in (self.flying, self.closed):
+            if queue:
+                return queue[0].first_number
+        return self.open.first_number if self.open is not None else 0
+
+    def hold(self, *, until_ms: int) -> None:
+        """Stop sending; resend once everything under way has ended and `until_ms` is past."""
+        self.recovering = True
+        self.resume_ms = max(self.resume_ms, until_ms)
+
+    def waits_since_ms(self) -> int | None:
+        """When the oldest request that is under way was sent; None if none is."""
+        return min((each.sent_ms for each in self.flying if each.under_way), default=None)
+
+    def is_first(self, pending: Pending) -> bool:
+        """Whether nothing sent before `pending` still lacks a receipt."""
+        return bool(self.flying) and self.flying[0] is pending
+
+    def drop(self, pending: Pending) -> None:
+        """Forget a batch that is settled or about to be."""
+        for queue in (self.flying, self.closed):
+            if pending in queue:
+                queue.remove(pending)
+                return
+        if self.open is pending:
+            self.open = None
+
+    def waiting(self) -> list[Pending]:
+        """Everything without a receipt, in order."""
+        return [*self.flying, *self.closed, *([self.open] if self.open is not None else [])]

@@ -1,0 +1,523 @@
+"""Appends by datagram: one small batch out, its receipt back, and no connection kept.
+
+For programs that append a little now and then, in great number: sensors, logs. Each partition has one batch
+on its way; what is appended meanwhile waits, and leaves together with the next, up to what a datagram holds.
+A datagram is sent again until it is answered. The node knows it again by the producer's id and the sequence,
+so it is appended once, and the receipt is the first one's.
+
+When nobody answers until the deadline, a copy may still be under way, so nobody knows the outcome. Whatever
+has no receipt, the next batch begins a new epoch of the producer: an old copy that comes later is refused, or
+was appended before; it can't be taken for the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import urlsplit
+
+from laminar.batch import BatchError, build
+from laminar.client.codecs import Codec, not_bytes
+from laminar.client.errors import ConfigError, Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_answer
+from laminar.client.records import Receipt
+from laminar.http.api.problems import CODES
+from laminar.wire.datagram import NUMBER_BYTES, Answer, Forged, Keys, Leader, Question, room_bytes
+from laminar.wire.datagram import Receipt as Placed
+from laminar.wire.key_route import Route
+
+T = TypeVar("T")
+
+Address = tuple[str, int]
+
+# Before a datagram is sent again: a commit takes some milliseconds, an election a second or two.
+RESEND_MS = 200
+LONGEST_RESEND_MS = 1_000
+# So many copies without an answer, and another node is asked.
+SILENT_COPIES = 2
+
+
+class _Forgotten(Exception):
+    """The partition remembers too many newer producers, or this one idled for days.
+
+    What came before has its receipts, and of this batch there was one copy, which was refused just now: so it
+    may begin the next epoch.
+    """
+
+
+class _Record:
+    """One record on its way."""
+
+    __slots__ = ("deadline", "future", "headers", "key", "sent", "tag", "timestamp_ms", "value")
+
+    def __init__(
+        self,
+        value: bytes,
+        key: bytes | None,
+        tag: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_ms: int | None,
+        *,
+        deadline: float,
+        future: asyncio.Future[Receipt],
+    ) -> None:
+        self.value = value
+        self.key = key
+        self.tag = tag
+        self.headers = headers
+        self.timestamp_ms = timestamp_ms
+        self.deadline = deadline
+        self.future = future
+        self.sent = False  # perhaps
+
+
+class _Lane:
+    """One partition's records, and where its leader is. `last` is what came of the copy sent last."""
+
+    __slots__ = ("address", "epoch", "flying", "last", "partition", "queue", "sequence", "task")
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.queue: deque[_Record] = deque()
+        self.flying: list[_Record] = []
+        self.last = "nothing was sent"
+        self.task: asyncio.Task[None] | None = None
+        self.epoch = 0
+        self.sequence = 0
+        self.address: Address | None = None
+
+
+class Datagrams(Generic[T]):
+    """Appends to one topic by datagram: ``async with topic.datagrams() as datagrams``.
+
+    Made by `Topic.datagrams`. A first append asks over HTTP for the topic's partitions and the nodes, once,
+    unless the partitions were given.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        codec: Codec[T] | None,
+        *,
+        secret: str | None,
+        partitions: int | None,
+        timeout: float | None,
+    ) -> None:
+        if partitions is not None and partitions < 1:
+            raise ConfigError(
+                f"partitions={partitions}", code="invalid", field="partitions", value=partitions, limit=1
+            )
+        self._session = session
+        self._topic = topic
+        self._codec = codec
+        self._timeout_s = session.timeout_s if timeout is None else timeout
+        if secret is None:
+            secret = os.environ.get("LAMINAR_SECRET", "")
+        self._keys = Keys(secret.encode())
+        self._room_bytes = room_bytes(topic)
+        self._producer_id = os.urandom(16)
+        self._partitions = partitions
+        self._beginning: asyncio.Task[list[_Lane]] | None = None
+        self._lanes: list[_Lane] = []
+        self._route: Route | None = None
+        self._spread = 0
+        self._nodes: list[Address] = []
+        self._next_node = 0
+        self._waiting: dict[bytes, asyncio.Queue[Answer]] = {}
+        self._endpoints: dict[int, asyncio.DatagramTransport] = {}
+        self._resolved: dict[Address, tuple[int, Any]] = {}
+        self._closed = False
+        self._counts = {"datagrams": 0, "resent": 0, "redirects": 0, "forged": 0}
+
+    def __repr__(self) -> str:
+        return f"<Datagrams {self._topic}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def statistics(self) -> dict[str, int]:
+        """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
+        return dict(self._counts)
+
+    # -- appending -----------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: T,
+        key: str | bytes | None = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Append one record; durable as the topic promises when this returns.
+
+        It must fit into a datagram: `Error` ``too_large`` if not. Sent again until it is answered, and never
+        doubled; `OutcomeUnknown` if the deadline passed without an answer, `TimedOut` if it was not sent.
+        """
+        raw: Any = value if self._codec is None else self._codec.encode(value)
+        if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
+            raise wrong
+        if isinstance(key, str):
+            key = key.encode()
+        timeout_s = self._timeout_s if timeout is None else timeout
+        loop = self._session.loop
+        record = _Record(
+            bytes(raw),
+            key,
+            tag,
+            headers,
+            timestamp_ms,
+            deadline=loop.time() + timeout_s,
+            future=loop.create_future(),
+        )
+        self._check_size(record)
+        last = "the topic and the nodes were asked for"
+        try:
+            async with asyncio.timeout_at(record.deadline):
+                lane = self._lane_of(await self._begun(), key, partition)
+                lane.queue.append(record)
+                if lane.task is None:
+                    lane.task = loop.create_task(self._run(lane))
+                return await record.future
+        except TimeoutError as error:
+            if isinstance(error, Error):
+                raise
+            last = lane.last if record.sent else last
+            text = f"a record for {self._topic} got no receipt within {timeout_s:g} s; last: {last}"
+            if record.sent:
+                raise OutcomeUnknown(text, code="outcome_unknown", outcome="unknown") from None
+            raise TimedOut(text, code="timed_out", retriable=True, outcome="not_applied") from None
+
+    def _check_size(self, record: _Record) -> None:
+        try:
+            size_bytes = len(self._build([record], epoch=0, sequence=0))
+        except BatchError as error:
+            raise Error(
+                str(error), code="invalid", field=error.field, value=error.value, limit=error.limit
+            ) from error
+        if size_bytes > self._room_bytes:
+            raise Error(
+                f"the record makes a batch of {size_bytes} bytes; in a datagram to {self._topic} there is "
+                f"room for {self._room_bytes}",
+                code="too_large",
+                field="record_bytes",
+                value=size_bytes,
+                limit=self._room_bytes,
+                hint="append it over HTTP",
+                outcome="not_applied",
+            )
+
+    async def _begun(self) -> list[_Lane]:
+        """The lanes, once the number of partitions is known."""
+        if self._closed:
+            raise _ended()
+        if self._lanes:
+            return self._lanes
+        if self._beginning is None or (self._beginning.done() and self._beginning.exception() is not None):
+            self._session.datagrams.add(self)
+            self._beginning = self._session.loop.create_task(self._begin())
+            self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._beginning)
+
+    async def _begin(self) -> list[_Lane]:
+        partitions = self._partitions
+        if partitions is None:
+            described = await self._session.get_json(topic_path(self._topic))
+            cluster = await self._session.get_json("/v1/cluster")
+            partitions = int(described["partitions"])
+            nodes = sorted(cluster["nodes"], key=lambda node: not node["alive"])
+            urls = [str(node["url"]) for node in nodes]
+        else:
+            urls = list(self._session.endpoints.urls)
+        self._nodes = [(parts.hostname, parts.port or 80) for parts in map(urlsplit, urls) if parts.hostname]
+        if not self._nodes:
+            raise ConfigError(
+                "datagrams need the host and port of a node", code="bad_url", field="url", value=urls
+            )
+        self._next_node = self._session.rng.randrange(len(self._nodes))
+        self._route = Route.even(partitions)
+        self._lanes = [_Lane(number) for number in range(partitions)]
+        return self._lanes
+
+    def _lane_of(self, lanes: list[_Lane], key: bytes | None, partition: int | None) -> _Lane:
+        if partition is not None:
+            if not 0 <= partition < len(lanes):
+                raise ConfigError(
+                    f"partition {partition} of {len(lanes)}",
+                    code="no_partition",
+                    field="partition",
+                    value=partition,
+                    limit=len(lanes) - 1,
+                )
+            return lanes[partition]
+        if key is not None:
+            assert self._route is not None
+            return lanes[self._route.partition_of_key(key)]
+        self._spread = (self._spread + 1) % len(lanes)
+        return lanes[self._spread]
+
+    # -- batches -------------------------------------------------------------------------------
+
+    async def _run(self, lane: _Lane) -> None:
+        """See every record of the lane to its end."""
+        try:
+            while batch := self._take(lane):
+                lane.flying = batch
+                try:
+                    placed = await self._see_to_its_end(lane, batch)
+                except Error as error:
+                    lane.epoch += 1
+                    lane.sequence = 0
+                    _fail(batch, error)
+                    continue
+                lane.sequence += 1
+                for offset, record in enumerate(batch, placed.offset):
+                    if not record.future.done():
+                        receipt = Receipt(lane.partition, offset, placed.replicas, placed.synced)
+                        record.future.set_result(receipt)
+        except Exception as error:  # noqa: BLE001  # whoever waits is told; else he would wait for ever
+            _fail([*lane.flying, *lane.queue], error)
+            lane.queue.clear()
+        finally:
+            lane.task = None
+
+    async def _see_to_its_end(self, lane: _Lane, batch: list[_Record]) -> Placed:
+        try:
+            return await self._deliver(lane, self._build(batch, epoch=lane.epoch, sequence=lane.sequence))
+        except _Forgotten:
+            lane.epoch += 1
+            lane.sequence = 0
+            return await self._deliver(lane, self._build(batch, epoch=lane.epoch, sequence=0))
+
+    def _take(self, lane: _Lane) -> list[_Record]:
+        """The next records that fit into a datagram together, without those that nobody waits for."""
+        batch: list[_Record] = []
+        while lane.queue:
+            record = lane.queue[0]
+            if not record.future.done():
+                if batch and len(self._build([*batch, record], epoch=0, sequence=0)) > self._room_bytes:
+                    break
+                record.sent = True
+                batch.append(record)
+            lane.queue.popleft()
+        return batch
+
+    def _build(self, batch: list[_Record], *, epoch: int, sequence: int) -> bytearray:
+        return build(
+            [record.value for record in batch],
+            keys=[record.key for record in batch],
+            timestamps=[record.timestamp_ms for record in batch],
+            tags=[record.tag for record in batch],
+            headers=[record.headers for record in batch],
+            producer_id=self._producer_id,
+            producer_epoch=epoch,
+            sequence=sequence,
+        )
+
+    # -- one batch until its answer ------------------------------------------------------------
+
+    async def _deliver(self, lane: _Lane, frame: bytearray) -> Placed:
+        """Send until a receipt comes.
+
+        Raises the `Error` of a refusal, `OutcomeUnknown` if nobody waits any more, `_Forgotten`.
+        """
+        number = os.urandom(NUMBER_BYTES)
+        datagram = self._keys.encode_question(Question(self._topic, lane.partition, number, frame))
+        answers = self._waiting[number] = asyncio.Queue()
+        backoff = Backoff(rng=self._session.rng, first_ms=RESEND_MS, ceiling_ms=LONGEST_RESEND_MS)
+        copies = answered = silent = redirects = 0
+        pause_s = 0.0
+        try:
+            while True:
+                answer = await _within(answers, pause_s)
+                if answer is None:
+                    if all(record.future.done() for record in lane.flying):
+                        raise OutcomeUnknown("given up", code="outcome_unknown", outcome="unknown")
+                    if copies > answered:
+                        silent += 1
+                        if silent % SILENT_COPIES == 0:
+                            lane.address = None
+                    if lane.address is None:
+                        lane.address = self._any_node()
+                    # Counted before: whether it left when sending failed is not known.
+                    copies += 1
+                    self._counts["datagrams"] += 1
+                    self._counts["resent"] += copies > 1
+                    refused = await self._send(lane.address, datagram)
+                    host, port = lane.address
+                    lane.last = refused or f"{host}:{port} did not answer"
+                    pause_s = backoff.next_ms() / 1000
+                    continue
+                answered += 1
+                body = answer.body
+                if isinstance(body, Placed):
+                    return body
+                if isinstance(body, Leader):
+                    lane.address = (body.host, body.port)
+                    lane.last = f"the leader is said to be {body.host}:{body.port}"
+                    self._counts["redirects"] += 1
+                    redirects += 1
+                    backoff.reset()
+                    # Two that name each other are not asked in turns without a pause.
+                    pause_s = 0.0 if redirects % (REDIRECTS_AT_ONCE + 1) else backoff.next_ms() / 1000
+                    continue
+                lane.last = str(body.get("detail") or body["code"])
+                if body["code"] == "unknown_producer" and lane.sequence > 0 and copies == 1:
+                    raise _Forgotten
+                pause_s = self._pause_after(lane, body, backoff, certain=copies == answered)
+        finally:
+            del self._waiting[number]
+
+    def _pause_after(
+        self, lane: _Lane, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
+    ) -> float:
+        """How long to wait before the next copy; raises where none would be answered otherwise.
+
+        `certain`: every copy was answered, so that this answer speaks for all.
+        """
+        code, wait_ms = problem["code"], problem.get("retry_after_ms")
+        verdict = judge_answer(
+            status=problem["status"],
+            code=code,
+            location=None,
+            retry_after_ms=wait_ms if isinstance(wait_ms, int) else None,
+            repeatable=True,
+        )
+        if verdict.step is Step.RETRY:
+            if verdict.stale or verdict.avoid:
+                lane.address = None
+            return max(backoff.next_ms(), verdict.wait_ms) / 1000
+        known = CODES.get(code)
+        told = ({"title": known.title, "hint": known.hint} if known is not None else {}) | dict(problem)
+        error = from_problem(problem["status"], told, asked=f"a datagram to {self._topic}/{lane.partition}")
+        if certain:
+            raise error
+        raise OutcomeUnknown(
+            f"{error.message}; an earlier copy was not answered", code="outcome_unknown", outcome="unknown"
+        ) from error
+
+    # -- sockets -------------------------------------------------------------------------------
+
+    def _any_node(self) -> Address:
+        self._next_node = (self._next_node + 1) % len(self._nodes)
+        return self._nodes[self._next_node]
+
+    async def _send(self, address: Address, datagram: bytes) -> str | None:
+        """Send a copy; why it could not be, if so."""
+        try:
+            found = self._resolved.get(address)
+            if found is None:
+                found = self._resolved[address] = await self._resolve(address)
+            family, target = found
+            transport = self._endpoints.get(family)
+            if transport is None:
+                transport = await self._open(family)
+            transport.sendto(datagram, target)
+        except OSError as error:
+            return f"{address[0]}:{address[1]}: {error}"
+        return None
+
+    async def _resolve(self, address: Address) -> tuple[int, Any]:
+        infos = await self._session.loop.getaddrinfo(*address, type=socket.SOCK_DGRAM)
+        family, _, _, _, target = infos[0]
+        return int(family), target
+
+    async def _open(self, family: int) -> asyncio.DatagramTransport:
+        transport, _ = await self._session.loop.create_datagram_endpoint(
+            lambda: _Receiver(self._received), sock=_any_port(family)
+        )
+        known = self._endpoints.setdefault(family, transport)
+        if known is not transport:
+            transport.close()  # another lane was quicker
+        return known
+
+    def _received(self, data: bytes) -> None:
+        """A datagram came in: an answer, or noise."""
+        try:
+            answer = self._keys.decode_answer(data)
+        except Forged:
+            self._counts["forged"] += 1
+            return
+        waiting = self._waiting.get(answer.number)
+        if waiting is not None:
+            waiting.put_nowait(answer)
+
+    async def close(self) -> None:
+        """Send nothing more. Idempotent; appends still waiting fail."""
+        self._closed = True
+        self._session.datagrams.discard(self)
+        tasks: list[asyncio.Task[Any]] = [lane.task for lane in self._lanes if lane.task is not None]
+        if self._beginning is not None:
+            tasks.append(self._beginning)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for lane in self._lanes:
+            text = f"closed while a record for {self._topic}/{lane.partition} was under way"
+            _fail(lane.flying, OutcomeUnknown(text, code="outcome_unknown", outcome="unknown"))
+            _fail(lane.queue, _ended())
+        for transport in self._endpoints.values():
+            transport.close()
+        self._endpoints.clear()
+
+
+class _Receiver(asyncio.DatagramProtocol):
+    """The client's end of a socket."""
+
+    def __init__(self, received: Callable[[bytes], None]) -> None:
+        self._received = received
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self._received(data)
+
+    def error_received(self, exc: Exception) -> None:
+        """A copy did not leave: it is sent again, as one that was lost."""
+
+
+def _any_port(family: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    try:
+        sock.bind(("", 0))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def _within(answers: asyncio.Queue[Answer], seconds: float) -> Answer | None:
+    """The next answer, or None when the time is over."""
+    if not answers.empty():
+        return answers.get_nowait()
+    if seconds <= 0:
+        return None
+    try:
+        async with asyncio.timeout(seconds):
+            return await answers.get()
+    except TimeoutError:
+        return None
+
+
+def _fail(records: Sequence[_Record] | deque[_Record], error: Exception) -> None:
+    for record in records:
+        if not record.future.done():
+            record.future.set_exception(error)
+
+
+def _ended() -> Unavailable:
+    return Unavailable("the datagrams' block has ended", code="client_closed", outcome="not_applied")

@@ -1,0 +1,65 @@
+"""A producer's name: how it becomes an id and an epoch, and how far those before got.
+
+The cluster counts an epoch for each that takes the name. Then the epoch begins in every partition, before
+anything is sent: from there on nobody of an older epoch writes, so what a partition answers stays true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+
+from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.resume_numbers import Numbers
+
+AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Who a producer with a name is, and what was durable of its numbers when it began."""
+
+    producer_id: bytes
+    epoch: int
+    numbers: Numbers
+
+
+async def take_name(session: Session, name: str, *, timeout_s: float | None) -> tuple[bytes, int]:
+    """The id that belongs to a name, and an epoch newer than every one before."""
+    answer = await session.call(
+        "POST",
+        "/v1/producers",
+        body=msgspec.json.encode({"name": name}),
+        # However often it is sent, and whenever it arrives, the name is taken once.
+        headers={"Content-Type": "application/json", "Idempotency-Key": secrets.token_hex(16)},
+        timeout_s=timeout_s,
+    )
+    identity = answer.json()
+    return bytes.fromhex(identity["producer"]), int(identity["epoch"])
+
+
+async def begin_named(
+    session: Session, topic: str, name: str, *, partitions: int, timeout_s: float | None
+) -> Named:
+    """Take the name over. Raises `Fenced` if another took it meanwhile, or as `Session.call` does."""
+    producer_id, epoch = await take_name(session, name, timeout_s=timeout_s)
+    places = await session.topic_map(topic, timeout_s=timeout_s)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def begin(partition: int) -> tuple[int, int]:
+        async with turns:
+            told = await session.call(
+                "PUT",
+                f"{topic_path(topic)}/partitions/{partition}/producers/{producer_id.hex()}?epoch={epoch}",
+                first=places.leader(partition),
+                timeout_s=timeout_s,
+            )
+        progress = told.json()
+        return int(progress["checkpoint"]), int(progress["floor"])
+
+    told = await asyncio.gather(*(begin(partition) for partition in range(partitions)))
+    floor = max((floor for _, floor in told), default=0)
+    return Named(producer_id, epoch, Numbers([checkpoint for checkpoint, _ in told], floor=floor))

@@ -1,0 +1,498 @@
+"""The engine under every append: takes batches from an outbox and sees each to its end.
+
+One `Sender` per producer (and one per topic for plain appends). It runs on the session's loop
+by callbacks, without a task per batch; the decisions are the outbox's and `policy.retry`'s. It is
+used by the async producer on the loop and by the sync one from other threads, which meet it
+only in `wake` and under the outbox's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from laminar.batch import BatchError, build
+from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.net.session import (
+    ATTEMPT_TIMEOUT_S,
+    BATCH_TYPE,
+    Session,
+    judged,
+    now_ms,
+    origin_of,
+    topic_path,
+)
+from laminar.client.policy.lane import MOST_FLYING, Lane, Pending, padded
+from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
+from laminar.client.policy.window import Outbox
+from laminar.client.produce.leader_watchdog import Silence
+from laminar.http.protocol.answer import Answer, ConnectionFailed
+
+
+class _Placed(msgspec.Struct):
+    partition: int
+    offset: int
+    count: int
+
+
+class _Durable(msgspec.Struct):
+    replicas: int = 0
+    synced: bool = False
+
+
+class _AppendAnswer(msgspec.Struct):
+    placed: list[_Placed]
+    durable: _Durable = msgspec.field(default_factory=_Durable)
+
+
+class _Accepted(msgspec.Struct):
+    """A batch that a leader has, and that may be lost with it."""
+
+    partition: int
+    offset: int
+    count: int
+    term: int
+    committed: int
+    when_durable: _Durable
+
+
+_APPEND_ANSWER = msgspec.json.Decoder(_AppendAnswer)
+_ACCEPTED_ANSWER = msgspec.json.Decoder(_Accepted)
+# When nothing is written and something is not known to be durable, its leader is asked after so long.
+PROBE_MS = 1_000
+# It answers when the batch is durable, or after so long.
+PROBE_WAIT_MS = 1_000
+PROBE_TIMEOUT_S = 5.0
+PROBE_PAUSE_S = 0.1
+
+
+class Sender:
+    """Sends what `outbox` holds. `guard` is the lock of an outbox that other threads fill.
+
+    With `accepts` batches are answered when their leader has them; what is durable is learned from later
+    answers, or asked for when none comes.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        outbox: Outbox,
+        *,
+        producer_id: bytes,
+        timeout_s: float,
+        guard: contextlib.AbstractContextManager[Any] | None = None,
+        accepts: bool = False,
+    ) -> None:
+        assert len(producer_id) == 16, f"a producer id has 16 bytes, not {len(producer_id)}"
+        self.session = session
+        self.topic = topic
+        self.outbox = outbox
+        self.closed = False
+        self.on_progress: Callable[[], None] = _nothing
+        self._producer_id = producer_id
+        self._timeout_ms = int(timeout_s * 1000)
+        self._timeout_s = timeout_s
+        self._guard = guard if guard is not None else contextlib.nullcontext()
+        self._loop = session.loop
+        self._woken = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._urls: dict[int, str] = {}  # where each lane's appends go now
+        self._heads: dict[tuple[int, str], bytes] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._backoffs: dict[int, Backoff] = {}
+        self._redirects: dict[int, int] = {}
+        self._last: dict[int, str] = {}
+        self._accepts = accepts
+        self._hurries = 0
+        self._probes: dict[int, asyncio.Task[None]] = {}
+        self._quiet_ms: dict[int, int] = {}  # since when a lane has nothing but what was accepted
+        self._silence = Silence(session, topic, outbox, guard=self._guard, on_moved=self._urls.__setitem__)
+
+    # -- waking --------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There is something to send; may be called for every record, on the loop's thread."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def wake_from_thread(self) -> None:
+        """`wake` from another thread; one hop for all records put since the last pump."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._pump)
+
+    @contextlib.contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Somebody waits until everything is durable: it is asked for at once. From any thread."""
+        self._hurries += 1
+        self.wake_from_thread()
+        try:
+            yield
+        finally:
+            self._hurries -= 1
+
+    def _pump(self) -> None:
+        """Send whatever may be sent; the only place that takes from the outbox."""
+        # Cleared first: what is put while we are at it wakes us again.
+        self._woken = False
+        if self.closed:
+            return
+        now = now_ms()
+        with self._guard:
+            for lane in list(self.outbox.active.values()):
+                self._pump_lane(lane, now)
+                if self._accepts:
+                    self._look_after(lane, now)
+            self._set_timer(now)
+
+    def _pump_lane(self, lane: Lane, now: int) -> None:
+        """Send what `lane` lets go, if its leader's connection is open; else see to that first."""
+        if lane.open is not None and lane.open.deadline_ms < 0:
+            lane.open.deadline_ms = now + self._timeout_ms
+        if lane.recovering or lane.partition not in self._urls:
+            self._expire(lane, now)
+        if lane.partition in self._connecting:
+            return
+        url = self._urls.get(lane.partition)
+        connection = self.session.pool.shared_nowait(url) if url is not None else None
+        if connection is None or url is None:
+            if not lane.idle() and not (lane.recovering and now < lane.resume_ms):
+                self._connecting[lane.partition] = self._loop.create_task(self._connect(lane))
+            return
+        while not connection.closed:
+            pending = self.outbox.take(lane, now_ms=now)
+            if pending is None:
+                return
+            if pending.deadline_ms < 0:
+                pending.deadline_ms = now + self._timeout_ms
+            try:
+                frame = self._frame(pending)
+            except (BatchError, TypeError, ValueError) as fault:
+                self.outbox.failed(lane, pending, unbuildable(fault), maybe_applied=False)
+                self.on_progress()
+                return
+            connection.request(
+                self._head(lane, url, len(frame)),
+                (frame,),
+                self._on_answer(lane, pending, url),
+                timeout_s=min(ATTEMPT_TIMEOUT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
+            )
+            self._silence.sent(lane.partition, connection)
+
+    def _frame(self, pending: Pending) -> bytearray:
+        count = len(pending.values)
+        return build(
+            pending.values,
+            keys=pending.keys if pending.keyed else None,
+            timestamps=padded(pending.timestamps, count),
+            tags=padded(pending.tags, count),
+            headers=padded(pending.headers, count),
+            producer_id=self._producer_id,
+            producer_epoch=pending.epoch,
+            sequence=pending.sequence,
+            checkpoint=pending.last_number,
+            floor=self.outbox.checkpoint() if pending.last_number else 0,
+        )
+
+    def _head(self, lane: Lane, url: str, length: int) -> bytes:
+        # All but the length is the same for every batch of a lane.
+        known = self._heads.get((lane.partition, url))
+        if known is None:
+            target = f"{topic_path(self.topic)}/partitions/{lane.partition}/records"
+            target += "?ack=accepted" if self._accepts else ""
+            known = self.session.head(url, "POST", target, {"Content-Type": BATCH_TYPE})[:-2]
+            self._heads[(lane.partition, url)] = known
+        return b"%bContent-Length: %d\r\n\r\n" % (known, length)
+
+    # -- finding the leader --------------------------------------------------------------------
+
+    async def _connect(self, lane: Lane) -> None:
+        """Open the way to the lane's leader, or hold the lane for a moment."""
+        partition = lane.partition
+        try:
+            known = self._urls.get(partition)
+            if known is not None:
+                await self.session.pool.shared(known)
+            else:
+                self._urls[partition] = await self.session.leader_connection(self.topic, partition)
+        except ConnectionFailed as failure:
+            self._urls.pop(partition, None)
+            self._hold(lane, str(failure), wait_ms=0)
+        except Error as error:
+            self._urls.pop(partition, None)
+            if isinstance(error, Unavailable):
+                self._hold(lane, str(error), wait_ms=0)
+            else:
+                self._fail_waiting(lane, error)
+        finally:
+            self._connecting.pop(partition, None)
+        self.wake()
+
+    def _hold(self, lane: Lane, why: str, *, wait_ms: int) -> None:
+        self._last[lane.partition] = why
+        self.session.retries += 1
+        backoff = self._backoffs.setdefault(lane.partition, Backoff(rng=self.session.rng))
+        with self._guard:
+            lane.hold(until_ms=now_ms() + max(wait_ms, backoff.next_ms()))
+
+    def _fail_waiting(self, lane: Lane, error: Error) -> None:
+        """The topic is gone or we may not: nothing of the lane can be delivered."""
+        with self._guard:
+            for pending in lane.waiting():
+                if not pending.settled and not pending.under_way:
+                    self.outbox.give_up(lane, pending, error)
+            if lane.open is not None and lane.open.settled:
+                lane.open = None
+        self.on_progress()
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _on_answer(
+        self, lane: Lane, pending: Pending, url: str
+    ) -> Callable[[Answer | None, ConnectionFailed | None], None]:
+        def on_answer(answer: Answer | None, failure: ConnectionFailed | None) -> None:
+            with self._guard:
+                if answer is None:
+                    assert failure is not None
+                    self._lost(lane, pending, url, failure)
+                elif answer.status == 202:
+                    self._accepted(lane, pending, answer)
+                elif 200 <= answer.status < 300:
+                    self._acknowledged(lane, pending, answer)
+                else:
+                    self._refused(lane, pending, url, answer)
+            self.on_progress()
+            if not self._woken:
+                self.wake()
+
+        return on_answer
+
+    def _accepted(self, lane: Lane, pending: Pending, answer: Answer) -> None:
+        """The leader has the batch: no receipt, and the records stay here."""
+        partition = lane.partition
+        try:
+            taken = _ACCEPTED_ANSWER.decode(answer.body)
+            if taken.partition != partition or taken.count != len(pending.values):
+                raise ValueError(f"{taken} is not the batch that was sent")
+        except (msgspec.MsgspecError, ValueError) as fault:
+            error = OutcomeUnknown(
+                f"{self.topic}/{partition}: an answer that cannot be read: {fault}",
+                code="bad_receipt",
+                outcome="unknown",
+            )
+            self.outbox.failed(lane, pending, error, maybe_applied=True)
+            return
+        if partition in self._backoffs:
+            self._backoffs[partition].reset()
+            self._redirects.pop(partition, None)
+            self._last.pop(partition, None)
+        self.outbox.accepted(
+            lane,
+            pending,
+            base_offset=taken.offset,
+            term=taken.term,
+            replicas=taken.when_durable.replicas,
+            synced=taken.when_durable.synced,
+        )
+        self._learned(lane, taken.term, taken.committed)
+
+    def _learned(self, lane: Lane, term: int, committed: int) -> None:
+        self.outbox.learned(lane, term=term, committed=committed)
+        # What is committed is there for this client's reads.
+        self.session.seen.advance(self.topic, lane.partition, committed)
+
+    def _look_after(self, lane: Lane, now: int) -> None:
+        """Ask whether what was accepted is durable, when no answer to a batch will tell."""
+        partition = lane.partition
+        if lane.under_way or lane.recovering or not lane.flying or partition in self._probes:
+            if lane.under_way or not lane.flying:
+                self._quiet_ms.pop(partition, None)
+            return
+        since = self._quiet_ms.setdefault(partition, now)
+        if self._hurries or len(lane.flying) >= MOST_FLYING or now - since >= PROBE_MS:
+            pending = lane.flying[-1 if self._hurries else 0]
+            self._probes[partition] = self._loop.create_task(self._probe(lane, pending))
+
+    async def _probe(self, lane: Lane, pending: Pending) -> None:
+        partition = lane.partition
+        target = (
+            f"{topic_path(self.topic)}/partitions/{partition}/producers/{self._producer_id.hex()}"
+            f"?epoch={pending.epoch}&sequence={pending.sequence}&wait_ms={PROBE_WAIT_MS}"
+        )
+        try:
+            answer = await self.session.call(
+                "GET", target, first=self._urls.get(partition), timeout_s=PROBE_TIMEOUT_S
+            )
+            with self._guard:
+                self._learned(
+                    lane,
+                    int(answer.headers["laminar-term"]),
+                    int(answer.headers["laminar-committed"]),
+                )
+            if not pending.settled:
+                await asyncio.sleep(PROBE_PAUSE_S)  # it said so at once, or waited: never in a ring
+        except Error as error:
+            # Its leader is gone, or knows nothing of it: it is sent again.
+            self._hold(lane, str(error), wait_ms=0)
+        finally:
+            self._probes.pop(partition, None)
+            self._quiet_ms.pop(partition, None)
+        self.on_progress()
+        self.wake()
+
+    def _acknowledged(self, lane: Lane, pending: Pending, answer: Answer) -> None:
+        partition = lane.partition
+        try:
+            receipt = _APPEND_ANSWER.decode(answer.body)
+            placed = receipt.placed[0]
+            if placed.partition != partition or placed.count != len(pending.values):
+                raise ValueError(f"{placed} is not the batch that was sent")
+        except (msgspec.MsgspecError, ValueError, IndexError) as fault:
+            error = OutcomeUnknown(
+                f"{self.topic}/{partition}: a receipt that cannot be read: {fault}",
+                code="bad_receipt",
+                outcome="unknown",
+            )
+            self.outbox.failed(lane, pending, error, maybe_applied=True)
+            return
+        self.session.seen.advance(self.topic, partition, placed.offset + placed.count)
+        if partition in self._backoffs:
+            self._backoffs[partition].reset()
+            self._redirects.pop(partition, None)
+            self._last.pop(partition, None)
+        self.outbox.acknowledged(
+            lane,
+            pending,
+            base_offset=placed.offset,
+            replicas=receipt.durable.replicas,
+            synced=receipt.durable.synced,
+        )
+
+    def _refused(self, lane: Lane, pending: Pending, url: str, answer: Answer) -> None:
+        partition = lane.partition
+        redirects = self._redirects.get(partition, 0)
+        verdict, problem = judged(answer, repeatable=True, redirects=redirects)
+        told = str(problem.get("detail") or f"{url} answered {answer.status}")
+        if problem.get("code") in OUT_OF_SEQUENCE:
+            # Often only because the batch before it was refused, and that refusal is the reason.
+            self._last.setdefault(partition, told)
+        else:
+            self._last[partition] = told
+        if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
+            # Who sends us there has not noticed yet; soon it has, and names another.
+            verdict = Verdict(step=Step.RETRY)
+        elif verdict.location is not None:
+            self._redirects[partition] = redirects + 1
+            self.session.redirects += 1
+            leader = origin_of(verdict.location)
+            self._urls[partition] = leader
+            places = self.session.topic_map_nowait(self.topic)
+            if places is not None:
+                places.learn_leader(partition, leader)
+        elif verdict.stale:
+            self._leave(partition, url)
+        if verdict.step is Step.FOLLOW:
+            self.outbox.retry(lane, pending, until_ms=0, maybe_applied=False)
+        elif verdict.step is Step.RETRY:
+            until_ms = now_ms() + max(verdict.wait_ms, self._next_backoff_ms(partition))
+            self.outbox.retry(lane, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
+        elif problem.get("code") not in OUT_OF_SEQUENCE or not self.outbox.renumber(lane, pending):
+            error = from_problem(answer.status, problem, asked=f"appending to {self.topic}/{partition}")
+            self.outbox.failed(lane, pending, error, maybe_applied=error.outcome == "unknown")
+
+    def _lost(self, lane: Lane, pending: Pending, url: str, failure: ConnectionFailed) -> None:
+        verdict = judge_loss(sent=failure.sent, repeatable=True)
+        self._last[lane.partition] = str(failure)
+        self.session.balancer.failed(url, now_ms=now_ms(), started=False)
+        self._leave(lane.partition, url)
+        until_ms = now_ms() + self._next_backoff_ms(lane.partition)
+        self.outbox.retry(lane, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
+
+    def _leave(self, partition: int, url: str) -> None:
+        """`url` no longer leads the partition: look for who does."""
+        if self._urls.get(partition) == url:
+            del self._urls[partition]
+        places = self.session.topic_map_nowait(self.topic)
+        if places is not None:
+            places.forget_leader(partition, url)
+
+    def _next_backoff_ms(self, partition: int) -> int:
+        self.session.retries += 1
+        return self._backoffs.setdefault(partition, Backoff(rng=self.session.rng)).next_ms()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _expire(self, lane: Lane, now: int) -> None:
+        """Fail what has waited past its deadline, first to last."""
+        for pending in lane.waiting():
+            if pending.settled or pending.under_way:
+                continue
+            if pending.deadline_ms < 0:
+                pending.deadline_ms = now + self._timeout_ms
+            if now < pending.deadline_ms:
+                continue
+            message = (
+                f"{self.topic}/{lane.partition}: no receipt within {self._timeout_s:g} s; "
+                f"last: {self._last.get(lane.partition, 'nothing was answered')}"
+            )
+            if lane.open is pending:
+                lane.close_open()
+            error: Error = (
+                OutcomeUnknown(message, code="outcome_unknown", outcome="unknown")
+                if pending.maybe_applied
+                else TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
+            )
+            self.outbox.give_up(lane, pending, error)
+            self._loop.call_soon(self.on_progress)
+
+    def _set_timer(self, now: int) -> None:
+        resume_ms = self.outbox.next_resume_ms()
+        if self._quiet_ms:
+            asked = [at for partition, at in self._quiet_ms.items() if partition not in self._probes]
+            if asked:
+                probe_ms = min(asked) + PROBE_MS
+                resume_ms = probe_ms if resume_ms is None else min(resume_ms, probe_ms)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if resume_ms is not None:
+            self._timer = self._loop.call_later(max(0, resume_ms - now + 1) / 1000, self.wake)
+
+    def close(self, error: Error) -> None:
+        """Stop sending. What has no receipt fails with `error`."""
+        if self.closed:
+            return
+        self.closed = True
+        self.session.sender_closed(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._silence.close()
+        for task in [*self._connecting.values(), *self._probes.values()]:
+            task.cancel()
+        with self._guard:
+            for lane in list(self.outbox.active.values()):
+                for pending in lane.waiting():
+                    if not pending.settled:
+                        pending.maybe_applied |= pending.attempts > 0
+                        self.outbox.give_up(lane, pending, error)
+        self.on_progress()
+
+
+def _nothing() -> None:
+    return None
+
+
+def unbuildable(fault: Exception) -> Error:
+    """What to say of records that no batch can be made of."""
+    return Error(
+        f"the records cannot be made a batch: {fault}",
+        code="invalid",
+        outcome="not_applied",
+        field="value",
+    )

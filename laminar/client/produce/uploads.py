@@ -1,0 +1,212 @@
+"""Appending one record from a stream of bytes, however long: in parts, one sent while the next is filled.
+
+A part is kept until it is durable, and sent again through elections under its number, which never doubles it;
+so an upload takes the memory of two parts. Length and checksum are those of what was written here: the
+leader compares them with what it has before the record gets its offset. A stream that ends within its first
+part is an ordinary record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from crc32c import crc32c
+
+from laminar.batch import BatchError, build
+from laminar.client.codecs import not_bytes
+from laminar.client.errors import ConfigError, Error
+from laminar.client.net.session import BATCH_TYPE, Session, now_ms, topic_path
+from laminar.client.produce.sender import unbuildable
+from laminar.client.records import Receipt
+from laminar.http.protocol.answer import Answer
+
+# Everybody else's appends wait behind a part, in the loops and journals of its replicas: so small ones, and
+# one at a time.
+PART_BYTES = 1 << 18
+# A record has at most 50,000 parts: the first 5 GB are in small ones, then they double after so many each.
+_SMALL_ONES = 20_000
+_OF_ONE_SIZE = 5_000
+ABORT_TIMEOUT_S = 2.0
+# What is read at a time of a source that is read.
+READ_BYTES = 1 << 18
+
+
+def part_bytes(number: int, first_bytes: int, limit_bytes: int) -> int:
+    """How long part `number` is: `first_bytes`, from part 20,000 on doubled up to `limit_bytes`."""
+    doublings = max(0, number - _SMALL_ONES + _OF_ONE_SIZE) // _OF_ONE_SIZE
+    return max(first_bytes, min(first_bytes << doublings, limit_bytes))
+
+
+class Upload:
+    """Of one record into a partition. `write`, then `finish`; or `abort`. One task at a time.
+
+    `small` appends a value that is no longer than one part.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        partition: int,
+        *,
+        key: bytes | None,
+        tag: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_ms: int | None,
+        first_bytes: int,
+        timeout_s: float,
+        small: Callable[[bytes], Awaitable[Receipt]],
+    ) -> None:
+        self._session = session
+        self._topic = topic
+        self._partition = partition
+        self._path = f"{topic_path(topic)}/partitions/{partition}/uploads/{os.urandom(16).hex()}"
+        try:
+            self._record = build([b""], keys=[key], tags=[tag], headers=[headers], timestamps=[timestamp_ms])
+        except (BatchError, TypeError, ValueError) as error:
+            raise unbuildable(error) from None
+        self._first_bytes = self._limit_bytes = first_bytes
+        self._timeout_s = timeout_s
+        self._small = small
+        self._held = bytearray()
+        self._checksum = 0
+        self.size_bytes = 0
+        self.parts = 0
+        self._under_way: asyncio.Task[Any] | None = None
+
+    async def write(self, chunk: bytes) -> None:
+        """Add bytes; waits while a part is full and one is under way. Raises what became of that one."""
+        if type(chunk) is not bytes and (wrong := not_bytes(chunk)) is not None:
+            raise wrong
+        view = memoryview(chunk).cast("B")
+        self._checksum = crc32c(view, self._checksum)
+        self.size_bytes += len(view)
+        while len(view):
+            wanted = part_bytes(self.parts, self._first_bytes, self._limit_bytes)
+            if len(self._held) == wanted:
+                # Sent when more comes: so a stream of just one part is small.
+                await self._send_held()
+                continue
+            taken = wanted - len(self._held)
+            self._held += view[:taken]
+            view = view[taken:]
+
+    async def finish(self) -> Receipt:
+        """Send the rest, and append the record; durable as the topic promises when this returns."""
+        if not self.parts:
+            return await self._small(bytes(self._held))
+        await self._send_held()
+        await self._sent()
+        answer = await self._call(
+            "POST",
+            f"?parts={self.parts}&size_bytes={self.size_bytes}&crc32c={self._checksum:08x}",
+            bytes(self._record),
+            {"Content-Type": BATCH_TYPE},
+        )
+        said = answer.json()
+        durable = said["durable"]
+        return Receipt(
+            self._partition,
+            int(said["placed"][0]["offset"]),
+            int(durable["replicas"]),
+            bool(durable["synced"]),
+        )
+
+    async def abort(self) -> None:
+        """Drop what was uploaded. Where that can't be said now, the partition drops it by itself, later."""
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.gather(self._under_way, return_exceptions=True)
+        if self.parts and not self._session.closed:
+            with contextlib.suppress(Error):
+                await self._session.call("DELETE", self._path, timeout_s=ABORT_TIMEOUT_S)
+
+    async def _send_held(self) -> None:
+        held, self._held = self._held, bytearray()
+        number = self.parts
+        self.parts += 1
+        if number == 0:
+            limits = await self._session.get_json("/v1/limits", timeout_s=self._timeout_s)
+            self._limit_bytes = int(limits["max_body_bytes"])
+        await self._sent()
+        self._under_way = self._session.loop.create_task(self._call("PUT", f"/parts/{number}", held))
+
+    async def _sent(self) -> None:
+        """The part that was under way is durable."""
+        if self._under_way is not None:
+            await self._under_way
+
+    async def _call(
+        self, method: str, more: str, body: bytes | bytearray, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        return await self._session.call(
+            method,
+            self._path + more,
+            body=body,
+            headers=headers,
+            timeout_s=self._timeout_s,
+            first=await self._leader(),
+        )
+
+    async def _leader(self) -> str | None:
+        """Whom to ask first: any node passes a part on, but then it travels twice."""
+        places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
+        url = places.leader(self._partition)
+        if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
+            places.forget_leader(self._partition, url)
+            return None
+        return url
+
+
+async def chunks_of(source: Any) -> AsyncIterator[bytes]:
+    """What an async iterable gives, or a reader whose `read` is awaited. Raises `TypeError` for another."""
+    read = getattr(source, "read", None)
+    if read is not None:
+        while chunk := await read(READ_BYTES):
+            yield chunk
+    elif isinstance(source, AsyncIterable):
+        async for chunk in source:
+            yield chunk
+    else:
+        kind = type(source).__name__
+        raise TypeError(f"a stream gives bytes by `async for` or `await read(n)`, which {kind} does not")
+
+
+def joined_chunks_of(source: Any) -> Iterator[bytes]:
+    """What an iterable gives, small pieces together, or a file that is read. Raises `TypeError` else."""
+    read = getattr(source, "read", None)
+    if read is not None:
+        while chunk := read(READ_BYTES):
+            yield chunk
+        return
+    if not isinstance(source, Iterable) or isinstance(source, (bytes, bytearray, memoryview, str)):
+        raise TypeError(f"a stream is a file or gives bytes by `for`, which {type(source).__name__} does not")
+    held = bytearray()
+    for chunk in source:
+        if type(chunk) is not bytes and (wrong := not_bytes(chunk)) is not None:
+            raise wrong
+        if not held and len(chunk) >= READ_BYTES:
+            yield chunk
+            continue
+        held += chunk
+        if len(held) >= READ_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def check_partition(topic: str, partition: int, count: int) -> None:
+    """Raises `ConfigError` for one that the topic does not have."""
+    if not 0 <= partition < count:
+        raise ConfigError(
+            f"{topic} has {count} partitions, not {partition}",
+            code="no_partition",
+            field="partition",
+            value=partition,
+            limit=count - 1,
+        )

@@ -1,0 +1,170 @@
+"""The client without a loop: what `laminar.connect` returns.
+
+Thin wrappers around the async face, run by a `Portal`; `tests/client/test_sync.py` holds each class to the
+methods and parameters of its twin. Each module wraps the one of its name above; here is the client itself.
+Three are more than wrappers, because a thread hop per record would cost more than the record: producer,
+reader and sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from laminar.client import client as aio_client
+from laminar.client.codecs import Codec
+from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES
+from laminar.client.records import SinkInfo
+from laminar.client.sync.portal import Portal
+from laminar.client.sync.sinks import Sink, Transaction
+from laminar.client.sync.topic import Topic
+from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES
+
+T = TypeVar("T")
+
+
+class Client:
+    """A cluster. Use it as ``with laminar.connect(...) as client``, or call `close`."""
+
+    def __init__(self, client: aio_client.Client) -> None:
+        self._client = client
+        self._started: Portal | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Portal:
+        # Opened by the first use, so that a notebook needs no `with`.
+        if self._started is None:
+            self._started = Portal()
+            self._started.run(lambda: self._client.__aenter__())
+        return self._started
+
+    def close(self) -> None:
+        """End every connection and the thread behind them. Idempotent."""
+        if self._started is not None and not self._started.loop.is_closed():
+            self._started.run(lambda: self._client.close())
+            self._started.close()
+
+    @overload
+    def topic(self, name: str) -> Topic[bytes]: ...
+    @overload
+    def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
+    def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
+        """A topic by name, without asking whether it is there."""
+        portal = self._open()
+        if codec is not None:
+            return Topic(portal, self._client.topic(name, codec))
+        return Topic(portal, self._client.topic(name))
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replicas: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        allow_fewer_replicas: bool = False,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> Topic[bytes]:
+        """Make a topic; what is None is the server's default.
+
+        `Unavailable` (`too_few_nodes`) where fewer nodes are alive than replicas are wanted;
+        `allow_fewer_replicas` creates it with as many as there are, and it never gets more.
+        `AlreadyExists` if it is there with another configuration, or at all without `exist_ok`.
+        """
+        self._open().run(
+            lambda: self._client.create_topic(
+                name,
+                partitions=partitions,
+                replicas=replicas,
+                settings=settings,
+                allow_fewer_replicas=allow_fewer_replicas,
+                exist_ok=exist_ok,
+                timeout=timeout,
+            )
+        )
+        return self.topic(name)
+
+    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        self._open().run(lambda: self._client.delete_topic(name, timeout=timeout))
+
+    def topics(self, prefix: str = "") -> list[str]:
+        """The names of all topics that begin with `prefix`, sorted."""
+        return self._open().run(lambda: self._client.topics(prefix))
+
+    def sink(self, name: str) -> Sink:
+        """A sink by name, without asking anything; this client has one epoch of it."""
+        portal = self._open()
+        return Sink(portal, self._client.sink(name))
+
+    def sinks(self, prefix: str = "") -> list[SinkInfo]:
+        """All sinks whose names begin with `prefix`, by name."""
+        return self._open().run(lambda: self._client.sinks(prefix))
+
+    def transaction(
+        self,
+        sink: str,
+        number: int,
+        *,
+        epoch: int | None = None,
+        batch_bytes: int = DEFAULT_STAGE_BYTES,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> Transaction:
+        """Batch `number` of `sink`: ``with client.transaction("s", 7) as tx: tx.append(topic, value)``.
+
+        It is committed whole when the block ends, over any topics and partitions, and once, however often it
+        is tried: a number that was committed is skipped (`Transaction.already`).
+        """
+        portal = self._open()
+        transaction = self._client.transaction(
+            sink,
+            number,
+            epoch=epoch,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            timeout=timeout,
+        )
+        return Transaction(portal, transaction)
+
+    def cluster(self) -> dict[str, Any]:
+        """``GET /v1/cluster``: nodes, shards and their URLs."""
+        return self._open().run(lambda: self._client.cluster())
+
+    def request_json(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """Any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        return self._open().run(lambda: self._client.request_json(method, path, body, timeout=timeout))
+
+    def statistics(self) -> dict[str, Any]:
+        """Retries, redirects, connections and reads by node since the client was opened."""
+        self._open()
+        return self._client.statistics()
+
+
+def connect(
+    url: str | Sequence[str] | None = None,
+    *,
+    token: str | None = None,
+    timeout: float = aio_client.DEFAULT_TIMEOUT_S,
+    shared_port: bool = False,
+) -> Client:
+    """A client for the cluster at `url`: a URL, a list of them, or None.
+
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. Nothing
+    is opened before the first use. `timeout` in seconds is each call's deadline over all retries.
+    With `shared_port` no other port of a node is used: the source port that a connection is bound to
+    leads to the shard that it is for.
+    """
+    return Client(aio_client.connect(url, token=token, timeout=timeout, shared_port=shared_port))

@@ -1,0 +1,72 @@
+"""Appends by datagram, without a loop: the twin of `laminar.client.produce.datagrams`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from laminar.client.produce import datagrams as aio_datagrams
+from laminar.client.records import Receipt
+from laminar.client.sync.portal import Portal
+
+T = TypeVar("T")
+
+
+class Datagrams(Generic[T]):
+    """``with topic.datagrams() as datagrams: datagrams.append(b"21.5", key="sensor-7")``.
+
+    May be used from several threads: what they append to one partition at a time leaves together.
+    """
+
+    def __init__(self, portal: Portal, datagrams: aio_datagrams.Datagrams[T]) -> None:
+        self._portal = portal
+        self._datagrams = datagrams
+
+    def __repr__(self) -> str:
+        return repr(self._datagrams)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._portal.loop.is_closed():
+            self.close()
+
+    def append(
+        self,
+        value: T,
+        key: str | bytes | None = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Append one record; durable as the topic promises when this returns.
+
+        It must fit into a datagram: `Error` ``too_large`` if not. Sent again until it is answered, and never
+        doubled; `OutcomeUnknown` if the deadline passed without an answer, `TimedOut` if it was not sent.
+        """
+        return self._portal.run(
+            lambda: self._datagrams.append(
+                value,
+                key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+                timeout=timeout,
+            )
+        )
+
+    def statistics(self) -> dict[str, int]:
+        """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
+        return self._datagrams.statistics()
+
+    def close(self) -> None:
+        """Send nothing more. Idempotent; appends still waiting fail."""
+        self._portal.run(lambda: self._datagrams.close())

@@ -1,0 +1,58 @@
+"""Values as streams without a loop: the sync face of `consume.large_values`; a test compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from laminar.client.consume import large_values as aio_values
+from laminar.client.consume.large_values import PIECE_BYTES
+from laminar.client.sync.portal import Portal
+
+
+class Value:
+    """A record's value: ``with topic.open(partition, offset) as value``, then iterate or `read`.
+
+    `read` is a file's: ``shutil.copyfileobj(value, file)``.
+    """
+
+    def __init__(self, portal: Portal, value: aio_values.Value) -> None:
+        self.topic = value.topic
+        self.partition = value.partition
+        self.offset = value.offset
+        self._portal = portal
+        self._value = value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the value."""
+        return self._value.size_bytes
+
+    def __enter__(self) -> Self:
+        self._portal.run(lambda: self._value.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read(PIECE_BYTES):
+            yield chunk
+
+    def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes, or fewer where a piece ends; b"" at the end. Negative: all that are left.
+
+        Raises `Error` (``bad_checksum``) at the end of a value that is not what was appended, and as other
+        reads do (`OffsetExpired` where retention has taken it meanwhile).
+        """
+        return self._portal.run(lambda: self._value.read(size))
+
+    def close(self) -> None:
+        """Ask for nothing more. Idempotent."""
+        self._portal.run(lambda: self._value.close())

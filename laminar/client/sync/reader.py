@@ -1,0 +1,107 @@
+"""A reader without a loop: the twin of `laminar.client.consume.reader`.
+
+It crosses over to the loop's thread once for all batches that are ready: a hop for each record would cost
+more than the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from laminar.client.consume import reader as aio_reader
+from laminar.client.records import ReadBatch, Record
+from laminar.client.sync.portal import Portal
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+T = TypeVar("T")
+
+
+class Reader(Generic[T]):
+    """Records of a topic: ``for record in reader``, or ``batches()``, or ``to_arrow()``."""
+
+    def __init__(self, portal: Portal, reader: aio_reader.Reader[T]) -> None:
+        self._portal = portal
+        self._reader = reader
+
+    def __enter__(self) -> Self:
+        self._portal.run(lambda: self._reader.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.run(lambda: self._reader.__aexit__(kind, error, trace))
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """By partition, the offset behind the last record handed out."""
+        return self._reader.positions
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """By partition, where a reader that does not follow ends; filled when it begins."""
+        return self._reader.ends
+
+    @property
+    def skipped(self) -> list[tuple[int, int, int]]:
+        """(partition, first offset, offset past the last) of what was passed over."""
+        return self._reader.skipped
+
+    def __iter__(self) -> Iterator[Record[T]]:
+        positions = self._reader.positions
+        for batch in self._take_batches():
+            partition = batch.partition
+            for record in batch.records():
+                positions[partition] = record.offset + 1
+                yield record
+
+    def batches(self) -> Iterator[ReadBatch[T]]:
+        """The records batch-wise, without an object per record."""
+        for batch in self._take_batches():
+            self._reader.positions[batch.partition] = batch.next_offset
+            yield batch
+
+    def next_batch(self) -> ReadBatch[T] | None:
+        """The next batch, None at the end. Its records count as handed out."""
+        return self._portal.run(lambda: self._reader.next_batch())
+
+    def _take_batches(self) -> Iterator[ReadBatch[T]]:
+        try:
+            while batches := self._portal.run(lambda: self._reader.take_ready()):
+                yield from batches
+        finally:
+            # Who breaks off and never comes back leaves nobody fetching.
+            if not self._portal.loop.is_closed():
+                self.pause()
+
+    def commit(self) -> None:
+        """Commit the cursor at the records handed out so far."""
+        self._portal.run(lambda: self._reader.commit())
+
+    def commit_at(self, positions: Mapping[int, int]) -> None:
+        """Commit the cursor at `positions`: by partition, the next offset wanted."""
+        self._portal.run(lambda: self._reader.commit_at(positions))
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        return self._portal.run(lambda: self._reader.to_arrow())
+
+    def to_polars(self) -> polars.DataFrame:
+        return self._portal.run(lambda: self._reader.to_polars())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        return self._portal.run(lambda: self._reader.to_pandas())
+
+    def pause(self) -> None:
+        """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
+        self._portal.run(lambda: self._reader.pause())
+
+    def close(self) -> None:
+        """Stop fetching. Idempotent."""
+        self._portal.run(lambda: self._reader.close())

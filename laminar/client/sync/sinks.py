@@ -1,0 +1,219 @@
+"""Sinks and transactions without a loop: the sync face of `transact.sinks`; a test compares them.
+
+Like the sync producer's, records are gathered in the caller's thread, under a lock: a hop to the loop's
+thread for each would cost more than the record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from laminar.client.errors import ConfigError
+from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, Key
+from laminar.client.records import SinkInfo, Staged
+from laminar.client.sync.portal import Portal, wait_until
+from laminar.client.transact import sinks as aio_sinks
+from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, CommitResult
+from laminar.client.transact.stage_sender import Named, StageSender
+
+
+class Sink:
+    """A named sequence of batches; made by ``client.sink(name)`` without I/O."""
+
+    def __init__(self, portal: Portal, sink: aio_sinks.Sink) -> None:
+        self.name = sink.name
+        self._portal = portal
+        self._sink = sink
+
+    def __repr__(self) -> str:
+        return repr(self._sink)
+
+    @property
+    def epoch(self) -> int | None:
+        """This client's epoch; None before `begin`, and before its first transaction."""
+        return self._sink.epoch
+
+    @property
+    def committed(self) -> int | None:
+        """The number of the last committed batch, as far as this client knows; None before the first."""
+        return self._sink.committed
+
+    def begin(self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None) -> int:
+        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
+
+        With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
+        Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
+        cluster may forget it hours after (never if anybody began it without).
+        """
+        return self._portal.run(lambda: self._sink.begin(epoch=epoch, once=once, timeout=timeout))
+
+    def describe(self, *, timeout: float | None = None) -> SinkInfo:
+        """The sink as it is now; `NotFound` before its first `begin`."""
+        return self._portal.run(lambda: self._sink.describe(timeout=timeout))
+
+    def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
+        committed stays. Begun anew under this name it is another one, that knows of no batch.
+
+        `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
+        """
+        self._portal.run(lambda: self._sink.delete(timeout=timeout))
+
+    def stage(
+        self,
+        number: int,
+        *,
+        epoch: int | None = None,
+        batch_bytes: int = DEFAULT_STAGE_BYTES,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> Stager:
+        """Stage for batch `number`: ``with sink.stage(7, epoch=e) as stager``, then its `staged`.
+
+        Any number of writers, anywhere, may stage for a batch, under the epoch that its driver began.
+        """
+        stager = self._sink.stage(
+            number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
+        )
+        return Stager(self._portal, stager)
+
+    def commit(
+        self,
+        number: int,
+        stages: Iterable[Staged],
+        *,
+        epoch: int | None = None,
+        fingerprint: str = "",
+        timeout: float | None = None,
+    ) -> CommitResult:
+        """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
+
+        Returns once every partition has published its part. Batches are committed one after the other, their
+        numbers rising. `Fenced` when a newer driver began; `OutcomeUnknown` when nobody can tell in time:
+        `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
+        epoch that another client began, `already` may be what an earlier try of this very commit did.
+        `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
+        that of the last one. `Error` (``other_batch``) where this number is committed with another.
+        """
+        return self._portal.run(
+            lambda: self._sink.commit(number, stages, epoch=epoch, fingerprint=fingerprint, timeout=timeout)
+        )
+
+
+class Stager:
+    """Stages records for one batch of a sink. Leaving its block waits until all is durable, or raises.
+
+    `append` waits for room, and may be called from several threads.
+    """
+
+    def __init__(self, portal: Portal, stager: aio_sinks.Stager) -> None:
+        self.number = stager.number
+        self._portal = portal
+        self._stager = stager
+        self._lock = threading.RLock()
+        self._progress = threading.Condition(self._lock)
+        self._sender: StageSender | None = None
+
+    @property
+    def staged(self) -> Staged:
+        """What was staged, for `Sink.commit`: picklable. Only behind the block."""
+        return self._stager.staged
+
+    def __enter__(self) -> Self:
+        self._stager.guard = self._lock
+        self._portal.run(lambda: self._stager.__aenter__())
+        self._sender = self._stager.sender
+        self._sender.on_progress = self._on_progress
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.run(lambda: self._stager.__aexit__(kind, error, trace))
+
+    def append(
+        self,
+        topic: str | Named,
+        value: Any,
+        key: Key = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record for `topic`: its name and bytes, or a `Topic` and what its codec takes.
+
+        Waits only for room. Raises what stopped the staging, if anything did.
+        """
+        sender = self._open()
+        with self._lock:
+            if sender.full:
+                self._until(lambda: not sender.full)
+            wake = sender.put(
+                topic,
+                value,
+                key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+            )
+        if wake:
+            sender.wake_from_thread()
+
+    def append_all(self, topic: str | Named, records: Iterable[tuple[Key, Any]]) -> int:
+        """Add every (key, value); returns how many."""
+        count = 0
+        for key, value in records:
+            self.append(topic, value, key)
+            count += 1
+        return count
+
+    def has_room(self) -> bool:
+        """Whether `append` would not wait."""
+        return not self._open().full
+
+    def room(self) -> None:
+        """Wait until the buffer has room for more, as `append` does; raises what stopped the staging."""
+        sender = self._open()
+        with self._lock:
+            self._until(lambda: not sender.full)
+        if sender.failure is not None:
+            raise sender.failure
+
+    def _open(self) -> StageSender:
+        if self._sender is None or self._sender.closed:
+            raise ConfigError("append outside of the block", code="not_open")
+        return self._sender
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for progress until this holds; the lock is held."""
+        wait_until(lambda seconds: self._progress.wait_for(condition, seconds))
+
+    def _on_progress(self) -> None:
+        with self._lock:
+            self._progress.notify_all()
+
+
+class Transaction(Stager):
+    """One batch of a sink: leaving the block commits it, an exception leaves nothing that anybody sees.
+
+    `already` says that this batch was committed before: then nothing that is appended is sent, and the block
+    may be left at once. `result` is ``"applied"`` or ``"already"``, once the block was left.
+    """
+
+    def __init__(self, portal: Portal, transaction: aio_sinks.Transaction) -> None:
+        super().__init__(portal, transaction)
+        self._transaction = transaction
+
+    @property
+    def already(self) -> bool:
+        return self._transaction.already
+
+    @property
+    def result(self) -> CommitResult | None:
+        return self._transaction.result

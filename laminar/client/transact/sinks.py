@@ -1,0 +1,441 @@
+"""Sinks and transactions on an event loop: batches over partitions, each committed whole, once, and in order.
+
+`Transaction` is for one program that does it all. `Sink` is the same in its parts, for a driver whose workers
+stage elsewhere: the driver begins, workers stage under its epoch and hand back what they staged, the driver
+commits. What is staged is seen by nobody; what nobody commits goes away by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import urlencode
+
+import msgspec
+
+from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, Overloaded, TimedOut
+from laminar.client.net.session import Session
+from laminar.client.policy.retry import Backoff
+from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Stages, joined
+from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, OVERFLOW, Key
+from laminar.client.records import SinkInfo, Staged, StagedPart
+from laminar.client.transact.stage_sender import Named, StageSender, batch_path, sink_path
+
+# Larger than a producer's: nobody waits for a stage but the commit, and each is an entry in its partition.
+DEFAULT_STAGE_BYTES = 1 << 20
+# What is larger when it names all stages names them by partition, in requests before the commit.
+ONE_REQUEST_BYTES = 1 << 20
+PINNED_AT_ONCE = 8
+
+# `already`: this batch, or a later one, was committed before.
+CommitResult = Literal["applied", "already"]
+
+
+class Sink:
+    """A named sequence of batches; made by ``client.sink(name)`` without I/O."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.name = name
+        self._session = session
+        self._epoch = Epoch()
+        self._once = False
+        self._beginning = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Sink {self.name} epoch {self._epoch.number}>"
+
+    @property
+    def epoch(self) -> int | None:
+        """This client's epoch; None before `begin`, and before its first transaction."""
+        return self._epoch.number if self._epoch.begun else None
+
+    @property
+    def committed(self) -> int | None:
+        """The number of the last committed batch, as far as this client knows; None before the first."""
+        return self._epoch.committed if self._epoch.committed >= 0 else None
+
+    async def begin(
+        self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None
+    ) -> int:
+        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
+
+        With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
+        Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
+        cluster may forget it hours after (never if anybody began it without).
+        """
+        async with self._beginning:
+            self._once = once
+            return await self._begin(timeout, epoch)
+
+    async def _begin(self, timeout: float | None, epoch: int | None = None) -> int:
+        query: dict[str, int | str] = {"epoch": epoch} if epoch is not None else {}
+        if self._once:
+            query["once"] = "true"
+        path = sink_path(self.name) + (f"?{urlencode(query)}" if query else "")
+        # However often it is sent, and whenever it arrives: it is one beginning.
+        key = {"Idempotency-Key": secrets.token_hex(16)}
+        answer = await self._session.call("POST", path, headers=key, timeout_s=timeout)
+        told = SinkInfo.from_answer(answer.json())
+        self._epoch.began(told.epoch, -1 if told.committed is None else told.committed)
+        return told.epoch
+
+    async def ready(self, *, timeout: float | None = None) -> int:
+        """This client's epoch, begun if it must be; `Fenced` once somebody else began, as far as known."""
+        async with self._beginning:
+            own = self._epoch
+            if own.doubtful and not own.newer:
+                own.hear((await self.describe(timeout=timeout)).epoch)
+            if own.newer:
+                raise self._fenced(own.number, own.newer)
+            if own.begun and not own.doubtful:
+                return own.number
+            return await self._begin(timeout)
+
+    async def describe(self, *, timeout: float | None = None) -> SinkInfo:
+        """The sink as it is now; `NotFound` before its first `begin`."""
+        return SinkInfo.from_answer(
+            (await self._session.call("GET", sink_path(self.name), timeout_s=timeout)).json()
+        )
+
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
+        committed stays. Begun anew under this name it is another one, that knows of no batch.
+
+        `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
+        """
+        key = {"Idempotency-Key": secrets.token_hex(16)}
+        await self._session.call("DELETE", sink_path(self.name), headers=key, timeout_s=timeout)
+        self._epoch = Epoch()
+
+    async def expect(self, epoch: int, *, timeout: float | None = None) -> int:
+        """The number of the last committed batch, -1 before the first; `Fenced` if `epoch` is older."""
+        told = await self.describe(timeout=timeout)
+        if told.epoch > epoch:
+            raise self._fenced(epoch, told.epoch)
+        return -1 if told.committed is None else told.committed
+
+    def stage(
+        self,
+        number: int,
+        *,
+        epoch: int | None = None,
+        batch_bytes: int = DEFAULT_STAGE_BYTES,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> Stager:
+        """Stage for batch `number`: ``async with sink.stage(7, epoch=e) as stager``, then its `staged`.
+
+        Any number of writers, anywhere, may stage for a batch, under the epoch that its driver began.
+        """
+        return Stager(
+            self, number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
+        )
+
+    async def commit(
+        self,
+        number: int,
+        stages: Iterable[Staged],
+        *,
+        epoch: int | None = None,
+        fingerprint: str = "",
+        timeout: float | None = None,
+    ) -> CommitResult:
+        """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
+
+        Returns once every partition has published its part. Batches are committed one after the other, their
+        numbers rising. `Fenced` when a newer driver began (its `outcome` is ``unknown`` where an earlier try
+        of this commit may have been decided before that); `OutcomeUnknown` when nobody can tell in time:
+        `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
+        epoch that another client began, `already` may be what an earlier try of this very commit did.
+        `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
+        that of the last one. `Error` (``other_batch``) where this number is committed with another.
+        """
+        own = self._epoch
+        if epoch is None:
+            if not own.begun:
+                raise ConfigError(f"sink {self.name!r} has no epoch", code="not_begun", hint="begin first")
+            epoch = own.number
+        parts = joined(stages, sink=self.name, number=number, epoch=epoch)
+        more = {"fingerprint": fingerprint} if fingerprint else {}
+        body = msgspec.json.encode({"epoch": epoch, "parts": [part._asdict() for part in parts]} | more)
+        try:
+            if len(body) > ONE_REQUEST_BYTES:
+                pinned = await self._pin_all(number, epoch, parts, timeout)
+                body = msgspec.json.encode({"epoch": epoch, "parts": pinned} | more)
+            result = await self._commit(number, body, timeout)
+        except Fenced as error:
+            if epoch == own.number:
+                own.hear(int(error.limit))
+            raise
+        except BaseException:
+            own.doubtful |= epoch == own.number
+            raise
+        if epoch == own.number:
+            # A server that lost its coordinator asks the next one, which says `already` to our own commit.
+            # But under an epoch only its driver commits: what was not committed before is ours.
+            if number > own.committed:
+                result = "applied"
+            own.over(number)
+        return result
+
+    async def _pin_all(
+        self, number: int, epoch: int, parts: list[StagedPart], timeout: float | None
+    ) -> list[dict[str, Any]]:
+        """Name the stages of each partition in a request of its own; the parts of the commit that is left."""
+        at_once = asyncio.Semaphore(PINNED_AT_ONCE)
+
+        async def pin(part: StagedPart) -> dict[str, Any]:
+            where = {"topic": part.topic, "partition": part.partition}
+            async with at_once:
+                try:
+                    await self._session.call(
+                        "POST",
+                        f"{batch_path(self.name, number)}/pins",
+                        body=msgspec.json.encode({"epoch": epoch, **where, "stages": part.stages}),
+                        headers={"Content-Type": "application/json"},
+                        timeout_s=timeout,
+                    )
+                except Error as error:
+                    # By an earlier try: the coordinator tells.
+                    if error.code != "already_committed":
+                        raise
+            return where | {"pinned": len(part.stages)}
+
+        tasks = [asyncio.ensure_future(pin(part)) for part in parts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _commit(self, number: int, body: bytes, timeout: float | None) -> CommitResult:
+        timeout_s = self._session.timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(rng=self._session.rng)
+        decided = False
+        while True:
+            try:
+                answer = await self._session.call(
+                    "PUT",
+                    batch_path(self.name, number),
+                    body=body,
+                    headers={"Content-Type": "application/json"},
+                    timeout_s=max(0.001, deadline - time.monotonic()),
+                )
+            except Error as error:
+                # A partition has published what an earlier try of this decided: the coordinator says so soon.
+                if error.code == "already_committed" and time.monotonic() < deadline:
+                    decided = True
+                    self._session.retries += 1
+                    await asyncio.sleep(backoff.next_ms() / 1000)
+                    continue
+                if error.code == "already_committed" or (decided and isinstance(error, TimedOut)):
+                    raise OutcomeUnknown(str(error), code="outcome_unknown", outcome="unknown") from error
+                if decided:
+                    error.outcome = "unknown"
+                raise
+            return "applied" if answer.json()["result"] == "applied" else "already"
+
+    def _fenced(self, epoch: int, newer: int) -> Fenced:
+        return Fenced(
+            f"sink {self.name!r} was begun anew: its epoch is {newer}",
+            code="fenced",
+            field="epoch",
+            value=epoch,
+            limit=newer,
+            outcome="not_applied",
+        )
+
+    async def open_sender(
+        self,
+        number: int,
+        *,
+        epoch: int | None,
+        batch_bytes: int,
+        buffer_bytes: int,
+        timeout: float | None = None,
+        guard: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> StageSender:
+        """An engine that stages for batch `number`, with a first number of its own for its stages."""
+        if epoch is None:
+            epoch = await self.ready(timeout=timeout)
+        stages = Stages(
+            first_stage=self._session.rng.randint(0, MAX_FIRST_STAGE),
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+        )
+        return StageSender(
+            self._session,
+            stages,
+            sink=self.name,
+            number=number,
+            epoch=epoch,
+            timeout_s=self._session.timeout_s if timeout is None else timeout,
+            guard=guard,
+        )
+
+
+class Stager:
+    """Stages records for one batch of a sink. Leaving its block waits until all is durable, or raises.
+
+    `append` may be called as often as one likes between awaits of `room`; `append_all` paces itself.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        number: int,
+        *,
+        epoch: int | None,
+        batch_bytes: int,
+        buffer_bytes: int,
+        timeout: float | None,
+    ) -> None:
+        self.number = number
+        self._sink = sink
+        self._given_epoch = epoch
+        self._batch_bytes = batch_bytes
+        self._buffer_bytes = buffer_bytes
+        self._timeout = timeout
+        # A lock of the sync face, whose threads fill the sender.
+        self.guard: contextlib.AbstractContextManager[Any] | None = None
+        self._sender: StageSender | None = None
+        self._staged: Staged | None = None
+
+    @property
+    def staged(self) -> Staged:
+        """What was staged, for `Sink.commit`: picklable. Only behind the block."""
+        if self._staged is None:
+            raise ConfigError("what was staged is known when its block has ended", code="not_staged")
+        return self._staged
+
+    async def __aenter__(self) -> Self:
+        self._sender = await self._sink.open_sender(
+            self.number,
+            epoch=self._given_epoch,
+            batch_bytes=self._batch_bytes,
+            buffer_bytes=self._buffer_bytes,
+            timeout=self._timeout,
+            guard=self.guard,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sender = self.sender
+        try:
+            if kind is None:
+                self._staged = await sender.finish()
+        finally:
+            sender.close()
+
+    def append(
+        self,
+        topic: str | Named,
+        value: Any,
+        key: Key = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record for `topic`: its name and bytes, or a `Topic` and what its codec takes.
+
+        Raises what stopped the staging, if anything did. `Overloaded` (``buffer_full``) when far more was
+        added than the buffer holds without awaiting `room` in between.
+        """
+        sender = self.sender
+        if sender.stages.buffered_bytes > self._buffer_bytes * OVERFLOW:
+            raise Overloaded(
+                f"{sender.stages.buffered_bytes} bytes wait to be staged",
+                code="buffer_full",
+                field="buffer_bytes",
+                value=sender.stages.buffered_bytes,
+                limit=self._buffer_bytes * OVERFLOW,
+                hint="`await room()` between appends, or use `await append_all(topic, records)`",
+                outcome="not_applied",
+            )
+        if sender.put(
+            topic,
+            value,
+            key,
+            tag=tag,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            partition=partition,
+        ):
+            sender.wake()
+
+    async def append_all(
+        self, topic: str | Named, records: Iterable[tuple[Key, Any]] | AsyncIterable[tuple[Key, Any]]
+    ) -> int:
+        """Add every (key, value), waiting for room as needed; returns how many."""
+        count = 0
+        if isinstance(records, AsyncIterable):
+            async for key, value in records:
+                self.append(topic, value, key)
+                count += 1
+                await self.room()
+            return count
+        for key, value in records:
+            self.append(topic, value, key)
+            count += 1
+            if not self.has_room():
+                await self.room()
+        return count
+
+    def has_room(self) -> bool:
+        """Whether `room` would return at once."""
+        return not self.sender.full
+
+    async def room(self) -> None:
+        """Wait until the buffer has room for more; raises what stopped the staging."""
+        await self.sender.room()
+
+    @property
+    def sender(self) -> StageSender:
+        """The open block's engine room; not a stable interface."""
+        if self._sender is None or self._sender.closed:
+            raise ConfigError("append outside of the block", code="not_open")
+        return self._sender
+
+
+class Transaction(Stager):
+    """One batch of a sink: leaving the block commits it, an exception leaves nothing that anybody sees.
+
+    `already` says that this batch was committed before: then nothing that is appended is sent, and the block
+    may be left at once. `result` is ``"applied"`` or ``"already"``, once the block was left.
+    """
+
+    result: CommitResult | None = None
+    already = False
+
+    async def __aenter__(self) -> Self:
+        sink = self._sink
+        if self._given_epoch is None:
+            await sink.ready(timeout=self._timeout)
+            committed = -1 if sink.committed is None else sink.committed
+        else:
+            committed = await sink.expect(self._given_epoch, timeout=self._timeout)
+        await super().__aenter__()
+        self.already = self.sender.already = self.number <= committed
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sender = self.sender
+        await super().__aexit__(kind, error, trace)
+        if kind is None:
+            # Of a batch that was committed already nothing is staged: this asks until it is published too.
+            staged = self.staged
+            await self._sink.commit(self.number, [staged], epoch=staged.epoch, timeout=self._timeout)
+            self.result = "already" if sender.already else "applied"

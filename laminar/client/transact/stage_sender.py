@@ -1,0 +1,257 @@
+"""The engine under a transaction: stages what was gathered, several at a time, and sees each to its end.
+
+The decisions are those of `policy.staging`; this is the loop around them. A stage has its number before it
+is sent, so it is sent again through elections until its time is over, and is never taken twice. What fails
+for good ends the whole: nobody commits a part of what was appended.
+
+It runs on the session's loop. The sync face fills it from other threads, under `guard`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from laminar.batch import BatchError, build
+from laminar.client.codecs import Codec, not_bytes
+from laminar.client.errors import Error
+from laminar.client.net.session import BATCH_TYPE, Session, now_ms
+from laminar.client.policy.lane import Pending, padded
+from laminar.client.policy.staging import Row, Stages
+from laminar.client.produce.sender import unbuildable
+from laminar.client.records import Staged
+from laminar.wire.key_route import Route
+
+# Stages on their way at a time: a partition's journal and its followers work on one while others come.
+WIDTH = 16
+
+
+class Named(Protocol):
+    """A topic of either face."""
+
+    name: str
+
+    @property
+    def codec(self) -> Codec[Any] | None: ...
+
+
+class StageSender:
+    """Stages for batch `number` of a sink, under `epoch`. `close` drops what is not staged."""
+
+    def __init__(
+        self,
+        session: Session,
+        stages: Stages,
+        *,
+        sink: str,
+        number: int,
+        epoch: int,
+        timeout_s: float,
+        guard: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.stages = stages
+        self.failure: BaseException | None = None
+        # Some partition has published this batch: whatever is staged for it, nobody will see.
+        self.already = False
+        self.closed = False
+        self.on_progress: Callable[[], None] = _nothing
+        self._session = session
+        self._sink = sink
+        self._number = number
+        self._epoch = epoch
+        self._timeout_s = timeout_s
+        self._guard = guard if guard is not None else contextlib.nullcontext()
+        self._loop = session.loop
+        self._woken = False
+        self._learning: set[str] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._progress: asyncio.Event = asyncio.Event()
+
+    # -- records in --------------------------------------------------------------------------
+
+    def put(
+        self,
+        topic: str | Named,
+        value: Any,
+        key: str | bytes | None,
+        *,
+        tag: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> bool:
+        """Gather a record, with the guard held; whether `wake` is called for."""
+        if self.failure is not None:
+            raise self.failure
+        name = topic
+        if not isinstance(name, str):
+            assert not isinstance(topic, str)
+            name = topic.name
+            if topic.codec is not None:
+                value = topic.codec.encode(value)
+        if type(value) is not bytes and (wrong := not_bytes(value)) is not None:
+            raise wrong
+        if self.already:
+            return False
+        raw = key.encode() if isinstance(key, str) else key
+        return self.stages.put(name, Row(value, raw, partition, tag, headers, timestamp_ms))
+
+    @property
+    def full(self) -> bool:
+        """Whether more should wait until something is staged."""
+        return self.stages.buffered_bytes >= self.stages.buffer_bytes and self._going
+
+    @property
+    def _going(self) -> bool:
+        return self.failure is None and not self.already and not self.closed
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def wake_from_thread(self) -> None:
+        """`wake` from another thread."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._pump)
+
+    # -- stages out --------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        # Cleared first: what is put while we are at it wakes us again.
+        self._woken = False
+        if not self._going:
+            return
+        try:
+            with self._guard:
+                for topic in self.stages.unknown():
+                    if topic not in self._learning:
+                        self._learning.add(topic)
+                        self._spawn(self._learn(topic))
+                while len(self._under_way) < WIDTH and (taken := self.stages.take()) is not None:
+                    self._spawn(self._send(*taken))
+        except Error as error:
+            self._fail(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """One is staged, or a topic known, or it failed: then all has failed."""
+        self._under_way.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Error) and error.code == "already_committed":
+            self.already = True
+            self._drop()
+        elif isinstance(error, (BatchError, TypeError, ValueError)):
+            self._fail(unbuildable(error))
+        elif error is not None:
+            self._fail(error)
+        self._pump()
+        self._progress.set()
+        self.on_progress()
+
+    async def _learn(self, topic: str) -> None:
+        places = await self._session.topic_map(topic, timeout_s=self._timeout_s)
+        count = len(places.places)
+        with self._guard:
+            self.stages.know(topic, partitions=count, partition_of_key=Route.even(count).partition_of_key)
+
+    async def _send(self, topic: str, pending: Pending) -> None:
+        count = len(pending.values)
+        frame = build(
+            pending.values,
+            keys=pending.keys if pending.keyed else None,
+            timestamps=padded(pending.timestamps, count),
+            tags=padded(pending.tags, count),
+            headers=padded(pending.headers, count),
+        )
+        await self._session.call(
+            "POST",
+            f"{batch_path(self._sink, self._number)}/stages?topic={quote(topic, safe='')}"
+            f"&partition={pending.partition}&stage={pending.sequence}&epoch={self._epoch}",
+            body=frame,
+            headers={"Content-Type": BATCH_TYPE},
+            timeout_s=self._timeout_s,
+            first=await self._leader(topic, pending.partition),
+        )
+        with self._guard:
+            self.stages.staged(topic, pending)
+
+    async def _leader(self, topic: str, partition: int) -> str | None:
+        """Whom to ask first: any node passes a stage on, but then it travels twice."""
+        places = await self._session.topic_map(topic, timeout_s=self._timeout_s)
+        url = places.leader(partition)
+        if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
+            places.forget_leader(partition, url)
+            return None
+        return url
+
+    # -- the end -----------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait until more may be put; raises what failed."""
+        while self.full:
+            await self._wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def finish(self) -> Staged:
+        """Stage all that was put, and tell what that is; raises what failed."""
+        closed_all = False
+        while self._going:
+            if not closed_all and not self.stages.unknown():
+                with self._guard:
+                    self.stages.close_all()
+                closed_all = True
+            if closed_all and self.stages.buffered_bytes == 0:
+                break
+            self.wake()
+            await self._wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.already:
+            self._drop()
+        return self.stages.result(self._sink, self._number, self._epoch)
+
+    async def _wait(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._guard:
+            self.stages.drop()
+
+    def close(self) -> None:
+        """Send nothing more; what is on its way is given up. Idempotent."""
+        self.closed = True
+        for task in self._under_way:
+            task.cancel()
+        self._progress.set()
+        self.on_progress()
+
+
+def sink_path(sink: str) -> str:
+    return f"/v1/sinks/{quote(sink, safe='')}"
+
+
+def batch_path(sink: str, number: int) -> str:
+    return f"{sink_path(sink)}/batches/{number}"
+
+
+def _nothing() -> None:
+    return None
