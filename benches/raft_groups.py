@@ -27,13 +27,13 @@ from laminar.batch import Header, build
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node.boot import Addresses, Boot, StatusBoard
-from laminar.node.process import Process, open_home
-from laminar.node.replica import Replica, initial_frame
-from laminar.node.settings import Settings
-from laminar.node.transport import Address, TcpAddress
-from laminar.node.view import ViewMessage
-from laminar.node.wire import Buffer, ConfigurationRecord
+from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord
+from laminar.node.consensus.replica import Replica, initial_frame
+from laminar.node.host.settings import Settings
+from laminar.node.runtime.boot import Addresses, Boot, StatusBoard
+from laminar.node.runtime.cluster_view import ViewMessage
+from laminar.node.runtime.process import Process, open_home
+from laminar.node.transport.transport import Address, TcpAddress
 from membership.lives import Life
 from membership.records import CatalogState, NodeRecord
 from raft.values import NotLeader

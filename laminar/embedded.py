@@ -21,16 +21,16 @@ import msgspec
 
 from laminar.client.client import Client, connect
 from laminar.log import controller_home
-from laminar.node.boot import CONTROLLER, Boot, ChildState, Role, StatusBoard, node_roles, role_name
-from laminar.node.controller import Controller
+from laminar.node.catalog.controller import Controller
 from laminar.node.entry_points import default_entry_points
-from laminar.node.environment import Environment
-from laminar.node.host import misplaced_packages
-from laminar.node.identity import DataFolder, open_data_folder
-from laminar.node.process import Process, open_home
-from laminar.node.settings import SETTINGS, Settings, SettingsError, check_together, convert
-from laminar.node.shard import Shard, home_of
-from laminar.node.sockets import NodeSockets
+from laminar.node.host.machine import misplaced_packages
+from laminar.node.host.settings import SETTINGS, Settings, SettingsError, check_together, convert
+from laminar.node.runtime.boot import CONTROLLER, Boot, ChildState, Role, StatusBoard, node_roles, role_name
+from laminar.node.runtime.data_folder import DataFolder, open_data_folder
+from laminar.node.runtime.environment import Environment
+from laminar.node.runtime.listeners import NodeSockets
+from laminar.node.runtime.process import Process, open_home
+from laminar.node.shard.shard import Shard, home_of
 from laminar.node.supervisor import open_sockets_of
 
 _log = logging.getLogger("laminar.embedded")

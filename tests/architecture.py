@@ -102,9 +102,9 @@ HOLDS_DATA = ("laminar.log", "laminar.node", "membership", "raft", "router")
 # The door, and the modules that read what is not data, each with the reason.
 MAY_OPEN = {
     "laminar.log.disk.disk": "the door",
-    "laminar.node.catch_up.files": "sealed segments, read only, for a replica that verifies every batch",
-    "laminar.node.settings": "a person's TOML file and the cgroup's limits: not data",
-    "laminar.node.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",
+    "laminar.node.host.sealed_files": "sealed segments, read only, for a replica that verifies every batch",
+    "laminar.node.host.settings": "a person's TOML file and the cgroup's limits: not data",
+    "laminar.node.host.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",
 }
 FILE_CALLS = frozenset(
     "open io.open io.FileIO codecs.open aiofiles.open mmap.mmap fcntl.flock"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from laminar.batch import build
 from laminar.http.api.problems import CODES
-from laminar.node.reuseport import HASH_POSITION
+from laminar.node.runtime.reuseport import HASH_POSITION
 from laminar.wire.datagram import (
     ANSWER_MAGIC,
     MAC_BYTES,

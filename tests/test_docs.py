@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.node.settings import SETTINGS, Setting, as_written
+from laminar.node.host.settings import SETTINGS, Setting, as_written
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])

@@ -16,8 +16,8 @@ import uvloop
 
 import laminar
 from laminar.embedded import NodeFailed
-from laminar.node.identity import IdentityError
-from laminar.node.settings import SettingsError
+from laminar.node.host.settings import SettingsError
+from laminar.node.runtime.data_folder import IdentityError
 from laminar.testing.cluster import LocalCluster
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

@@ -33,8 +33,8 @@ def recover(
     from laminar.cli.output import show
     from laminar.log.disk.disk import RealDisk
     from laminar.log.disk.errors import StorageError
-    from laminar.node.catalog_recovery import Refused, StoppedNode
-    from laminar.node.identity import IdentityError
+    from laminar.node.catalog.recovery import Refused, StoppedNode
+    from laminar.node.runtime.data_folder import IdentityError
 
     if accept_loss and into is not None:
         raise UsageError("--accept-loss and --into are mutually exclusive")

@@ -1,6 +1,6 @@
 """`laminar serve` and `laminar config`: a node, with a flag for every setting of the table.
 
-The flags are made from `laminar.node.settings.SETTINGS`, so they can't be other than what is documented;
+The flags are made from `laminar.node.host.settings.SETTINGS`, so they can't be other than what is documented;
 joining flags, environment and file, and judging values, is done there.
 """
 
@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 
 from laminar.cli.faults import UsageError
 from laminar.cli.options import AS_TABLE, Listing
-from laminar.node.settings import SETTINGS, Loaded, Setting, SettingsError, as_written, load
+from laminar.node.host.settings import SETTINGS, Loaded, Setting, SettingsError, as_written, load
 
 GROUP = Group("Settings", sort_key=2)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from laminar.log import ReplicaEntry, StorageSettings, recover_node
-from laminar.node.boot import Boot
-from laminar.node.environment import Environment
-from laminar.node.settings import Settings
+from laminar.node.host.settings import Settings
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.environment import Environment
 from router import owner_shard
 
 
@@ -30,7 +30,8 @@ class EntryPoints:
 def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
     """The real controller, shard and recovery, with all they need loaded: the children find it in memory."""
     # Here and not at the top: whoever only asks for a `Supervisor` with children of his own pays nothing.
-    from laminar.node import controller, shard
+    from laminar.node.catalog import controller
+    from laminar.node.shard import shard
 
     sizes = StorageSettings(
         segment_size_bytes=settings.segment_size_bytes,

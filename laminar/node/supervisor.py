@@ -21,8 +21,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from laminar.log import DamagedDocument, StorageError
-from laminar.node import host
-from laminar.node.boot import (
+from laminar.node.entry_points import EntryPoints, default_entry_points
+from laminar.node.host import machine
+from laminar.node.host.failed_logs import EXIT_COMEBACK, FORGIVEN_MS
+from laminar.node.host.fork import EXIT_HOPELESS, Hopeless, fork
+from laminar.node.host.log_setup import set_up_logging
+from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
+from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
+from laminar.node.runtime.boot import (
     CONTROLLER,
     Addresses,
     Boot,
@@ -32,16 +38,16 @@ from laminar.node.boot import (
     node_roles,
     role_name,
 )
-from laminar.node.comeback import EXIT_COMEBACK, FORGIVEN_MS
-from laminar.node.entry_points import EntryPoints, default_entry_points
-from laminar.node.environment import Environment
-from laminar.node.forking import EXIT_HOPELESS, Hopeless, fork
-from laminar.node.identity import DataFolder, Identity, IdentityError, check_owner, open_data_folder
-from laminar.node.log_setup import set_up_logging
-from laminar.node.restarts import RESTARTS_IN_WINDOW, RestartPolicy
-from laminar.node.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
-from laminar.node.sockets import NodeSockets, open_kept_sockets, open_sockets, plan_ports
-from laminar.node.steering import Steering
+from laminar.node.runtime.data_folder import (
+    DataFolder,
+    Identity,
+    IdentityError,
+    check_owner,
+    open_data_folder,
+)
+from laminar.node.runtime.environment import Environment
+from laminar.node.runtime.listeners import NodeSockets, open_kept_sockets, open_sockets, plan_ports
+from laminar.node.runtime.steering import Steering
 
 log = logging.getLogger("laminar.supervisor")
 
@@ -85,7 +91,7 @@ def serve(
     if not __debug__:
         log.error("python -O removes the checks that keep data safe: start without -O and PYTHONOPTIMIZE")
         return EXIT_USAGE
-    for line in host.misplaced_packages():
+    for line in machine.misplaced_packages():
         log.error("%s: start from another folder, or with python -P", line)
         return EXIT_USAGE
     shards = settings.shards or shards_of_this_machine()
@@ -154,8 +160,8 @@ class Supervisor:
         self._entry_points = entry_points
         self._board = StatusBoard(shards)
         self._children = {role: _Child(role) for role in node_roles(shards)}
-        self._claims = host.CpuClaims()
-        self._cpus = host.plan_pinning(settings.pin, shards, self._claims)
+        self._claims = machine.CpuClaims()
+        self._cpus = machine.plan_pinning(settings.pin, shards, self._claims)
         self._steering = Steering(settings.steer)
         self._selector = selectors.DefaultSelector()
         self._lifeline, self._lifeline_end = os.pipe()
@@ -367,7 +373,7 @@ class Supervisor:
             self._said_ready = True
             url, node = self._url(), self._folder.identity.node
             log.info("node %s is ready: %s, %d shards", node, url, self._shards)
-            host.notify_service_manager("READY=1", os.environ)
+            machine.notify_service_manager("READY=1", os.environ)
 
     def _take_death(self, child: _Child) -> None:
         pid = child.pid
@@ -397,7 +403,7 @@ class Supervisor:
             log.critical(
                 "%s (pid %d) ended: %s; given up after %d restarts in a minute", name, pid, how, limit
             )
-            host.notify_service_manager(f"STATUS={name} was given up", os.environ)
+            machine.notify_service_manager(f"STATUS={name} was given up", os.environ)
             self._write_node_file()
             return
         self._set_state(child, ChildState.DEAD)
@@ -497,7 +503,7 @@ class Supervisor:
             log.warning("told to stop a second time: children are killed")
             self._kill_all()
             return
-        host.notify_service_manager("STOPPING=1", os.environ)
+        machine.notify_service_manager("STOPPING=1", os.environ)
         self._folder.remove_node_file()
         self._sockets.close()  # from now on only children that still accept do so
         self._kill_at_ms = _now_ms() + self._settings.drain_ms + _GRACE_MS

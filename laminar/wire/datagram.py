@@ -4,7 +4,8 @@ One datagram carries one small batch to one partition, and one comes back with t
 leader's address. Both end in a MAC under the cluster's secret, over everything before it; a reader checks it
 before it looks at anything else, and what fails is no datagram of ours (`Forged`), to be dropped in silence.
 It proves who sent, and hides nothing. A question begins so that programs in the kernel find the partition's
-hash (`laminar.node.reuseport`). Pure: no socket, clock or randomness. ``docs/protocol.md`` has every byte.
+hash (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness. ``docs/protocol.md`` has every
+byte.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.node.settings import SETTINGS
+from laminar.node.host.settings import SETTINGS
 from tests.cli.conftest import Command
 
 

@@ -36,7 +36,7 @@ class FakePartition:
     checkpoints: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     def append(self, frame: bytes) -> tuple[int, str | dict[str, Any]]:
-        """(200, (offset, count)) or (409, code), by the rules of laminar/node/producers.py."""
+        """(200, (offset, count)) or (409, code), by the rules of node/partition/state/producers.py."""
         header = verify(frame)
         epoch, expected, known = self.producers.get(header.producer_id, (0, 0, {}))
         if header.producer_id != bytes(16):

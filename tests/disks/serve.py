@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from laminar.node.environment import Environment
-from laminar.node.settings import SETTINGS, load
+from laminar.node.host.settings import SETTINGS, load
+from laminar.node.runtime.environment import Environment
 from laminar.node.supervisor import serve
 from laminar.testing.cluster import LocalCluster
 from tests.disks.fault_disk import FaultDisk

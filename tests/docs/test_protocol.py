@@ -7,9 +7,9 @@ import re
 import pytest
 
 from laminar.node.api.datagrams import MOST_WAITING
-from laminar.node.handshake import Channel, Hello
-from laminar.node.link import HEADER_SIZE, FrameKind
-from laminar.node.reuseport import HASH_POSITION
+from laminar.node.runtime.reuseport import HASH_POSITION
+from laminar.node.transport.handshake import Channel, Hello
+from laminar.node.transport.link import HEADER_SIZE, FrameKind
 from laminar.wire import datagram
 from membership.gossip import DIGEST_BYTES, MAGIC, MAX_DATAGRAM_BYTES, SALT_BYTES
 from raft import messages

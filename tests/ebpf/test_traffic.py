@@ -1,8 +1,8 @@
 """Real connections and datagrams: each reaches the socket of its shard, worked on by that shard's CPU.
 
-The sockets are a node's own (`laminar.node.sockets`), so the programs on them are there too. Which CPU worked
-on a connection is what the kernel says of it (SO_INCOMING_CPU); a datagram that another CPU than the shard's
-works on is thrown away by a filter on the socket, and then missing.
+The sockets are a node's own (`laminar.node.runtime.listeners`), so the programs on them are there too. Which
+CPU worked on a connection is what the kernel says of it (SO_INCOMING_CPU); a datagram that another CPU than
+the shard's works on is thrown away by a filter on the socket, and then missing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ebpf.interfaces import interfaces_of
 from ebpf.layout import CONTROLLER_ROW, Passed, Rule
 from ebpf.loader import Membership, join
 from ebpf.shared import Shared
-from laminar.node.sockets import NodeSockets, open_sockets, plan_ports
-from laminar.node.steering import plan_of
+from laminar.node.runtime.listeners import NodeSockets, open_sockets, plan_ports
+from laminar.node.runtime.steering import plan_of
 from router import owner_shard, partition_hash, shard_of_source_port
 from tests.ebpf.conftest import Network
 from tests.ebpf.packets import append

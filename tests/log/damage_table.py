@@ -27,7 +27,7 @@ from tests.log.histories import HOME, LOGS, SMALL, contents, frame_for, manifest
 
 BLOCK = 4096
 _TRASH = "data/trash"
-# As a node names it (`laminar.node.derived`), which passes over one that does not hold.
+# As a node names it (`laminar.node.partition.snapshot`), which passes over one that does not hold.
 DERIVED = "derived"
 FIRSTS = (1, 5, 9)
 ENTRIES = 14

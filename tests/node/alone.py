@@ -9,12 +9,12 @@ from pathlib import Path
 
 from laminar.batch import Batch
 from laminar.log import RealDisk, Storage, StorageSettings
-from laminar.node.clock import Clock
-from laminar.node.driver import Driver
-from laminar.node.partition import Partition
-from laminar.node.replica import Replica, initial_frame, replay
-from laminar.node.transport import Transport
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.consensus.replica import Replica, initial_frame, replay
+from laminar.node.host.clock import Clock
+from laminar.node.partition.partition import Partition
+from laminar.node.transport.transport import Transport
 from raft.values import HardState, Settings
 
 VOTER = ConfigurationRecord(voters=((1, "here"),))

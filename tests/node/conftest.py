@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from laminar.node.sockets import NodeSockets
+from laminar.node.runtime.listeners import NodeSockets
 
 
 @pytest.fixture

@@ -10,7 +10,13 @@ import msgspec
 
 from laminar.batch import Kind, as_staged, build, build_part, stamp
 from laminar.batch.header import HEADER_SIZE, seal
-from laminar.node.stages import LargeRecord, PinOperation, PinRecord, PublishRecord, Stages
+from laminar.node.partition.state.staged_batches import (
+    LargeRecord,
+    PinOperation,
+    PinRecord,
+    PublishRecord,
+    Stages,
+)
 
 T = TypeVar("T")
 

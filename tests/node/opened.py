@@ -10,14 +10,14 @@ from typing import Any
 
 from laminar.log import Log, Storage
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.calls import PeerLost
-from laminar.node.clock import Clock
-from laminar.node.environment import Environment
-from laminar.node.opening import Opening
-from laminar.node.process import Process
-from laminar.node.repair import Repairs
-from laminar.node.replica import initial_frame
-from laminar.node.transport import TcpAddress
+from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.consensus.replica import initial_frame
+from laminar.node.host.clock import Clock
+from laminar.node.runtime.environment import Environment
+from laminar.node.runtime.process import Process
+from laminar.node.shard.replica_startup import Opening
+from laminar.node.transport.rpc import PeerLost
+from laminar.node.transport.transport import TcpAddress
 from raft.values import Settings
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import frame_for, open_inline

@@ -20,10 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from laminar.log import DamagedDocument
-from laminar.node.boot import Boot, role_name
 from laminar.node.entry_points import EntryPoints
-from laminar.node.forking import Hopeless, threads
-from laminar.node.settings import Settings
+from laminar.node.host.fork import Hopeless, threads
+from laminar.node.host.settings import Settings
+from laminar.node.runtime.boot import Boot, role_name
 from laminar.node.supervisor import serve
 
 # How long those who ignore SIGTERM are waited for.

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from laminar.node.connections import Peer
-from laminar.node.process import Process, encode_chain
+from laminar.node.runtime.process import Process, encode_chain
+from laminar.node.transport.connections import Peer
 from membership.lives import Life
 
 

@@ -17,12 +17,12 @@ from laminar.http.protocol.messages import Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.http.server.writer import _outcome
 from laminar.node.api.append import BATCH_TYPE, AppendRoutes
-from laminar.node.api.exchange import Exchange, PassedResponse
-from laminar.node.partition import Partition
-from laminar.node.producers import REMEMBERED_BATCHES, Producers
-from laminar.node.receipts import Receipt
-from laminar.node.transport import RemoteError, TcpAddress, Transport
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.api.forwarding import Exchange, PassedResponse
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.producers import REMEMBERED_BATCHES, Producers
+from laminar.node.transport.transport import RemoteError, TcpAddress, Transport
 from tests.node.alone import lone_partition
 from tests.node.trio import batch
 
@@ -64,7 +64,7 @@ async def test_a_refusal_of_the_second_batch_does_not_deny_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is durable, so a client that repeats everything doubles it: 504, not a retriable 503."""
-    monkeypatch.setattr("laminar.node.partition.UNCOMMITTED_BYTES", 1000)
+    monkeypatch.setattr("laminar.node.partition.partition.UNCOMMITTED_BYTES", 1000)
     async with lone_partition(tmp_path) as partition:
         problem = await answer(partition, [build([b"x" * 2000]), build([b"y"])])
 
@@ -286,7 +286,7 @@ async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> Non
             most = max(most, len(self._undo))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("laminar.node.tables.Producers", Watching)
+        patch.setattr("laminar.node.partition.state.state.Producers", Watching)
         async with lone_partition(tmp_path) as partition:
             assert 200 == partition.producers.snapshot()[0][2]
     assert 0 < most < 10

@@ -12,10 +12,12 @@ import pytest
 from laminar.http.api.problems import Problem
 from laminar.log import RealDisk
 from laminar.log.disk.errors import DiskError
-from laminar.node import coordinator, partition, rosters
-from laminar.node.coordinator import Coordinator
-from laminar.node.identity import IdentityError, check_owner
-from laminar.node.rosters import Member, Rosters
+from laminar.node.partition import partition
+from laminar.node.partition.state import group_members as rosters
+from laminar.node.partition.state.group_members import Member, Rosters
+from laminar.node.runtime.data_folder import IdentityError, check_owner
+from laminar.node.transactions import coordinator
+from laminar.node.transactions.coordinator import Coordinator
 from tests.node.alone import lone_partition
 
 

@@ -8,11 +8,11 @@ from laminar.batch import Header, Kind
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import controller_home, logs_directory
 from laminar.log.storage import Storage
-from laminar.node.catalog_recovery import Refused, StoppedNode
-from laminar.node.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator
-from laminar.node.identity import IdentityError, open_data_folder
-from laminar.node.replica import TERMS_PASSED, initial_frame
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.catalog.recovery import Refused, StoppedNode
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.consensus.replica import TERMS_PASSED, initial_frame
+from laminar.node.runtime.data_folder import IdentityError, open_data_folder
+from laminar.node.transport.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL
 

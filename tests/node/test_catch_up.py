@@ -12,11 +12,11 @@ import pytest
 
 from laminar.batch import build
 from laminar.node.catch_up import install
-from laminar.node.catch_up.files import read_bytes
 from laminar.node.catch_up.install import refusal_to_replace, whole_frames
 from laminar.node.catch_up.messages import Beginning, Offer
 from laminar.node.catch_up.pace import Pace
-from laminar.node.transport import TcpAddress
+from laminar.node.host.sealed_files import read_bytes
+from laminar.node.transport.transport import TcpAddress
 from tests.node.entries import stamped
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from laminar.node.comeback import LONGEST_PAUSE_S, ComeBack, pause_s
-from laminar.node.process import Process
+from laminar.node.host.failed_logs import LONGEST_PAUSE_S, ComeBack, pause_s
+from laminar.node.runtime.process import Process
 
 
 def test_each_comeback_is_waited_for_longer_than_the_last() -> None:
@@ -23,8 +23,8 @@ def test_each_comeback_is_waited_for_longer_than_the_last() -> None:
 
 async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before a log has failed, and not while a recovery would find the disk full."""
-    monkeypatch.setattr("laminar.node.process.LOOK_S", 0.001)
-    monkeypatch.setattr("laminar.node.process.pause_s", lambda comebacks: 0.001)
+    monkeypatch.setattr("laminar.node.runtime.process.LOOK_S", 0.001)
+    monkeypatch.setattr("laminar.node.runtime.process.pause_s", lambda comebacks: 0.001)
     log = SimpleNamespace(name="t-0", failure=None)
     process: Any = SimpleNamespace(
         storage=SimpleNamespace(logs={1: log}, refusal="disk"),

@@ -15,8 +15,8 @@ from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.log.disk.errors import StorageClosed
-from laminar.node.receipts import Receipt
-from laminar.node.transport import Channel
+from laminar.node.partition.receipts import Receipt
+from laminar.node.transport.transport import Channel
 from raft.messages import AnyMessage, Append, AppendAnswer, Heartbeat, PreVote, Vote
 from tests.node.trio import GROUP, NODES, PATIENCE_S, SETTINGS, Member, Trio, batch, send, trio
 

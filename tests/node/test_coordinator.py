@@ -15,17 +15,17 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.node import coordinator as coordinator_module
 from laminar.node.api import sinks
-from laminar.node.api.locate import Where
+from laminar.node.api.leader_lookup import Where
 from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
-from laminar.node.clock import Clock
-from laminar.node.coordinator import Coordinator, Part, Pinned
-from laminar.node.retention import Retention, Rules
-from laminar.node.sinks import Decision, Sink, SinkChange, Target
-from laminar.node.staging import Batch as StagedBatch
-from laminar.node.staging import Staging
-from laminar.node.transport import TcpAddress
+from laminar.node.host.clock import Clock
+from laminar.node.partition.retention import Retention, Rules
+from laminar.node.partition.state.sinks import Decision, Sink, SinkChange, Target
+from laminar.node.transactions import coordinator as coordinator_module
+from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.participant import Batch as StagedBatch
+from laminar.node.transactions.participant import Staging
+from laminar.node.transport.transport import TcpAddress
 from tests.node.alone import lone_partition
 from tests.node.trio import batch as batch_of
 from tests.node.trio import send, trio

@@ -9,9 +9,9 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node.api.accepted import window
-from laminar.node.api.standing import in_sync_of
-from laminar.node.progress import look
+from laminar.node.api.ack_accepted import window
+from laminar.node.api.health import in_sync_of
+from laminar.node.partition.producer_progress import look
 from tests.node.trio import Member, Trio, batch, send, trio
 
 PRODUCER = b"p" * 16

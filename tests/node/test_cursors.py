@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Header, Kind, build_control, stamp
-from laminar.node.cursors import Cursor, CursorChange, Cursors
+from laminar.node.partition.state.cursors import Cursor, CursorChange, Cursors
 
 
 def entry(index: int, name: str, position: int | None) -> tuple[Header, memoryview]:

@@ -16,12 +16,12 @@ from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.batch.header import mark
 from laminar.log import Log, Storage
 from laminar.log.disk.document import Document
-from laminar.node import derived
-from laminar.node.cursors import CursorChange
-from laminar.node.log_start import LogStartRecord, encode_state
-from laminar.node.partition import Partition
-from laminar.node.replica import initial_frame, replay
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.consensus.log_start import LogStartRecord, encode_state
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.consensus.replica import initial_frame, replay
+from laminar.node.partition import snapshot
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.cursors import CursorChange
 from tests.disks.fault_disk import FaultDisk, FaultFile
 from tests.log.histories import open_inline
 from tests.node.opened import entry, open_all
@@ -117,10 +117,10 @@ class Follower:
             self.partition.committed(index)
 
     async def keep(self) -> None:
-        await derived.DerivedKeeper(self.storage).write(self.partition)
+        await snapshot.DerivedKeeper(self.storage).write(self.partition)
 
 
-async def replayed(log: Log, known: derived.Derived | None) -> Partition:
+async def replayed(log: Log, known: snapshot.Derived | None) -> Partition:
     """The machine of a log that was just opened, from its start or behind what is known."""
     partition = partition_of(log)
     index = log.first_index
@@ -201,7 +201,7 @@ def test_pitfall_20_the_state_behind_the_document_equals_a_full_replay(script: l
         log = storage.logs.get(1)
         if log is None or log.last_index == log.start.index:
             return
-        known = derived.read(log)
+        known = snapshot.read(log)
         committed = max(log.start.index, known.index if known is not None else 0)
         short = await replayed(log, known)
         full = await replayed(log, None)
@@ -290,9 +290,9 @@ async def test_pitfall_20_a_document_that_does_not_fit_is_passed_over(how: str) 
     await kept(disk, 10)
     storage = open_inline(disk)
     log = storage.logs[1]
-    good = derived.read(log)
+    good = snapshot.read(log)
     assert good is not None and 21 == good.index
-    document = Document(disk, log.files.directory, derived.NAME)
+    document = Document(disk, log.files.directory, snapshot.NAME)
     files = [f"{log.files.directory}/{each}" for each in disk.list(log.files.directory) if "derived" in each]
     assert 2 == len(files)
     if how == "missing":
@@ -302,12 +302,12 @@ async def test_pitfall_20_a_document_that_does_not_fit_is_passed_over(how: str) 
         for path in files:
             disk.rot(path, 40)
     elif how == "of another version":
-        document.write(msgspec.msgpack.encode({"version": derived.VERSION + 1, "something": "else"}))
+        document.write(msgspec.msgpack.encode({"version": snapshot.VERSION + 1, "something": "else"}))
     elif how == "ahead":
         document.write(msgspec.msgpack.encode(msgspec.structs.replace(good, index=log.last_index + 1)))
     else:
         document.write(msgspec.msgpack.encode(msgspec.structs.replace(good, term=good.term + 1)))
-    assert derived.read(log) is None
+    assert snapshot.read(log) is None
     shard = await open_all(storage, [entry(1, 1)])
     expected = await replayed(log, good)
     assert picture(expected)[:2] == picture(shard.partitions[("t", 1)])[:2]

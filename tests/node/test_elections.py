@@ -1,4 +1,4 @@
-"""So many elections at once and no more: who stands when (`laminar.node.elections`)."""
+"""So many elections at once and no more: who stands when (`laminar.node.consensus.election_throttle`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from laminar.node.clock import Clock
-from laminar.node.elections import Elections
+from laminar.node.consensus.election_throttle import Elections
+from laminar.node.host.clock import Clock
 
 HOLD_MS = 40
 

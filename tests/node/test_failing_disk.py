@@ -12,8 +12,8 @@ import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageClosed
-from laminar.node.transport import Channel
-from laminar.node.wire import Beat
+from laminar.node.consensus.raft_wire import Beat
+from laminar.node.transport.transport import Channel
 from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.node.trio import SETTINGS, Member, batch, send, trio
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 
-from laminar.node.health import LoopHealth
+from laminar.node.host.loop_health import LoopHealth
 
 
 def _a_long_turn() -> None:

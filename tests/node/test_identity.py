@@ -14,9 +14,15 @@ from msgspec.structs import replace
 from laminar.log.disk.disk import RealDisk
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument
-from laminar.node import identity as module
-from laminar.node.identity import FORMAT_VERSION, DataFolder, Identity, IdentityError, open_data_folder
-from laminar.node.sockets import Ports
+from laminar.node.runtime import data_folder as module
+from laminar.node.runtime.data_folder import (
+    FORMAT_VERSION,
+    DataFolder,
+    Identity,
+    IdentityError,
+    open_data_folder,
+)
+from laminar.node.runtime.listeners import Ports
 from membership.lives import turn
 from tests.disks.fault_disk import FaultDisk
 
@@ -147,7 +153,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
         "from laminar.log.disk.disk import RealDisk\n"
-        "from laminar.node.identity import open_data_folder\n"
+        "from laminar.node.runtime.data_folder import open_data_folder\n"
         "folder = open_data_folder(RealDisk(), sys.argv[1], node='', joining=False)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 from laminar.batch import Header, build
 from laminar.log.format.flush_policy import COMMIT
-from laminar.node.in_line import InLine
-from laminar.node.staging import Batch, Staging
+from laminar.node.shard.reconcile import InLine
+from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition
 
 

@@ -13,10 +13,10 @@ from laminar.batch import Batch, Header, build
 from laminar.batch.header import mark
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node import keys as module
-from laminar.node.keys import KeyEntry, Keys
-from laminar.node.partition import Partition
-from laminar.node.receipts import Receipt
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state import idempotency_keys as module
+from laminar.node.partition.state.idempotency_keys import KeyEntry, Keys
 from raft.messages import AppendAnswer
 from tests.node.alone import lone_partition
 from tests.node.entries import stamped

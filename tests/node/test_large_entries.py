@@ -11,7 +11,7 @@ async def test_an_entry_larger_than_a_frame_reaches_the_followers_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its leader is not ended by it, nor the next one; what comes after it is committed."""
-    monkeypatch.setattr("laminar.node.link.MAX_FRAME_BYTES", 64 << 10)
+    monkeypatch.setattr("laminar.node.transport.link.MAX_FRAME_BYTES", 64 << 10)
     async with trio() as cluster:
         leader = await cluster.leader()
         behind = cluster.followers(leader)[0]

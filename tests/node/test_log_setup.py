@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.node.log_setup import JsonFormatter, NonBlockingHandler, NonBlockingWriter, TextFormatter
+from laminar.node.host.log_setup import JsonFormatter, NonBlockingHandler, NonBlockingWriter, TextFormatter
 
 
 def record(message: str, *, level: int = logging.INFO, **extra: object) -> logging.LogRecord:

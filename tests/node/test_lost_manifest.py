@@ -9,11 +9,11 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.log import Storage
-from laminar.node.catalog_service import CatalogAnswer
-from laminar.node.in_line import InLine
-from laminar.node.lost_manifest import LostManifest, recorded_here
-from laminar.node.moves import Moves
-from laminar.node.release import LogEnd, Releases
+from laminar.node.catalog.service import CatalogAnswer
+from laminar.node.consensus.lost_majority import LogEnd, Releases
+from laminar.node.shard.lost_manifest import LostManifest, recorded_here
+from laminar.node.shard.reconcile import InLine
+from laminar.node.shard.replica_moves import Moves
 from membership.records import CatalogState, LeavingReplica, PartitionRecord, ReplicaRecord, TopicRecord
 from router import owner_shard, partition_hash
 from tests.disks.fault_disk import FaultDisk

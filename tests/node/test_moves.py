@@ -9,11 +9,11 @@ from typing import Any, Literal, cast
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.catalog_service import CatalogAnswer, ConfirmRequest, ReplicaRequest
-from laminar.node.moves import Moves, next_step
-from laminar.node.replacement import Absence, plan, too_many_gone
-from laminar.node.view import View, ViewMessage
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.catalog.replacement import Absence, plan, too_many_gone
+from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, ReplicaRequest
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.runtime.cluster_view import View, ViewMessage
+from laminar.node.shard.replica_moves import Moves, next_step
 from membership.records import (
     CatalogState,
     LeavingReplica,

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from laminar.batch import Header, Kind, build_control
-from laminar.node import sinks as module
-from laminar.node.coordinator import Coordinator, id_of, id_of_name
-from laminar.node.sinks import Sink, SinkChange, Sinks
+from laminar.node.partition.state import sinks as module
+from laminar.node.partition.state.sinks import Sink, SinkChange, Sinks
+from laminar.node.transactions.coordinator import Coordinator, id_of, id_of_name
 from tests.node.alone import lone_partition
 from tests.node.entries import stamped
 

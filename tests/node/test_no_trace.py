@@ -12,7 +12,7 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node.partition import UNCOMMITTED_BYTES, Partition
+from laminar.node.partition.partition import UNCOMMITTED_BYTES, Partition
 from raft.values import NotLeader, Settings
 from tests.node.alone import lone_partition
 from tests.node.trio import batch

@@ -12,11 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from laminar.log import DiskError, Storage
-from laminar.node.catalog_service import CatalogAnswer, ConfirmRequest
+from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
 from laminar.node.catch_up.service import CatchUp
-from laminar.node.in_line import InLine
-from laminar.node.moves import EMPTY, Moves
-from laminar.node.shard import Shard
+from laminar.node.shard.reconcile import InLine
+from laminar.node.shard.replica_moves import EMPTY, Moves
+from laminar.node.shard.shard import Shard
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord, Tombstone, TopicRecord
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, LOGS, SMALL, frame_for, open_inline

@@ -14,12 +14,11 @@ import pytest
 
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.http.api.problems import Problem
-from laminar.node import sinks as module
-from laminar.node.api import leftovers
-from laminar.node.api.leftovers import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
-from laminar.node.coordinator import Coordinator, Part, Pinned
-from laminar.node.partition import Partition
-from laminar.node.sinks import (
+from laminar.node.api import abandoned_stages as leftovers
+from laminar.node.api.abandoned_stages import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state import sinks as module
+from laminar.node.partition.state.sinks import (
     FIRST_ONCE_EPOCH,
     ONCE_MS,
     Decision,
@@ -29,7 +28,8 @@ from laminar.node.sinks import (
     Sinks,
     Target,
 )
-from laminar.node.staging import Batch, Staging
+from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition
 from tests.node.trio import trio
 

@@ -12,12 +12,12 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.log import DamagedRange
 from laminar.log.disk.errors import StorageError
-from laminar.node.catalog_group import CatalogGroup
-from laminar.node.derived import derived_of
-from laminar.node.own_catalog import OwnCatalog
-from laminar.node.peers import Whereabouts
-from laminar.node.repair import Reply
-from laminar.node.replica import initial_frame
+from laminar.node.catalog.controller_addresses import Whereabouts
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.local_replica import OwnCatalog
+from laminar.node.consensus.peer_repair import Reply
+from laminar.node.consensus.replica import initial_frame
+from laminar.node.partition.snapshot import derived_of
 from membership.catalog import OutcomeUnknown
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
@@ -140,8 +140,8 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     part without; as it could not tell a retry from news, it neither stands nor takes appends until somebody
     gives it.
     """
-    monkeypatch.setattr("laminar.node.opening.MEND_PATIENCE_S", 0.05)
-    monkeypatch.setattr("laminar.node.opening.MEND_LOOK_S", 0.01)
+    monkeypatch.setattr("laminar.node.shard.replica_startup.MEND_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laminar.node.shard.replica_startup.MEND_LOOK_S", 0.01)
     disk, storage, log = await found_again(b"a" * 300, b"b" * 300, b"c" * 300)
     [missing] = await log.read(3, 3, max_bytes=1)
     disk.rot(log.segment_of(3).file.path, log.row(3).position + 200, 4)

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from laminar.node.outbox import BULK_FRAME_BYTES, Outbox
-from laminar.node.transport import Channel, TcpAddress
-from laminar.node.wire import Buffer, read_frame
+from laminar.node.consensus.outbox import BULK_FRAME_BYTES, Outbox
+from laminar.node.consensus.raft_wire import Buffer, read_frame
+from laminar.node.transport.transport import Channel, TcpAddress
 from raft.messages import AnyMessage, Append, Heartbeat
 from raft.values import SendAppend
 

@@ -10,9 +10,9 @@ import pytest
 from laminar.batch import Batch, Header, build
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node.door import BATCH_BYTES
-from laminar.node.receipts import Receipt
-from laminar.node.wire import ConfigurationRecord
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.partition.append_batcher import BATCH_BYTES
+from laminar.node.partition.receipts import Receipt
 from tests.node.alone import lone_partition, values
 
 
@@ -57,9 +57,9 @@ async def test_whatever_goes_wrong_at_the_door_everybody_is_answered(
             raise ArithmeticError("ours")
 
         for place, outcome in (
-            ("laminar.node.door.join", "not_applied"),
-            ("laminar.node.replica.Replica.stamped", "unknown"),
-            ("laminar.node.partition.Partition.leads", "not_applied"),
+            ("laminar.node.partition.append_batcher.join", "not_applied"),
+            ("laminar.node.consensus.replica.Replica.stamped", "unknown"),
+            ("laminar.node.partition.partition.Partition.leads", "not_applied"),
         ):
             with monkeypatch.context() as patch:
                 asked = [partition.append_records(Records([b"x" * BATCH_BYTES])) for _ in range(4)]

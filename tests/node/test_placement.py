@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.catalog_service import CatalogService
+from laminar.node.catalog.service import CatalogService
 from tests.membership.nodes import node
 
 NAMES = "abcd"

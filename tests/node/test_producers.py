@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from laminar.batch import Header, build
 from laminar.http.api.problems import Problem
-from laminar.node import producers as module
-from laminar.node.producers import Place, Producers, Refused
-from laminar.node.progress import fence
-from laminar.node.receipts import Receipt
+from laminar.node.partition.producer_progress import fence
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state import producers as module
+from laminar.node.partition.state.producers import Place, Producers, Refused
 from tests.node.alone import lone_partition
 from tests.node.entries import stamped
 

@@ -13,13 +13,13 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
-from laminar.node.api import leftovers
+from laminar.node.api import abandoned_stages
 from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRoutes
-from laminar.node.coordinator import Coordinator, Part, Pinned
-from laminar.node.partition import Partition
-from laminar.node.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
-from laminar.node.stages import Published, Stage, StagedBatch, Stages, StoredStages
-from laminar.node.staging import Batch, Staging
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
+from laminar.node.partition.state.staged_batches import Published, Stage, StagedBatch, Stages, StoredStages
+from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition, values
 from tests.node.entries import forget_published_entry, pin_entry, publish_entry, staged_entry
 from tests.node.test_once import PART, SINK, Targets, coordinator_of, janitor, stage
@@ -76,8 +76,8 @@ async def test_a_leader_forgets_what_was_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is too much at once, the rest in two hours; a restart does not bring it back."""
-    monkeypatch.setattr(leftovers, "KEPT_PUBLISHED", 10)
-    monkeypatch.setattr("laminar.node.staging.FORGOTTEN_IN_ONE", 7)
+    monkeypatch.setattr(abandoned_stages, "KEPT_PUBLISHED", 10)
+    monkeypatch.setattr("laminar.node.transactions.participant.FORGOTTEN_IN_ONE", 7)
     async with lone_partition(tmp_path) as partition:
         await partition.confirmed_end()
         coordinator, _ = coordinator_of(partition)
@@ -193,7 +193,7 @@ async def test_while_nobody_can_be_asked_no_more_is_pinned_than_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the decision it would be too late. Sinks that are kept, and what is pinned, go on."""
-    monkeypatch.setattr("laminar.node.staging.MAX_PUBLISHED_ONCE", 1)
+    monkeypatch.setattr("laminar.node.transactions.participant.MAX_PUBLISHED_ONCE", 1)
     async with lone_partition(tmp_path) as partition:
         await partition.confirmed_end()
         coordinator, targets = coordinator_of(partition)

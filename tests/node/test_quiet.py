@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.clock import Clock
-from laminar.node.pairs import Pairs
-from laminar.node.transport import Address, Peer, TcpAddress
+from laminar.node.consensus.quiescence import Pairs
+from laminar.node.host.clock import Clock
+from laminar.node.transport.transport import Address, Peer, TcpAddress
 from raft.configuration import Configuration
 from raft.values import Role
 from tests.node.trio import SETTINGS, Member, Trio, batch, send, trio

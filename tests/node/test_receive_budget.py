@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from laminar.node.receive_budget import ReceiveBudget
+from laminar.node.transport.receive_budget import ReceiveBudget
 from tests.node.trio import batch, send, trio
 
 VALUE = b"x" * 50_000

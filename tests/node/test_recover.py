@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from laminar.node.api.recover import _Standing
-from laminar.node.api.replica_states import ReplicaState
+from laminar.node.api.accept_loss import _Standing
+from laminar.node.api.replica_status import ReplicaState
 from membership.records import LeavingReplica, PartitionRecord, ReplicaRecord
 
 GROUP = b"g" * 16

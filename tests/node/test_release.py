@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from laminar.node.release import LogEnd, agree
+from laminar.node.consensus.lost_majority import LogEnd, agree
 
 FIRST = {1: LogEnd(1, 2, False, 3, 10), 2: LogEnd(2, 1, False, 3, 9)}
 

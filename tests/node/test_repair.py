@@ -11,9 +11,9 @@ import pytest
 
 from laminar.batch import Header, build, stamp
 from laminar.log import DamagedRange
-from laminar.node.calls import PeerLost
-from laminar.node.repair import Ask, Repairs, Reply
-from laminar.node.transport import Peer
+from laminar.node.consensus.peer_repair import Ask, Repairs, Reply
+from laminar.node.transport.rpc import PeerLost
+from laminar.node.transport.transport import Peer
 from tests.node.trio import CLUSTER, GROUP, Member, Trio, batch, send, trio
 
 COUNT = 6

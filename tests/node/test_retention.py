@@ -15,9 +15,9 @@ from laminar.http.api.problems import Problem
 from laminar.log import StorageSettings
 from laminar.log.disk.errors import StorageError
 from laminar.log.partition_log.log import Log
-from laminar.node.clock import Clock
-from laminar.node.partition import Partition
-from laminar.node.retention import Retention, Rules, expired_ends
+from laminar.node.host.clock import Clock
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.retention import Retention, Rules, expired_ends
 from tests.node.alone import lone_partition
 from tests.node.trio import Member, Trio, batch, send, trio
 

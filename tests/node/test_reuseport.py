@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from laminar.node.reuseport import partition_program
-from laminar.node.sockets import NodeSockets, open_kept_sockets
+from laminar.node.runtime.listeners import NodeSockets, open_kept_sockets
+from laminar.node.runtime.reuseport import partition_program
 from router import owner_shard
 from tests.node.hosts import HOSTS, have
 

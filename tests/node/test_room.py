@@ -20,7 +20,7 @@ import laminar
 from laminar.cli import EXIT_UNAVAILABLE
 from laminar.log.disk.disk import RealDisk
 from laminar.log.disk.trash import Trash
-from laminar.node.space import Space
+from laminar.node.host.disk_space import Space
 from laminar.testing.nodes import serve
 from tests.node.api.asking import ENVELOPE_LINES, Partition, problem
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.node import rosters
-from laminar.node.rosters import Member, Rosters
+from laminar.node.partition.state import group_members as rosters
+from laminar.node.partition.state.group_members import Member, Rosters
 
 
 def member(name: str, at_s: float, *, mode: str = "clustering", session_ms: int = 6000) -> Member:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from laminar.node.rounds import Rounds
+from laminar.node.host.periodic import Rounds
 from tests.sim.loop import SimLoop
 
 

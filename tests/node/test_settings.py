@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from laminar.node.environment import Environment
-from laminar.node.identity import open_data_folder
-from laminar.node.settings import (
+from laminar.node.host.settings import (
     SETTINGS,
     Setting,
     Settings,
@@ -20,6 +18,8 @@ from laminar.node.settings import (
     load,
     shards_of_this_machine,
 )
+from laminar.node.runtime.data_folder import open_data_folder
+from laminar.node.runtime.environment import Environment
 from laminar.node.supervisor import open_sockets_of
 
 

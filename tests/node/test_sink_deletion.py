@@ -9,11 +9,11 @@ import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.sinks import _described as described
-from laminar.node.coordinator import Coordinator, Part, Pinned
-from laminar.node.partition import Partition
-from laminar.node.sinks import Deletion, Sink, Target
-from laminar.node.staging import Staging
-from laminar.node.tables import Tables
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.sinks import Deletion, Sink, Target
+from laminar.node.partition.state.state import Tables
+from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.participant import Staging
 from tests.node.alone import lone_partition, values
 from tests.node.test_once import PART, SINK, Targets, coordinator_of, forget, stage
 from tests.node.trio import trio
@@ -275,7 +275,7 @@ async def test_a_name_that_is_free_again_leaves_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is remembered of it is forgotten as what wrote once is."""
-    monkeypatch.setattr("laminar.node.coordinator.MAX_KEPT", 1)
+    monkeypatch.setattr("laminar.node.transactions.coordinator.MAX_KEPT", 1)
     async with lone_partition(tmp_path) as partition:
         await partition.confirmed_end()
         coordinator, _ = coordinator_of(partition)

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from laminar.node.boot import CONTROLLER
-from laminar.node.sockets import NodeSockets, Ports, open_kept_sockets, open_sockets, plan_ports
+from laminar.node.runtime.boot import CONTROLLER
+from laminar.node.runtime.listeners import NodeSockets, Ports, open_kept_sockets, open_sockets, plan_ports
 from tests.node.hosts import HOSTS, have
 
 

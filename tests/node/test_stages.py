@@ -14,13 +14,13 @@ from laminar.batch import Batch, Header, Kind, build, tag_bit, verify
 from laminar.batch.header import HEADER_SIZE, seal
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node import stages as stages_module
-from laminar.node.partition import Partition
-from laminar.node.receipts import Receipt
-from laminar.node.sinks import FIRST_ONCE_EPOCH
-from laminar.node.stages import OpenBatch, PinOperation, Stage, Stages
-from laminar.node.staging import Batch as SinkBatch
-from laminar.node.staging import Staging
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state import staged_batches as stages_module
+from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
+from laminar.node.partition.state.staged_batches import OpenBatch, PinOperation, Stage, Stages
+from laminar.node.transactions.participant import Batch as SinkBatch
+from laminar.node.transactions.participant import Staging
 from tests.node.alone import lone_partition, values
 from tests.node.entries import (
     check_follows_its_log,
@@ -288,7 +288,7 @@ async def test_a_batch_has_so_many_stages_in_a_partition_and_the_next_is_refused
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is written, not when it is to be committed; what is there already may be sent again."""
-    monkeypatch.setattr("laminar.node.staging.MAX_STAGES", 2)
+    monkeypatch.setattr("laminar.node.transactions.participant.MAX_STAGES", 2)
     async with lone_partition(tmp_path) as partition:
         for number in (0, 1, 0):
             await stage(partition, of(0), number, b"%d" % number)

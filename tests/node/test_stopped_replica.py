@@ -10,10 +10,10 @@ import pytest
 from laminar.batch import Header, build
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import ReplicaStopped
-from laminar.node.replica import initial_frame
-from laminar.node.tables import Tables
-from laminar.node.transport import Channel, Peer, ProtocolError
-from laminar.node.wire import ConfigurationRecord, control_frame
+from laminar.node.consensus.raft_wire import ConfigurationRecord, control_frame
+from laminar.node.consensus.replica import initial_frame
+from laminar.node.partition.state.state import Tables
+from laminar.node.transport.transport import Channel, Peer, ProtocolError
 from raft.messages import AnyMessage, HeartbeatAnswer
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from laminar.node.host import CpuClaims, misplaced_packages, plan_pinning
-from laminar.node.restarts import LONGEST_PAUSE_MS, RestartPolicy
+from laminar.node.host.machine import CpuClaims, misplaced_packages, plan_pinning
+from laminar.node.host.restart_policy import LONGEST_PAUSE_MS, RestartPolicy
 
 PROGRAM = Path(__file__).with_name("supervised.py")
 # How long tests wait for what should come at once.

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from laminar.node.tcp_user import NOBODY_KNOWN, user_at_other_end
+from laminar.node.transport.peer_user import NOBODY_KNOWN, user_at_other_end
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.clock import Clock
-from laminar.node.timers import MOST_DUE, Timers
+from laminar.node.consensus.timers import MOST_DUE, Timers
+from laminar.node.host.clock import Clock
 
 
 class Counted(Timers):

@@ -19,8 +19,8 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.fetch import FetchRoutes
-from laminar.node.api.values import ValueRoutes
-from laminar.node.partition import Partition
+from laminar.node.api.record_value import ValueRoutes
+from laminar.node.partition.partition import Partition
 from tests.node.alone import lone_partition
 from tests.node.attacks.test_batches import poisoned
 

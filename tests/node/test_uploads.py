@@ -14,14 +14,14 @@ from laminar.batch import Batch, Header, Kind, build_part, verify
 from laminar.batch.large_record import build_stub, checksum_of, size_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node import stages as stages_module
-from laminar.node import uploads as uploads_module
-from laminar.node.api.values import find_parts, pieces
-from laminar.node.partition import Partition
-from laminar.node.receipts import Receipt
-from laminar.node.stages import Stages
-from laminar.node.staging import Staging
-from laminar.node.uploads import MAX_PARTS, Uploads
+from laminar.node.api.record_value import find_parts, pieces
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state import staged_batches as stages_module
+from laminar.node.partition.state.staged_batches import Stages
+from laminar.node.transactions import uploads as uploads_module
+from laminar.node.transactions.participant import Staging
+from laminar.node.transactions.uploads import MAX_PARTS, Uploads
 from tests.node.alone import lone_partition
 from tests.node.entries import check_follows_its_log, part_entry, published_upload_entry
 

@@ -10,11 +10,11 @@ import pytest
 from laminar.batch import HEADER_SIZE, Header, Kind, build
 from laminar.batch.header import seal
 from laminar.http.api.problems import Problem
-from laminar.node.api.accepted import window
-from laminar.node.partition import Partition
-from laminar.node.producers import Place, Producers, Progress, Refused
-from laminar.node.progress import fence, look
-from laminar.node.receipts import Receipt
+from laminar.node.api.ack_accepted import window
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.producer_progress import fence, look
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.producers import Place, Producers, Progress, Refused
 from tests.node.alone import lone_partition
 from tests.node.entries import stamped
 from tests.node.trio import batch as producer_batch

@@ -20,17 +20,17 @@ from laminar.batch import Batch, Header, build
 from laminar.log import DamagedRange, Storage, StorageSettings
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
-from laminar.node.clock import Clock
-from laminar.node.driver import Driver
-from laminar.node.environment import Environment
-from laminar.node.partition import Partition
-from laminar.node.process import Process
-from laminar.node.receipts import Receipt
-from laminar.node.receive_budget import RECEIVE_BUDGET_BYTES
-from laminar.node.repair import METHOD, Repairs
-from laminar.node.replica import Replica, initial_frame
-from laminar.node.transport import Address, Channel, Peer, TcpAddress, Transport
-from laminar.node.wire import ConfigurationRecord, read_beat, read_frame
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.peer_repair import METHOD, Repairs
+from laminar.node.consensus.raft_wire import ConfigurationRecord, read_beat, read_frame
+from laminar.node.consensus.replica import Replica, initial_frame
+from laminar.node.host.clock import Clock
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.runtime.environment import Environment
+from laminar.node.runtime.process import Process
+from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
+from laminar.node.transport.transport import Address, Channel, Peer, TcpAddress, Transport
 from raft.messages import AnyMessage, AppendAnswer
 from raft.values import Settings
 from tests.disks.fault_disk import FaultDisk

@@ -15,8 +15,8 @@ import msgspec
 
 from laminar.batch import build
 from laminar.http.api.problems import Problem
-from laminar.node.api.exchange import PassedResponse
-from laminar.node.transport import TcpAddress, TransportError
+from laminar.node.api.forwarding import PassedResponse
+from laminar.node.transport.transport import TcpAddress, TransportError
 from router import owner_shard, partition_hash
 from tests.sim.loop import Life
 from tests.sim.network import SimTransport

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from laminar.log.format.settings import StorageSettings
 from laminar.log.storage import Storage
-from laminar.node.boot import Boot
-from laminar.node.clock import Clock
-from laminar.node.environment import Environment
-from laminar.node.transport import Address, TcpAddress
+from laminar.node.host.clock import Clock
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.environment import Environment
+from laminar.node.transport.transport import Address, TcpAddress
 from raft.values import Trace
 from tests.log.histories import InlineExecutor
 from tests.sim.loop import Life

@@ -17,14 +17,14 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import Map, controller_home, logs_directory, recover_node, shard_home
-from laminar.node.boot import CONTROLLER, Addresses, Boot, Role, node_roles, role_name, role_number
-from laminar.node.controller import Controller
-from laminar.node.forking import Hopeless
-from laminar.node.identity import open_data_folder
-from laminar.node.process import Process
-from laminar.node.settings import Settings
-from laminar.node.shard import Shard
-from laminar.node.transport import TcpAddress
+from laminar.node.catalog.controller import Controller
+from laminar.node.host.fork import Hopeless
+from laminar.node.host.settings import Settings
+from laminar.node.runtime.boot import CONTROLLER, Addresses, Boot, Role, node_roles, role_name, role_number
+from laminar.node.runtime.data_folder import open_data_folder
+from laminar.node.runtime.process import Process
+from laminar.node.shard.shard import Shard
+from laminar.node.transport.transport import TcpAddress
 from router import owner_shard
 from tests.disks.fault_disk import FaultDisk
 from tests.sim.environment import SIZES, SimBoot, SimEnvironment, SimGossip

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from laminar.node.process import Process
-from laminar.node.replica import Replica
+from laminar.node.consensus.replica import Replica
+from laminar.node.runtime.process import Process
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
 from membership.records import PartitionRecord, ReplaceReplica
 from tests.sim.machine import Machine

@@ -1,4 +1,4 @@
-"""The wires between simulated processes: a transport with the face of `laminar.node.transport.Transport`.
+"""The wires between simulated processes: a transport with the face of `transport.Transport`.
 
 A frame or a call arrives late, twice, out of order, or not at all, as the world's dice say; pairs of nodes
 may be cut off, in one direction or both. News of a process that died comes as a closed socket would bring it,
@@ -12,8 +12,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from laminar.node.handshake import Channel
-from laminar.node.transport import (
+from laminar.node.transport.handshake import Channel
+from laminar.node.transport.transport import (
     Address,
     CallTimeout,
     Peer,
@@ -178,7 +178,7 @@ class SimTransport:
         self._serve(sock)
 
     async def serve_unix(self, name: str) -> None:
-        from laminar.node.transport import UnixAddress
+        from laminar.node.transport.transport import UnixAddress
 
         self._serve(UnixAddress(name))
 

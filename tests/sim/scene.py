@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from laminar.node.partition import Partition
-from laminar.node.process import Process
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.process import Process
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC, _begin

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from laminar.batch import HEADER_SIZE, Batch, Header, as_published
-from laminar.node.coordinator import id_of
-from laminar.node.sinks import Decision, Sink, SinkChange
-from laminar.node.stages import publish_record
+from laminar.node.partition.state.sinks import Decision, Sink, SinkChange
+from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.transactions.coordinator import id_of
 
 Buffer = bytes | bytearray | memoryview
 # By partition, the numbers of the stages that a commit names.

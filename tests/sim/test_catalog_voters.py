@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from laminar.node.handshake import Channel
-from laminar.node.outbox import BULK_FRAME_BYTES
-from laminar.node.replica import Replica
+from laminar.node.consensus.outbox import BULK_FRAME_BYTES
+from laminar.node.consensus.replica import Replica
+from laminar.node.transport.handshake import Channel
 from membership.records import Result
 from raft.values import Role
 from tests.sim.clients import Client

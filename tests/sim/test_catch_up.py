@@ -7,10 +7,10 @@ import random
 import pytest
 
 from laminar.log.disk.errors import DamagedRange
-from laminar.node.calls import RemoteError
 from laminar.node.catch_up.messages import DAMAGED, PIECE
-from laminar.node.partition import Partition
-from laminar.node.transport import Peer
+from laminar.node.partition.partition import Partition
+from laminar.node.transport.rpc import RemoteError
+from laminar.node.transport.transport import Peer
 from tests.sim.scene import Scene
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from laminar.node.catalog_group import CatalogGroup
-from laminar.node.catalog_lead import CatalogLead
-from laminar.node.catalog_recovery import StoppedNode
-from laminar.node.own_catalog import CATALOG_NAME
-from laminar.node.replica import TERMS_PASSED
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.leader_duties import CatalogLead
+from laminar.node.catalog.local_replica import CATALOG_NAME
+from laminar.node.catalog.recovery import StoppedNode
+from laminar.node.consensus.replica import TERMS_PASSED
 from tests.sim.machine import DATA, Machine
 from tests.sim.scene import REPLACED_SOON, SOON, Scene, members
 from tests.sim.simulation import TOPIC

@@ -7,7 +7,7 @@ import errno
 import msgspec
 import pytest
 
-from laminar.node.partition import Partition
+from laminar.node.partition.partition import Partition
 from tests.sim.machine import Machine
 from tests.sim.scene import REPLACED_SOON, Scene
 from tests.sim.simulation import TOPIC

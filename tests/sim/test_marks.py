@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from laminar.node import peers
-from laminar.node.controller import REMEMBER_MS
-from laminar.node.partition import Partition
-from laminar.node.replica import Replica
+from laminar.node.catalog import controller_addresses
+from laminar.node.catalog.controller import REMEMBER_MS
+from laminar.node.consensus.replica import Replica
+from laminar.node.partition.partition import Partition
 from raft.values import Role
 from tests.sim.clients import Client
 from tests.sim.machine import Machine
@@ -333,5 +333,5 @@ def test_where_the_others_are_is_written_anew_before_its_second_copy_rots() -> N
         world.loop.run_for(REMEMBER_MS / 1000 + 5.0)
         assert not set(before) & set(copies())
     assert founder.controller is not None and founder.controller.group is not None
-    assert set(peers.read(founder.controller.group.replica.log).addresses) == {"a", "b", "c"}
+    assert set(controller_addresses.read(founder.controller.group.replica.log).addresses) == {"a", "b", "c"}
     world.close()

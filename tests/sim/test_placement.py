@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from laminar.node.catalog_service import DeleteTopicRequest, TopicRequest
-from laminar.node.controller import Controller
+from laminar.node.catalog.controller import Controller
+from laminar.node.catalog.service import DeleteTopicRequest, TopicRequest
 from membership.catalog import NotCatalogLeader
 from raft.values import Role
 from tests.sim.scene import Scene

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from laminar.node import own_folder as module
-from laminar.node.catalog_service import TopicRequest
-from laminar.node.comeback import ComeBack
-from laminar.node.driver import TERMS_FORGOTTEN
-from laminar.node.process import Process
-from laminar.node.shard import Shard
+from laminar.node.catalog import rollback_guard as module
+from laminar.node.catalog.service import TopicRequest
+from laminar.node.consensus.driver import TERMS_FORGOTTEN
+from laminar.node.host.failed_logs import ComeBack
+from laminar.node.runtime.process import Process
+from laminar.node.shard.shard import Shard
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.machine import Machine
 from tests.sim.scene import Scene, replaced, scene_of

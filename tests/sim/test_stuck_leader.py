@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laminar.node.handshake import Channel
+from laminar.node.transport.handshake import Channel
 from tests.sim.test_marks import Scene
 
 

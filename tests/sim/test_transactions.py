@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from laminar.batch import Header, Kind
-from laminar.node import sinks
-from laminar.node.api import leftovers
+from laminar.node.api import abandoned_stages
 from laminar.node.api.sinks import COORDINATORS
-from laminar.node.coordinator import TOPIC as COORDINATORS_TOPIC
+from laminar.node.partition.state import sinks
+from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.drivers import Driver
 from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC, _begin, _end_sinks, simulate
@@ -119,7 +119,7 @@ def test_sinks_that_write_once_are_forgotten_through_crashes_and_no_batch_is_tor
     """Far too soon, where each coordinator keeps one that is older than seconds; replicas agree on which."""
     monkeypatch.setattr(sinks, "MAX_ONCE", 1)
     monkeypatch.setattr(sinks, "ONCE_MS", 5_000)
-    monkeypatch.setattr(leftovers, "ONCE_MS", 5_000)
+    monkeypatch.setattr(abandoned_stages, "ONCE_MS", 5_000)
     outcome = simulate(Options(seed=seed, clients=0, drivers=1, once=4, trouble_s=120.0))
 
     assert outcome.exercised["sinks begun once"] > 20 and outcome.exercised["batches decided"] > 20

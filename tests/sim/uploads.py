@@ -11,7 +11,7 @@ from collections import Counter
 from crc32c import crc32c
 
 from laminar.batch import HEADER_SIZE, Header
-from laminar.node.stages import LargeRecord, PublishRecord
+from laminar.node.partition.state.staged_batches import LargeRecord, PublishRecord
 
 Buffer = bytes | bytearray | memoryview
 

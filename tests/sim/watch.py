@@ -15,14 +15,14 @@ from crc32c import crc32c
 
 from laminar.batch import HEADER_SIZE, Batch, Header, Kind
 from laminar.log.disk.errors import DamagedRange
-from laminar.node.own_catalog import CATALOG_NAME
-from laminar.node.partition import Partition
-from laminar.node.process import Process
-from laminar.node.replica import Machine as Follower
-from laminar.node.replica import Replica
-from laminar.node.shard import Shard
-from laminar.node.stages import publish_record
-from laminar.node.wire import ConfigurationRecord, configuration_record
+from laminar.node.catalog.local_replica import CATALOG_NAME
+from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
+from laminar.node.consensus.replica import Machine as Follower
+from laminar.node.consensus.replica import Replica
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.runtime.process import Process
+from laminar.node.shard.shard import Shard
 from raft.configuration import ConfigurationRefused, check_step
 from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.sim.machine import Machine

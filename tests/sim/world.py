@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from laminar.node.boot import StatusBoard
-from laminar.node.controller import Controller
-from laminar.node.process import Process
+from laminar.node.catalog.controller import Controller
+from laminar.node.runtime.boot import StatusBoard
+from laminar.node.runtime.process import Process
 from membership.records import CatalogState
 from tests.sim.environment import SimGossip
 from tests.sim.loop import SimLoop

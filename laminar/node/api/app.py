@@ -22,13 +22,16 @@ from laminar.http.protocol.request_head import (
     MOST_HEADERS,
     RequestHead,
 )
+from laminar.node.api.abandoned_stages import Leftovers
+from laminar.node.api.accept_loss import RecoverRoutes
 from laminar.node.api.append import AppendRoutes
-from laminar.node.api.bodies import check_document
 from laminar.node.api.cluster import ClusterRoutes
 from laminar.node.api.cursors import CursorRoutes
-from laminar.node.api.damage import LOCAL
+from laminar.node.api.damaged_reads import LOCAL
 from laminar.node.api.datagrams import Datagrams
-from laminar.node.api.exchange import (
+from laminar.node.api.delete_records import TrimRoutes
+from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes, expected_bytes
+from laminar.node.api.forwarding import (
     FORWARDED,
     Exchange,
     Forwarder,
@@ -36,31 +39,28 @@ from laminar.node.api.exchange import (
     decode_passed,
     encode_response,
 )
-from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes, expected_bytes
 from laminar.node.api.groups import GroupRoutes
-from laminar.node.api.leftovers import Leftovers
-from laminar.node.api.locate import Locator
-from laminar.node.api.marks import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
+from laminar.node.api.health import Watch
+from laminar.node.api.idempotency import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
+from laminar.node.api.json_body import check_document
+from laminar.node.api.leader_lookup import Locator
 from laminar.node.api.metrics import MetricsRoute
+from laminar.node.api.producer_progress import ProgressRoutes
 from laminar.node.api.producers import ProducerRoutes
-from laminar.node.api.progress import ProgressRoutes
-from laminar.node.api.recover import RecoverRoutes
-from laminar.node.api.replica_states import PartitionRoutes, ReplicaStates
+from laminar.node.api.record_value import ValueRoutes
+from laminar.node.api.replica_status import PartitionRoutes, ReplicaStates
 from laminar.node.api.sinks import SinkRoutes
-from laminar.node.api.standing import Watch
 from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes
-from laminar.node.api.trim import TrimRoutes
 from laminar.node.api.uploads import UploadRoutes
-from laminar.node.api.values import ValueRoutes
-from laminar.node.coordinator import TOPIC
-from laminar.node.settings import MAX_REPLICAS
-from laminar.node.staging import MAX_STAGES
-from laminar.node.transport import Peer
-from laminar.node.uploads import MAX_OPEN, MAX_PARTS
+from laminar.node.host.settings import MAX_REPLICAS
+from laminar.node.transactions.coordinator import TOPIC
+from laminar.node.transactions.participant import MAX_STAGES
+from laminar.node.transactions.uploads import MAX_OPEN, MAX_PARTS
+from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
-    from laminar.node.process import Method
-    from laminar.node.shard import Shard
+    from laminar.node.runtime.process import Method
+    from laminar.node.shard.shard import Shard
 
 # Headers that make a request safe to repeat, and who keeps that promise: let pass in silence by others, they
 # would double something.

@@ -23,9 +23,11 @@ from laminar.http.api.append_body import Append, all_marked, parse_append, recor
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.accepted import FLUSH, accepted, window
+from laminar.node.api.ack_accepted import FLUSH, accepted, window
+from laminar.node.api.attempts import final, may_retry, of_all_tries, whole
+from laminar.node.api.background_decoding import Parsing
 from laminar.node.api.cluster import integer
-from laminar.node.api.exchange import (
+from laminar.node.api.forwarding import (
     FORWARDED,
     KEYED,
     PART,
@@ -37,19 +39,17 @@ from laminar.node.api.exchange import (
     decode_response,
     encode_passed,
 )
-from laminar.node.api.locate import Locator, Where
-from laminar.node.api.marks import KEY_TIME, Mark, is_marked, mark_of, marked, marked_records, named
-from laminar.node.api.parsing import Parsing
+from laminar.node.api.idempotency import KEY_TIME, Mark, is_marked, mark_of, marked, marked_records, named
+from laminar.node.api.leader_lookup import Locator, Where
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.api.tries import final, may_retry, of_all_tries, whole
-from laminar.node.flush import policy_of
-from laminar.node.partition import Partition
-from laminar.node.receipts import Receipt
-from laminar.node.retries import has_seen
+from laminar.node.partition.deduplication import has_seen
+from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 BATCH_TYPE = "application/vnd.laminar.batch"
 FORWARD_TIMEOUT_S = 15.0

@@ -10,12 +10,12 @@ from laminar import __version__
 from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.standing import Watch
-from laminar.node.boot import ChildState, role_name
-from laminar.node.view import host_in_url
+from laminar.node.api.health import Watch
+from laminar.node.runtime.boot import ChildState, role_name
+from laminar.node.runtime.cluster_view import host_in_url
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 LONGEST_WAIT_MS = 30_000
 _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)

@@ -17,17 +17,17 @@ import msgspec
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
-from laminar.node.api.exchange import Exchange
-from laminar.node.api.leading import at_leader, led_here
-from laminar.node.api.locate import Locator, Where
+from laminar.node.api.forwarding import Exchange
+from laminar.node.api.json_body import json_body
+from laminar.node.api.leader_call import at_leader, led_here
+from laminar.node.api.leader_lookup import Locator, Where
 from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes, next_link
-from laminar.node.transport import Peer
+from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
-    from laminar.node.partition import Partition
-    from laminar.node.shard import Shard
+    from laminar.node.partition.partition import Partition
+    from laminar.node.shard.shard import Shard
 
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)

@@ -5,9 +5,9 @@ partition, so the usual path is that of an append by HTTP without HTTP: prove, v
 the receipt is there. Where this node does not lead, the answer is the leader's address: nothing is passed on.
 
 A datagram may come twice, late, or never; so every batch must carry a producer's id and sequence, by which
-the partition knows one that it has (`laminar.node.producers`). Nothing is answered before the MAC is found
-right, and then with no more than about the question's size. What there is no room for is dropped: who asked
-asks again.
+the partition knows one that it has (`laminar.node.partition.state.producers`). Nothing is answered before the
+MAC is found right, and then with no more than about the question's size. What there is no room for is
+dropped: who asked asks again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from laminar.batch import Header
 from laminar.http.api.append_body import read_batches
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.node.api.locate import Locator
+from laminar.node.api.leader_lookup import Locator
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.coordinator import TOPIC
-from laminar.node.partition import Partition
-from laminar.node.producers import NOBODY
-from laminar.node.receipts import Receipt as Appended
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt as Appended
+from laminar.node.partition.state.producers import NOBODY
+from laminar.node.transactions.coordinator import TOPIC
 from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.datagrams")
 

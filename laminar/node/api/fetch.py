@@ -20,16 +20,16 @@ from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
 from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
 from laminar.log.disk.errors import DamagedRange, EntriesGone
 from laminar.node.api.cluster import integer
-from laminar.node.api.damage import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches
-from laminar.node.api.exchange import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
-from laminar.node.api.locate import Locator, Where
+from laminar.node.api.damaged_reads import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches
+from laminar.node.api.forwarding import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
+from laminar.node.api.leader_lookup import Locator, Where
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.partition import Partition
-from laminar.node.reads import expired
-from laminar.node.wire import Buffer
+from laminar.node.consensus.raft_wire import Buffer
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.reads import expired
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 DEFAULT_BYTES = 1024 * 1024
 MOST_BYTES = 32 * 1024 * 1024

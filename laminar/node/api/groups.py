@@ -1,8 +1,8 @@
 """Routes about groups of consumers: who is a member, and what each owns.
 
 A group's members are known to the leader of one partition of the topic, chosen by the group's name: its
-roster is soft (`laminar.node.rosters`). Before each answer it makes sure that it leads still: of two that
-think so, members would hear of different others. What members own is in the cursors.
+roster is soft (`laminar.node.partition.state.group_members`). Before each answer it makes sure that it leads
+still: of two that think so, members would hear of different others. What members own is in the cursors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.bodies import json_body
 from laminar.node.api.cursors import CursorRoutes, cursor_document
-from laminar.node.api.exchange import Exchange
-from laminar.node.api.leading import at_leader, led_here
-from laminar.node.api.locate import Locator, Where
+from laminar.node.api.forwarding import Exchange
+from laminar.node.api.json_body import json_body
+from laminar.node.api.leader_call import at_leader, led_here
+from laminar.node.api.leader_lookup import Locator, Where
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.rosters import Member
-from laminar.node.transport import Peer
+from laminar.node.partition.state.group_members import Member
+from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
-    from laminar.node.partition import Partition
-    from laminar.node.shard import Shard
+    from laminar.node.partition.partition import Partition
+    from laminar.node.shard.shard import Shard
 
 # A cursor has a group's name, or that and a member's.
 NAME = r"[A-Za-z0-9._-]{1,90}"

@@ -17,12 +17,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.standing import Watch
-from laminar.node.boot import role_name, role_number
-from laminar.node.transport import Peer, TransportError, UnixAddress
+from laminar.node.api.health import Watch
+from laminar.node.runtime.boot import role_name, role_number
+from laminar.node.transport.transport import Peer, TransportError, UnixAddress
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 ASK_TIMEOUT_S = 2.0
 

@@ -2,8 +2,9 @@
 
 Without a name it is an id that nobody else has, and nothing is remembered. A name belongs to one id: each
 that takes it gets the next epoch, so partitions refuse who had it before, from the newer's first batch on.
-Names are kept where sinks are, by the coordinators (`laminar.node.sinks`). Not in the catalog, whose log is
-never trimmed and replayed at each start, and whose every change goes to all processes: programs begin often.
+Names are kept where sinks are, by the coordinators (`laminar.node.partition.state.sinks`). Not in the
+catalog, whose log is never trimmed and replayed at each start, and whose every change goes to all processes:
+programs begin often.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import msgspec
 
 from laminar.http.api.names import check_name
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.bodies import json_body
-from laminar.node.api.marks import key_of
+from laminar.node.api.idempotency import key_of
+from laminar.node.api.json_body import json_body
 from laminar.node.api.sinks import SinkRoutes
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 
 class _New(msgspec.Struct, forbid_unknown_fields=True):

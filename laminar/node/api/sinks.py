@@ -19,24 +19,32 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.bodies import json_body
+from laminar.node.api.attempts import may_retry
+from laminar.node.api.background_decoding import Parsing
 from laminar.node.api.cluster import integer
-from laminar.node.api.exchange import Exchange
-from laminar.node.api.locate import Locator
-from laminar.node.api.marks import key_of
-from laminar.node.api.parsing import Parsing
+from laminar.node.api.forwarding import Exchange
+from laminar.node.api.idempotency import key_of
+from laminar.node.api.json_body import json_body
+from laminar.node.api.leader_lookup import Locator
 from laminar.node.api.topics import TopicRoutes, next_link
-from laminar.node.api.tries import may_retry
-from laminar.node.coordinator import TOPIC, Coordinator, Part, Pinned, id_of, id_of_name, refuse_epoch
-from laminar.node.flush import policy_of
-from laminar.node.partition import Partition
-from laminar.node.sinks import Deletion, Sink, Target
-from laminar.node.staging import MAX_STAGES, Batch, Staging
-from laminar.node.transport import Peer
+from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.sinks import Deletion, Sink, Target
+from laminar.node.transactions.coordinator import (
+    TOPIC,
+    Coordinator,
+    Part,
+    Pinned,
+    id_of,
+    id_of_name,
+    refuse_epoch,
+)
+from laminar.node.transactions.participant import MAX_STAGES, Batch, Staging
+from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route, logical_of_key
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 COORDINATORS = 8
 GIVE_UP_S = 10.0
@@ -405,11 +413,11 @@ class SinkRoutes:
     # -- what the janitor asks ---------------------------------------------------------------
 
     async def status(self, sink: bytes) -> Sink:
-        """See `leftovers.Coordinators`."""
+        """See `abandoned_stages.Coordinators`."""
         return (await self._ask_coordinator("status", sink)).sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """See `leftovers.Coordinators`."""
+        """See `abandoned_stages.Coordinators`."""
         by_place: dict[int, list[bytes]] = {}
         for sink in sinks:
             by_place.setdefault(self._route.partition_of(logical_of_key(sink)), []).append(sink)
@@ -429,7 +437,7 @@ class SinkRoutes:
         return found
 
     async def end(self, sink: bytes, epoch: int) -> Sink:
-        """See `leftovers.Coordinators`."""
+        """See `abandoned_stages.Coordinators`."""
         return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
 
     # -- finding leaders -------------------------------------------------------------------

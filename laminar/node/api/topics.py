@@ -13,24 +13,24 @@ import msgspec
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.bodies import json_body
 from laminar.node.api.cluster import integer
-from laminar.node.api.replica_states import ReplicaStates
-from laminar.node.catalog_service import (
+from laminar.node.api.json_body import json_body
+from laminar.node.api.replica_status import ReplicaStates
+from laminar.node.catalog.service import (
     CatalogAnswer,
     CatalogRequest,
     DeleteTopicRequest,
     TopicRequest,
     TopicSettingsRequest,
 )
-from laminar.node.flush import check_flush
-from laminar.node.settings import MAX_REPLICAS
-from laminar.node.transport import TransportError
+from laminar.node.host.settings import MAX_REPLICAS
+from laminar.node.partition.flush_policy import check_flush
+from laminar.node.transport.transport import TransportError
 from laminar.wire.key_route import Route
 from membership.records import PartitionRecord, Result, Setting, TopicRecord
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MAX_PARTITIONS = 4096

@@ -1,7 +1,7 @@
 """Records larger than a request: their parts come one by one, then the record is appended at once.
 
 Whoever appends names the upload, and that name is its idempotency key: each step may be sent again, to any
-node. The leader of the partition carries it out (`laminar.node.uploads`); nobody else is asked.
+node. The leader of the partition carries it out (`laminar.node.transactions.uploads`); nobody else is asked.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster import integer
-from laminar.node.api.damage import LOCAL
-from laminar.node.api.exchange import FORWARDED
+from laminar.node.api.damaged_reads import LOCAL
 from laminar.node.api.fetch import FetchRoutes
-from laminar.node.api.leading import at_leader, led_here
-from laminar.node.api.locate import Locator, Where
+from laminar.node.api.forwarding import FORWARDED
+from laminar.node.api.leader_call import at_leader, led_here
+from laminar.node.api.leader_lookup import Locator, Where
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.partition import Partition
-from laminar.node.uploads import MAX_PARTS, Uploads, id_of
+from laminar.node.partition.partition import Partition
+from laminar.node.transactions.uploads import MAX_PARTS, Uploads, id_of
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 _CHECKSUM = re.compile(r"[0-9a-f]{8}\Z", re.ASCII)
 

@@ -25,7 +25,6 @@ from laminar.log.disk.errors import BrokenChain, StorageClosed, StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node import derived
 from laminar.node.catch_up.messages import (
     BEGINNING,
     GONE,
@@ -36,12 +35,13 @@ from laminar.node.catch_up.messages import (
     OfferAnswer,
     PieceRequest,
 )
-from laminar.node.driver import Driver
-from laminar.node.partition import Partition
-from laminar.node.replica import Replica
-from laminar.node.tables import Tables
-from laminar.node.transport import Address, Peer, RemoteError, Transport, TransportError
-from laminar.node.wire import Buffer
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.raft_wire import Buffer
+from laminar.node.consensus.replica import Replica
+from laminar.node.partition import snapshot
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.state import Tables
+from laminar.node.transport.transport import Address, Peer, RemoteError, Transport, TransportError
 
 _log = logging.getLogger("laminar.catch_up")
 
@@ -259,11 +259,11 @@ class Installer:
 
     async def _keep_derived(self, log: Log, tables: Tables) -> None:
         """Beside the new log, so that its replica opens without a replay; it can do without."""
-        known = derived.derived_of(log, tables)
+        known = snapshot.derived_of(log, tables)
         if known is None:
             return
         try:
-            await self._home.storage.keep_beside(log, derived.NAME, msgspec.msgpack.encode(known))
+            await self._home.storage.keep_beside(log, snapshot.NAME, msgspec.msgpack.encode(known))
         except StorageClosed:
             raise
         except StorageError as error:

@@ -15,11 +15,11 @@ import msgspec
 
 from laminar.node.catch_up.messages import OFFER, Offer, OfferAnswer
 from laminar.node.catch_up.source import Source
-from laminar.node.driver import Driver
-from laminar.node.partition import Partition
-from laminar.node.replica import Replica
-from laminar.node.rounds import Work
-from laminar.node.transport import Address, Transport, TransportError
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.replica import Replica
+from laminar.node.host.periodic import Work
+from laminar.node.partition.partition import Partition
+from laminar.node.transport.transport import Address, Transport, TransportError
 from raft.progress import Flow, Progress
 
 _log = logging.getLogger("laminar.catch_up")

@@ -16,14 +16,14 @@ from laminar.node.catch_up.install import UNFINISHED, Installer
 from laminar.node.catch_up.lagging import Lagging
 from laminar.node.catch_up.messages import BEGINNING, OFFER, PIECE
 from laminar.node.catch_up.source import Source
-from laminar.node.driver import Driver
-from laminar.node.partition import Partition
-from laminar.node.process import Method
-from laminar.node.rounds import Work
-from laminar.node.transport import Transport
+from laminar.node.consensus.driver import Driver
+from laminar.node.host.periodic import Work
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.process import Method
+from laminar.node.transport.transport import Transport
 
 if TYPE_CHECKING:
-    from laminar.node.shard import Shard
+    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.catch_up")
 

@@ -23,8 +23,8 @@ from laminar.node.catch_up.messages import (
     PieceRequest,
 )
 from laminar.node.catch_up.pace import Pace
-from laminar.node.partition import Partition
-from laminar.node.transport import Peer, RemoteError
+from laminar.node.partition.partition import Partition
+from laminar.node.transport.transport import Peer, RemoteError
 
 # A receiver that has asked for nothing for so long has gone away.
 SILENT_S = 15.0

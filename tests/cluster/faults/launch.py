@@ -19,9 +19,9 @@ from pathlib import Path
 
 from laminar.log.disk.disk import Buffer, Disk, File, RealDisk
 from laminar.log.disk.errors import DiskError
-from laminar.node.clock import Clock
-from laminar.node.environment import Environment
-from laminar.node.settings import SETTINGS, load
+from laminar.node.host.clock import Clock
+from laminar.node.host.settings import SETTINGS, load
+from laminar.node.runtime.environment import Environment
 from laminar.node.supervisor import serve
 from tests.disks.fault_disk import FaultDisk
 from tests.disks.faults import RulesFile

@@ -12,9 +12,9 @@ import pyarrow
 import pyarrow.ipc
 import pytest
 
-from laminar.node.api.bodies import MAX_COMMIT_BYTES
+from laminar.node.api.json_body import MAX_COMMIT_BYTES
 from laminar.node.api.sinks import MAX_PARTS
-from laminar.node.staging import MAX_STAGES
+from laminar.node.transactions.participant import MAX_STAGES
 from tests.node.api.asking import ARROW, Partition, problem
 
 

@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.api.leading import at_leader
-from laminar.node.api.locate import Locator, Where
-from laminar.node.transport import TcpAddress
+from laminar.node.api.leader_call import at_leader
+from laminar.node.api.leader_lookup import Locator, Where
+from laminar.node.transport.transport import TcpAddress
 
 
 async def test_a_leader_that_is_cut_off_is_left_for_the_one_that_leads_now() -> None:

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from laminar.node.transport import Channel, TcpAddress, Transport
-from laminar.node.wire import control_frame
+from laminar.node.consensus.raft_wire import control_frame
+from laminar.node.transport.transport import Channel, TcpAddress, Transport
 from raft.messages import AnyMessage, Heartbeat, Vote
 from tests.node.attacks.victim import Victim, victim
 

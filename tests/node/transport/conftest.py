@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from laminar.node.transport import Limits, TcpAddress, Transport
+from laminar.node.transport.transport import Limits, TcpAddress, Transport
 from tests.node.transport.ends import CLUSTER, End, Make
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from laminar.node.transport import Address, Channel, Limits, Peer, TcpAddress, Transport
+from laminar.node.transport.transport import Address, Channel, Limits, Peer, TcpAddress, Transport
 
 CLUSTER = b"c" * 16
 # How long tests wait for what should come at once.

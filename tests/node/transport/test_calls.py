@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from laminar.node.transport import CallTimeout, Peer, PeerLost, RemoteError, TcpAddress
+from laminar.node.transport.transport import CallTimeout, Peer, PeerLost, RemoteError, TcpAddress
 from tests.node.transport.ends import PATIENCE_S, Make, soon
 
 

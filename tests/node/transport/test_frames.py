@@ -9,8 +9,8 @@ import uuid
 
 import pytest
 
-from laminar.node.link import HEADER_SIZE, FrameKind
-from laminar.node.transport import Channel, Limits, RemoteError, UnixAddress
+from laminar.node.transport.link import HEADER_SIZE, FrameKind
+from laminar.node.transport.transport import Channel, Limits, RemoteError, UnixAddress
 from tests.node.transport.ends import NO_PINGS, Make, Proxy, get
 
 
@@ -98,7 +98,7 @@ async def test_a_message_larger_than_a_frame_arrives_as_one(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts, whatever its own parts are; the next message is not touched by it."""
-    monkeypatch.setattr("laminar.node.link.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("laminar.node.transport.link.MAX_FRAME_BYTES", 1000)
     a, b = await make("a", limits=NO_PINGS), await make("b", limits=NO_PINGS)
     pieces = [os.urandom(size) for size in (10, 999, 1, 0, 5000, 990)]
 
@@ -113,8 +113,8 @@ async def test_a_message_larger_than_all_parts_is_dropped_and_counted(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends neither the connection nor the process; on other channels one frame is the limit."""
-    monkeypatch.setattr("laminar.node.link.MAX_FRAME_BYTES", 1000)
-    monkeypatch.setattr("laminar.node.link.MAX_MESSAGE_BYTES", 3000)
+    monkeypatch.setattr("laminar.node.transport.link.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("laminar.node.transport.link.MAX_MESSAGE_BYTES", 3000)
     a, b = await make("a", limits=NO_PINGS), await make("b", limits=NO_PINGS)
 
     assert a.transport.send(b.address, Channel.BULK, [bytes(3000)])
@@ -133,7 +133,7 @@ async def test_parts_without_end_end_the_connection(make: Make, monkeypatch: pyt
     a, b = await make("a", limits=NO_PINGS), await make("b", limits=NO_PINGS)
     a.transport.send(b.address, Channel.BULK, [b"first"])
     await get(b.frames)
-    monkeypatch.setattr("laminar.node.link.MAX_MESSAGE_BYTES", 3000)
+    monkeypatch.setattr("laminar.node.transport.link.MAX_MESSAGE_BYTES", 3000)
     link = next(link for link in a.transport._connections.links if link.established)
 
     for _ in range(4):

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from laminar.node.handshake import encode_hello
-from laminar.node.link import HEADER, FrameKind, Link
-from laminar.node.log_limits import LINES
-from laminar.node.transport import Channel, Limits, Peer, PeerLost, ProtocolError
+from laminar.node.host.log_rate_limit import LINES
+from laminar.node.transport.handshake import encode_hello
+from laminar.node.transport.link import HEADER, FrameKind, Link
+from laminar.node.transport.transport import Channel, Limits, Peer, PeerLost, ProtocolError
 from tests.node.transport.ends import CLUSTER, PATIENCE_S, Make, Proxy, get, soon
 
 
@@ -228,7 +228,7 @@ async def test_without_a_secret_another_users_process_is_not_heard(
     make: Make, monkeypatch: pytest.MonkeyPatch, user: int | None, heard: bool
 ) -> None:
     """As on a Unix socket; where the kernel cannot tell, all are heard as before."""
-    monkeypatch.setattr("laminar.node.connections.user_at_other_end", lambda sock: user)
+    monkeypatch.setattr("laminar.node.transport.connections.user_at_other_end", lambda sock: user)
     a, b = await make("a", secret=None), await make("b", secret=None)
 
     a.transport.send(b.address, Channel.CONTROL, [b"hi"])

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from laminar.node.line import FIRST_PAUSE_S, LONGEST_PAUSE_S, pause_s
-from laminar.node.transport import Channel, Limits, Peer, TcpAddress
+from laminar.node.transport.dialer import FIRST_PAUSE_S, LONGEST_PAUSE_S, pause_s
+from laminar.node.transport.transport import Channel, Limits, Peer, TcpAddress
 from tests.node.transport.ends import NO_PINGS, QUICK, Make, get, soon
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,7 +53,7 @@ def test_pauses_double_up_to_a_limit() -> None:
 SERVER = """
 import asyncio, os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from laminar.node.transport import *
+from laminar.node.transport.transport import *
 async def main():
     ids = {"cluster_id": lambda: b"c" * 16, "node": "k", "role": 1, "nonce": os.urandom(16)}
     transport = Transport(**ids, secret=b"s" * 16)

@@ -18,7 +18,7 @@ PROTOCOL = [
     ),
     case(
         "a group goes on alone in the next term",
-        "laminar.node.replica:Replica.go_on_alone",
+        "laminar.node.consensus.replica:Replica.go_on_alone",
         "term=self.core.term + TERMS_PASSED",
         "term=self.core.term + 1",
         tests=("tests/sim/test_lost_majority.py",),
@@ -256,14 +256,14 @@ PROTOCOL = [
     ),
     case(
         "a release without the second round",
-        "laminar.node.release:agree",
+        "laminar.node.consensus.lost_majority:agree",
         "first.keys() == second.keys() and all(",
         "True or all(",
         tests=("tests/node/test_release.py",),
     ),
     case(
         "a release while one leads",
-        "laminar.node.release:agree",
+        "laminar.node.consensus.lost_majority:agree",
         "not end.leading",
         "True",
         tests=("tests/node/test_release.py",),

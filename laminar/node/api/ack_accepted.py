@@ -1,0 +1,57 @@
+"""Appends that are answered before they are durable, and what every append's answer says of the window.
+
+202 is no receipt: the batch is in its leader's log, and goes with the leader if it dies before a majority has
+it. So only batches of a producer are taken this way, which may be sent again, and the answer has none of a
+receipt's members. What is durable, whoever appended it, is what lies before `Laminar-Committed` of an answer
+in the same term (after Swift's accepted and persisted).
+"""
+
+from __future__ import annotations
+
+from laminar.batch import Flag, Header
+from laminar.http.api.append_body import Append
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.producers import NOBODY
+
+ACKS = ("committed", "accepted")
+# What a receipt says of durability, beside the number of replicas.
+FLUSH = {"commit": '"synced":true,"flush":"commit"', "interval": '"synced":false,"flush":"interval"'}
+
+
+def window(partition: Partition) -> bytes:
+    """Two headers: this replica's term, and the offset after all that is committed and has its copies."""
+    term, index = partition.replica.core.term, partition.copies.acknowledged_index
+    known_term, known_index, block = partition.window
+    if known_index != index or known_term != term:
+        block = b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (term, partition.acknowledged_end)
+        partition.window = term, index, block
+    return block
+
+
+def accepted(request: Request, append: Append, partition: Partition, block: bytes) -> Response:
+    """Append one batch here, on its leader, without waiting: 202. `block`: headers of every answer."""
+    ack = request.query["ack"]
+    if ack != "accepted":
+        raise Problem("invalid", "no such ack", field="ack", value=ack, limit=", ".join(ACKS))
+    header = Header.unpack(append.frames[0]) if len(append.frames) == 1 else None
+    if header is None or header.producer_id == NOBODY or header.flags & Flag.KEYED:
+        raise Problem(
+            "invalid",
+            "what is answered before it is durable is one batch with a producer id, to be sent again",
+            field="ack",
+            value=ack,
+            limit="committed",
+        )
+    frame = append.frames[0]
+    # A leader stamps a batch in place, so it needs it writable and its own.
+    frame = memoryview(bytearray(frame)) if frame.readonly else frame
+    receipt = partition.accept_frame(frame, header)
+    body = (
+        f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
+        f'"term":{partition.replica.core.term},"route":0,"committed":{partition.acknowledged_end},'
+        f'"when_durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
+    ).encode()
+    headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []
+    return Response(202, headers, body, header_block=block + window(partition))

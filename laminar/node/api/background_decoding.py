@@ -1,0 +1,64 @@
+"""Bodies that take long to read: in a thread, in the order in which they came for a partition.
+
+A batch from outside is decoded whole before it is appended, which for megabytes takes longer than the loop's
+other business may wait. What arrives for the same partition meanwhile is read after it, however short: else
+the batches of a producer, which are numbered, would change their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from laminar.http.api.append_body import Append, parses_long
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.partition.partition import Partition
+
+Then = Callable[[Append], Response | Awaitable[Response]]
+
+
+class Parsing:
+    """Of one shard. `parse` reads a body; it raises `Problem`; `off_loop` runs it in another thread."""
+
+    def __init__(
+        self, parse: Callable[[Request], Append], off_loop: Callable[..., asyncio.Future[Append]]
+    ) -> None:
+        self._parse = parse
+        self._off_loop = off_loop
+        self._loop = asyncio.get_running_loop()
+        # By partition: done when the last body that is being read for it has had its turn.
+        self._last: dict[Partition, asyncio.Future[None]] = {}
+
+    async def parsed(self, request: Request) -> Append:
+        """The body's records or batches, read in a thread if that takes long."""
+        if parses_long(request):
+            return await self._off_loop(self._parse, request)
+        return self._parse(request)
+
+    def at_once(self, request: Request, partition: Partition) -> bool:
+        """Whether the body is short, and none that came before it for the partition is still being read."""
+        return partition not in self._last and not parses_long(request)
+
+    def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
+        """Read the body in a thread; `then` appends it, after all that came before it. Returns the answer."""
+        before = self._last.get(partition)
+        passed = self._last[partition] = self._loop.create_future()
+        parsed = self._off_loop(self._parse, request)
+
+        def let_pass() -> None:
+            if not passed.done():
+                passed.set_result(None)
+            if self._last.get(partition) is passed:
+                del self._last[partition]
+
+        async def answer() -> Response:
+            if before is not None:
+                await asyncio.wait((before,))
+            answered = then(await parsed)
+            let_pass()
+            return answered if isinstance(answered, Response) else await answered
+
+        task = self._loop.create_task(answer())
+        # Also where it was refused, or nobody waits for it any more.
+        task.add_done_callback(lambda done: let_pass())
+        return task

@@ -1,0 +1,190 @@
+"""By what an append is recognised when it comes again: read from its head, written into its batches.
+
+`Idempotency-Key` is for whoever can name a request; its batch gets the key's hash, and a hash of all that the
+request says, by which another request under the same key is told from a retry. `Laminar-Producer`,
+`Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. What a partition makes of these is
+`laminar.node.partition.deduplication`; whether a request is passed on, and repeated, is `append`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+
+from laminar.batch import Header, build
+from laminar.batch.header import NO_PRODUCER, mark
+from laminar.http.api.append_body import Append
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
+from laminar.http.api.timestamps import parse_time
+from laminar.http.protocol.messages import Request
+
+KEY = "idempotency-key"
+PRODUCER = "laminar-producer"
+EPOCH = "laminar-epoch"
+SEQUENCE = "laminar-sequence"
+KEY_TIME = "laminar-key-time"
+
+LONGEST_KEY = 255
+MAX_EPOCH = 2**32 - 1
+MAX_SEQUENCE = 2**63 - 1
+
+_KEY = re.compile(r"[!-~]{1,255}\Z", re.ASCII)
+_PRODUCER = re.compile(r"[0-9a-fA-F]{32}\Z", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
+
+
+@dataclass(slots=True, frozen=True)
+class Mark:
+    """What a request's batch carries: a producer's numbers; with a `key`, hashes in their place."""
+
+    producer_id: bytes
+    epoch: int
+    sequence: int
+    key: str | None = None
+    # When the key was made, if the request says so.
+    made_ms: int | None = None
+
+
+def is_marked(request: Request) -> bool:
+    """Whether the head names a key or a producer: then doing it twice does it once."""
+    return KEY in request.headers or PRODUCER in request.headers
+
+
+def key_of(request: Request) -> str | None:
+    """The request's idempotency key, if it has one. Raises 422 `invalid`."""
+    key = request.headers.get(KEY)
+    if key is not None and not _KEY.match(key):
+        raise Problem(
+            "invalid",
+            "an idempotency key is visible ASCII without blanks",
+            field=KEY,
+            value=key,
+            limit=f"1 to {LONGEST_KEY} characters",
+        )
+    return key
+
+
+def mark_of(request: Request, *, scope: str) -> Mark | None:
+    """What the head of an append promises; None: nothing. `scope` is what the request appends to in kind: the
+    same body to another is another request. Raises 422 `invalid`.
+    """
+    headers = request.headers
+    key = key_of(request)
+    if key is not None:
+        if PRODUCER in headers:
+            raise Problem("invalid", "a key or a producer's number, not both", field=KEY, value=key)
+        made = headers.get(KEY_TIME)
+        made_ms = None if made is None else parse_time(made, field=KEY_TIME)
+        return Mark(_key_id(key, 0), 0, _content(request, scope), key, made_ms)
+    if KEY_TIME in headers:
+        raise Problem("invalid", "the time of a key needs its key", field=KEY_TIME, value=headers[KEY_TIME])
+    producer = headers.get(PRODUCER)
+    if producer is None:
+        for name in (EPOCH, SEQUENCE):
+            if name in headers:
+                raise Problem(
+                    "invalid", "a producer's number needs its producer", field=name, value=headers[name]
+                )
+        return None
+    if not _PRODUCER.match(producer) or bytes.fromhex(producer) == NO_PRODUCER:
+        raise Problem(
+            "invalid",
+            "a producer is 32 hexadecimal digits, not all of them 0",
+            field=PRODUCER,
+            value=producer,
+            limit=32,
+        )
+    return Mark(
+        bytes.fromhex(producer),
+        _number(headers.get(EPOCH, "0"), EPOCH, MAX_EPOCH),
+        _number(headers.get(SEQUENCE, ""), SEQUENCE, MAX_SEQUENCE),
+    )
+
+
+def named(problem: Problem, given: Mark | None) -> Problem:
+    """A partition's refusal, with the key as it was sent: the partition knows its hash alone."""
+    if given is not None and problem.field == KEY:
+        problem.value = given.key
+    return problem
+
+
+def marked(append: Append, given: Mark) -> list[memoryview]:
+    """The batches of a request with its mark in them. Raises 422 `invalid`.
+
+    A key may come with several batches: each is recognised by its place among them.
+    """
+    if append.records is not None:
+        return [memoryview(marked_records(append.records, given))]
+    if given.key is None and len(append.frames) > 1:
+        raise Problem(
+            "invalid", "one number is for one batch", field=SEQUENCE, value=len(append.frames), limit=1
+        )
+    frames = []
+    for place, frame in enumerate(append.frames):
+        if Header.unpack(frame).producer_id != NO_PRODUCER:
+            raise Problem(
+                "invalid",
+                "a batch with a producer id is recognised by that: send it without this header",
+                field=KEY if given.key is not None else PRODUCER,
+                value=given.key if given.key is not None else given.producer_id.hex(),
+            )
+        own = bytearray(frame)
+        _write(own, given, place)
+        frames.append(memoryview(own))
+    return frames
+
+
+def marked_records(records: Records, given: Mark) -> bytearray:
+    """One batch of these records, with the mark. Raises 422 `invalid`."""
+    try:
+        frame = build(
+            records.values,
+            keys=records.keys,
+            timestamps=records.timestamps,
+            tags=records.tags,
+            headers=records.headers,
+        )
+    except ValueError as error:
+        raise Problem("invalid", str(error), outcome="not_applied") from error
+    _write(frame, given, 0)
+    return frame
+
+
+def _write(frame: bytearray, given: Mark, place: int) -> None:
+    if given.key is None:
+        mark(frame, producer_id=given.producer_id, epoch=given.epoch, sequence=given.sequence, keyed=False)
+    else:
+        mark(frame, producer_id=_key_id(given.key, place), epoch=0, sequence=given.sequence, keyed=True)
+
+
+def _key_id(key: str, place: int) -> bytes:
+    text = f"key\0{key}\0{place}" if place else f"key\0{key}"
+    return sha256(text.encode("ascii", "replace")).digest()[:16]
+
+
+def _content(request: Request, scope: str) -> int:
+    """63 bits of a hash of all that decides what is appended."""
+    headers = request.headers
+    fields = [scope, headers.get("content-type", "")]
+    for name, value in sorted(request.query.items()):
+        if name != "ack":
+            fields += ["?", name, value]
+    for name in sorted(headers):
+        if name == "laminar-tag" or name.startswith("laminar-header-"):
+            fields += [":", name, headers[name]]
+    digest = sha256()
+    for field in fields:
+        encoded = field.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(4, "big"))
+        digest.update(encoded)
+    digest.update(b"\0body")
+    digest.update(request.body)
+    return int.from_bytes(digest.digest()[:8], "big") >> 1
+
+
+def _number(text: str, name: str, limit: int) -> int:
+    if not _NUMBER.match(text) or int(text) > limit:
+        raise Problem("invalid", f"{name} is a decimal number", field=name, value=text, limit=limit)
+    return int(text)

@@ -1,0 +1,476 @@
+"""The controller: a node's process for gossip and the catalog; no data path.
+
+It holds the node's replica of group 0 (`local_replica`), feeds the shards with a view of the cluster
+(`view_publisher`), and brings the node into line with the catalog: registers it, keeps its addresses current,
+and, while it leads group 0, does what `leader_duties` says. What it learns by gossip wakes, suggests and
+finds addresses; it decides nothing (docs/consensus.md#the-catalog).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+
+import msgspec
+
+from laminar.log.disk.errors import StorageError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.recovery.node import controller_home
+from laminar.log.storage import Storage
+from laminar.node.catalog import controller_addresses
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.leader_duties import CatalogLead
+from laminar.node.catalog.local_replica import ANOTHER_NAME, OwnCatalog
+from laminar.node.catalog.lost_majority_members import CatalogMembers
+from laminar.node.catalog.rollback_guard import OwnFolder
+from laminar.node.catalog.service import CatalogService, NodeRequest
+from laminar.node.catalog.view_publisher import ViewFeed
+from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
+from laminar.node.consensus.lost_majority import Releases
+from laminar.node.consensus.replica import Replica
+from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
+from laminar.node.host.fork import Hopeless
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.cluster_view import ViewMessage
+from laminar.node.runtime.join import Join, JoinAnswer
+from laminar.node.runtime.process import Process, run_process
+from laminar.node.transport.transport import Address, Peer, TcpAddress, TransportError
+from membership.catalog import NotCatalogLeader
+from membership.gossip import Gossip
+from membership.lives import Life
+from membership.packets import address_text
+from membership.records import CatalogState, NodeRecord
+from raft.configuration import ConfigurationRefused
+from raft.values import NotLeader
+
+_log = logging.getLogger("laminar.controller")
+
+RECONCILE_S = 1.0
+JOIN_RETRY_S = 0.2
+CHECK_CLUSTER_S = 2.0
+# So long a start waits for the catalog's word on this node, before it serves without.
+UNCONFIRMED_S = 3.0
+# A founder with a damaged catalog finds nobody without these addresses: rot must not get at both copies.
+REMEMBER_MS = 60_000
+
+
+class Controller(Process):
+    """One node's controller. `run` ends when it is stopped or can't go on."""
+
+    def __init__(self, boot: Boot, *, storage: Storage) -> None:
+        super().__init__(boot, storage=storage)
+        self.service = CatalogService(self)
+        self.gossip: Gossip | None = None
+        self._where = controller_addresses.Whereabouts()
+        self._folder = OwnFolder(self)
+        self._remembered_until_ms = 0
+        self._reconcile_now = asyncio.Event()
+        self._patient = True
+        self._own = OwnCatalog(
+            self,
+            self._where,
+            on_applied=self._applied,
+            on_led=self._led,
+        )
+        self._lead = CatalogLead(self, again=self._reconcile_now.set)
+        self._feed = ViewFeed(self)
+        self._releases = Releases(self, CatalogMembers(self), address_of=self.address_of)
+        self.methods |= {
+            "catalog": lambda peer, payload: self.service.handle(payload),
+            "join": self._on_join,
+            "view": self._feed.answer,
+            "stats": self._on_stats,
+        }
+
+    # -- addresses -----------------------------------------------------------------------
+
+    @property
+    def group(self) -> CatalogGroup | None:
+        """Group 0 as this node takes part in it; None until it is opened."""
+        return self._own.group
+
+    def state(self) -> CatalogState:
+        """The catalog as this node has it; before its own copy says more, what it joined with."""
+        state = self.group.catalog.state() if self.group is not None else CatalogState()
+        return state if state.version > 0 else self._where.joined
+
+    @property
+    def forgot_others(self) -> bool:
+        """Whether this node's catalog has forgotten who joined it: then it waits for one of them to lead."""
+        return self._own.sits_out
+
+    def remembered_nodes(self) -> set[str]:
+        """Nodes whose address is kept beside the catalog."""
+        return set(self._where.remembered)
+
+    def known_nodes(self) -> dict[str, NodeRecord]:
+        """A new node's own copy of the catalog begins with the first nodes: perhaps all are gone by now."""
+        return self._where.joined.nodes | self.state().nodes
+
+    def controller_address(self, node: str) -> Address | None:
+        """Where a node's controller listens for its peers."""
+        return self._where.address(node, self.state())
+
+    def knows(self, node: str) -> bool:
+        """See Process. Also by gossip: our copy of the catalog may be older than the leader's node."""
+        return self._where.address(node, self.state()) is not None
+
+    def known_life(self, node: str) -> Life | None:
+        """See Process."""
+        return self._where.life(node, self.state())
+
+    def remembers(self, node: str, life: Life) -> bool:
+        """Whether this node will know of that life of `node` also when it begins anew."""
+        return self._where.lives.get(node) == life
+
+    def address_of(self, node: str, replica: Replica) -> Address | None:
+        """See Process."""
+        return self.controller_address(node)
+
+    def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
+        """See Process."""
+        return self.controller_address(node)
+
+    def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
+        """See Process: every node follows the catalog."""
+        nodes = super().holders_of(entry, replica) if replica is not None else []
+        return nodes + [node for node in self._where.remembered if node not in (self.boot.node, *nodes)]
+
+    def placement_weights(self) -> dict[str, float]:
+        """Nodes that new replicas may be placed on: known to the catalog, not put back, not seen dead."""
+        statuses = self.statuses()
+        return {
+            name: record.weight
+            for name, record in self.state().nodes.items()
+            if record.weight > 0
+            and not record.rolled_back
+            and statuses.get(name, "unknown") in ("alive", "suspect")
+        }
+
+    def unheard_nodes(self) -> int:
+        """How many nodes the catalog knows that gossip has not heard of since this controller started."""
+        statuses = self.statuses()
+        return sum(
+            name not in statuses and record.weight > 0 and not record.rolled_back
+            for name, record in self.state().nodes.items()
+        )
+
+    def statuses(self) -> dict[str, str]:
+        """What gossip says of each node of this cluster that it knows."""
+        statuses = {self.boot.node: "alive"}
+        if self.gossip is not None:
+            own = self.cluster_id.hex() if self.cluster_id is not None else ""
+            for name, member in self.gossip.members().items():
+                if member.info.get("cluster") == own:
+                    statuses.setdefault(name, member.status)
+        return statuses
+
+    # -- life ----------------------------------------------------------------------------
+
+    def waits_to_come_back(self) -> list[str]:
+        """See Process: without its catalog a controller has little to do, so it may start again."""
+        failure = self._own.failure
+        own = [] if failure is None else [f"the catalog ({failure})"]
+        return [*super().waits_to_come_back(), *own]
+
+    async def run(self) -> None:
+        """Serve until stopped."""
+        await self.listen()
+        if self.boot.cluster_id is not None:
+            await self._check_cluster()
+            await self._own.open()
+        else:
+            await self._join()
+        if self.cluster_id is None:
+            await self.close()  # told to stop before any member answered
+            return
+        self.spawn(self.storage.scrubber.run())
+        self.every(FAILED_CHECK_S, self.look_for_failed)
+        self.every(RELEASE_CHECK_S, self._releases.look)
+        self._start_gossip()
+        for role in self.boot.siblings:
+            if role != self.boot.role:
+                self.spawn(self._feed.push(role))
+        self.spawn(self._reconcile())
+        self.every(RECONCILE_S, self._reconcile_now.set)
+        asyncio.get_running_loop().call_later(UNCONFIRMED_S, self._be_ready_unconfirmed)
+        await self.stopping.wait()
+        if self.gossip is not None:
+            await self.gossip.close()
+        await self.close()
+
+    def _start_gossip(self) -> None:
+        assert self.boot.gossip is not None and self.cluster_id is not None
+        addresses = self.boot.addresses
+        secret = self.boot.settings.secret
+        self.gossip = self.environment.gossip(
+            sock=self.boot.gossip,
+            node=self.boot.node,
+            address=address_text(addresses.host, addresses.gossip_port),
+            secret=secret.encode() if secret else None,
+            info={
+                "cluster": self.cluster_id.hex(),
+                "shards": self.boot.shards,
+                controller_addresses.HOST: addresses.host,
+                controller_addresses.PORT: addresses.peer_ports[0],
+            },
+            rng=self.rng,
+        )
+        self.gossip.on_change = lambda member: self._gossiped()
+        self.gossip.start(self._gossip_seeds())
+
+    def _gossiped(self) -> None:
+        assert self.gossip is not None and self.cluster_id is not None
+        self._where.gossiped(self.gossip.members(), cluster=self.cluster_id.hex())
+        self._feed.changed()
+        self.service.changed()
+
+    def _gossip_seeds(self) -> list[str]:
+        return [
+            address_text(record.host, record.gossip_port)
+            for name, record in self.known_nodes().items()
+            if name != self.boot.node
+        ]
+
+    # -- joining -------------------------------------------------------------------------
+
+    def _own_record(self) -> NodeRecord:
+        addresses = self.boot.addresses
+        known = self.state().nodes.get(self.boot.node)
+        return NodeRecord(
+            node=self.boot.node,
+            store_id=self.boot.store_id,
+            host=addresses.host,
+            http_port=addresses.http_port,
+            shard_http_ports=list(addresses.shard_http_ports),
+            peer_ports=list(addresses.peer_ports),
+            gossip_port=addresses.gossip_port,
+            shards=self.boot.shards,
+            weight=self.boot.settings.weight,
+            catalog_replica=self._catalog_replica(known),
+            life=self._folder.life,
+        )
+
+    def _catalog_replica(self, known: NodeRecord | None) -> int:
+        """This node's replica id in group 0; 0 asks the catalog for one."""
+        if known is not None:
+            return known.catalog_replica
+        return self.group.replica.replica_id if self.group is not None else 0
+
+    async def _check_cluster(self) -> None:
+        """With `--join` on a folder that is of a cluster already: raise `Hopeless` if that is another one.
+
+        If nobody answers now it goes on with what it has, as when all nodes start together.
+        """
+        joins = self.boot.settings.join
+        if not joins:
+            return
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_CLUSTER_S):
+                found = await self.environment.find_cluster(joins)
+        if found not in (None, self.boot.cluster_id):
+            raise Hopeless(
+                f"the data folder is not of the cluster at {', '.join(joins)} (--join): it founded its own "
+                "before, or joined another. Start it without --join, or on an empty folder"
+            )
+
+    async def _join(self) -> None:
+        """Ask a member of the cluster for a place in it, until one answers."""
+        request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._folder.former))
+        said: set[str] = set()
+        while not self.stopping.is_set():
+            addresses = await self.environment.find_controllers(self.boot.settings.join)
+            if not addresses and not said:
+                said.add("")
+                _log.warning("joining: nobody answers at %s; asking on", ", ".join(self.boot.settings.join))
+            for address in addresses:
+                try:
+                    payload = await self.transport.call(address, "join", request, timeout=10.0)
+                except TransportError as error:
+                    # Digits are ports and counts: the same refusal is said once.
+                    reason = re.sub(r"[0-9]+", "", str(error))
+                    if reason not in said:
+                        said.add(reason)
+                        _log.warning("joining through %s: %s; asking on", address, error)
+                    continue
+                answer = msgspec.msgpack.decode(payload, type=JoinAnswer)
+                if answer.refused:
+                    raise Hopeless(f"the cluster refuses this node: {answer.refused}. {ANOTHER_NAME}")
+                if answer.cluster_id:
+                    await self._accept(answer)
+                    return
+            await self.stopped_within(JOIN_RETRY_S)
+
+    async def _accept(self, answer: JoinAnswer) -> None:
+        self.cluster_id, self.epoch = answer.cluster_id, answer.epoch
+        self._where.joined = answer.catalog
+        await self._own.join(answer)
+        _log.info("joined cluster %s", answer.cluster_id.hex())
+
+    async def _on_join(self, peer: Peer, payload: bytes) -> bytes:
+        join = msgspec.msgpack.decode(payload, type=Join)
+        if self.group is None or self.boot.node not in self.group.catalog.state().nodes:
+            # Also a founder that has not registered yet: the joining node would be given the founder's
+            # replica id, and lead a second group of the same name.
+            return msgspec.msgpack.encode(JoinAnswer())
+        assert self.cluster_id is not None
+        answer = await self.service.ask(NodeRequest(join.record, join.former))
+        result = answer.result
+        if result is None:
+            return msgspec.msgpack.encode(JoinAnswer())
+        if not result.ok or result.node is None:
+            return msgspec.msgpack.encode(JoinAnswer(refused=f"{result.outcome}: {result.detail}"))
+        self._reconcile_now.set()
+        replica = self.group.replica
+        return msgspec.msgpack.encode(
+            JoinAnswer(
+                cluster_id=self.cluster_id,
+                replica_id=result.node.catalog_replica,
+                configuration=replica.configuration_record.encoded(),
+                catalog=self.state(),
+                epoch=self.epoch,
+            )
+        )
+
+    # -- keeping the node in line --------------------------------------------------------
+
+    def _applied(self) -> None:
+        self.service.changed()
+        self._feed.changed()
+        if self.gossip is not None:
+            self.gossip.set_seeds(self._gossip_seeds())
+        self._reconcile_now.set()
+
+    def _led(self, leading: bool) -> None:
+        self.service.led(leading)
+        self._reconcile_now.set()
+
+    async def _remember(self) -> None:
+        """Keep the other controllers' addresses: when one is new, and now and then, as they may rot."""
+        known: dict[str, Address] = {
+            name: TcpAddress(record.host, record.peer_ports[0]) for name, record in self.known_nodes().items()
+        }
+        # What a catalog that stands still says is old: that is when the others must be remembered.
+        group = self.group
+        if group is None or group.stalled or self._own.sits_out or not known:
+            return
+        lives = {name: life for name in known if (life := self.known_life(name)) is not None}
+        now_ms = self.clock.monotonic_ms()
+        same = known == self._where.remembered and lives == self._where.lives
+        if same and now_ms < self._remembered_until_ms:
+            return
+        self._remembered_until_ms = now_ms + REMEMBER_MS
+        try:
+            await controller_addresses.keep(
+                self.storage, group.replica.log, controller_addresses.Peers(known, lives)
+            )
+        except StorageError as error:
+            _log.debug("where the others are is not kept: %s", error)  # if new: again at the next tick
+        else:
+            self._where.remembered, self._where.lives = known, lives
+
+    async def _reconcile(self) -> None:
+        while not self.stopping.is_set():
+            self._reconcile_now.clear()
+            try:
+                self._own.stand_again()
+                if self.view.message is not None and self.view.message.catalog_leader != self._leader():
+                    self._feed.changed()
+                await self._remember()
+                await self._folder.keep()
+                await self._register()
+                if self.group is not None:
+                    await self._lead.look(self.group)
+            except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
+                _log.debug("reconciling: %s", error)
+            await self._reconcile_now.wait()
+
+    async def _register(self) -> None:
+        """Make the catalog say where this node really is."""
+        group = self.group
+        assert group is not None and self.cluster_id is not None
+        state = group.catalog.state()
+        if group.replica.core.is_leader and not state.cluster_id:
+            await group.catalog.found_cluster(self.cluster_id)
+        own = self._own_record()
+        if state.nodes.get(self.boot.node) != own:
+            answer = await self.service.ask(self._folder.request(own))
+            if answer.result is not None and answer.result.outcome == "store_changed":
+                self.fatal(Hopeless(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
+                return
+            if answer.result is not None and answer.result.outcome == "rolled_back":
+                await self._folder.end(answer.result)
+                return
+        if self._folder.heard(group.catalog.state().nodes.get(self.boot.node)):
+            self._feed.changed()
+            self._reconcile_now.set()
+        self._be_ready()
+
+    def _be_ready_unconfirmed(self) -> None:
+        """Nobody leads the catalog, it seems: what this node holds is served all the same."""
+        self._patient = False
+        self._be_ready()
+
+    def _be_ready(self) -> None:
+        """Let the shards have their first view, and so hear the processes of other nodes.
+
+        A moment is waited for the catalog's word: by it this node learns which of its replicas were given up
+        while it was away, before they take part (docs/consensus.md#accepting-a-loss).
+        """
+        if self._patient and not self._folder.confirmed:
+            return
+        if not self._feed.ready and self.boot.node in self.state().nodes:
+            self._feed.ready = True
+            self._feed.changed()
+            self.boot.ready()
+
+    # -- the view that shards get --------------------------------------------------------
+
+    def view_message(self) -> ViewMessage:
+        """What the shards are to know now."""
+        return ViewMessage(
+            cluster_id=self.cluster_id or b"",
+            catalog=self.state(),
+            statuses=self.statuses(),
+            catalog_leader=self._leader(),
+            lives={node: life for node in self.state().nodes if (life := self.known_life(node)) is not None},
+            confirmed=self._folder.confirmed,
+            epoch=self.epoch,
+        )
+
+    def _leader(self) -> str:
+        """The node that leads group 0, as far as is known here."""
+        return (self.group.replica.leader_node if self.group is not None else None) or ""
+
+    # -- statistics ----------------------------------------------------------------------
+
+    async def _on_stats(self, peer: Peer, payload: bytes) -> bytes:
+        group = self.group
+        core = group.replica.core if group is not None else None
+        return msgspec.json.encode(
+            {
+                "role": "controller",
+                "storage": self.storage.statistics(),
+                "raft": self.driver.statistics(),
+                "transport": self.transport.statistics(),
+                "loop": self.health.statistics(),
+                "repair": self.repairs.statistics(),
+                "catalog": {
+                    "term": core.term if core is not None else 0,
+                    "leader": core.is_leader if core is not None else False,
+                    "version": self.state().version,
+                    "voters": len(core.configuration.voters) if core is not None else 0,
+                },
+                "statuses": dict(self.statuses()),
+                "gossip": self.gossip.statistics() if self.gossip is not None else {},
+            }
+        )
+
+
+def run(boot: Boot) -> int:
+    """The controller's process."""
+    home = controller_home(boot.data_directory)
+    return run_process(boot, home, lambda boot, storage: Controller(boot, storage=storage))

@@ -1,0 +1,207 @@
+"""Group 0: the catalog's log, and the machine that applies it.
+
+The catalog's commands are entries of kind `command` in a group like any other. This module
+proposes them, applies them in log order once committed, and reads a catalog leader's
+standing. What a command does is membership.catalog's business.
+
+This log is never trimmed: it has no retention and no snapshots, as it grows only when nodes,
+topics or places of replicas change, by a few hundred bytes each time. So a replica that is
+new or was away for years lacks nothing that others do not hold; it gets it all as appends,
+which the windows of bytes in flight keep small, and a restart replays it in pieces of a MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from laminar.batch import Header, Kind, build_control
+from laminar.log.disk.errors import DamagedRange
+from laminar.log.partition_log.log import Log
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.raft_wire import Buffer
+from laminar.node.consensus.replica import Replica
+from membership.catalog import Catalog, NotCatalogLeader, OutcomeUnknown
+from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
+
+_log = logging.getLogger("laminar.catalog")
+_HEADER = 128
+_READ_BYTES = 1024 * 1024
+
+
+class CatalogGroup:
+    """The machine of group 0's replica, and the proposer its catalog uses."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        log: Log,
+        on_applied: Callable[[], None],
+        on_led: Callable[[bool], None],
+        on_failed: Callable[[Exception], None],
+        mended: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`mended()` waits until damage that was met may be repaired; without it, damage is a failure."""
+        self.replica: Replica
+        self.catalog = Catalog(self)
+        self._driver = driver
+        self._catalog_log = log
+        self._loop = asyncio.get_running_loop()
+        self._on_applied = on_applied
+        self._on_led = on_led
+        self._on_failed = on_failed
+        self._mended = mended
+        # A committed command is damaged here: the catalog stands still until its bytes are there again.
+        self._stalled = asyncio.Event()
+        self._waiters: dict[int, tuple[int, asyncio.Future[int]]] = {}
+        self.committed_index = log.start.index
+        self.applied_index = log.start.index
+        self._applying = False
+        self._task: asyncio.Task[None] | None = None
+        self._until: list[tuple[int, asyncio.Future[None]]] = []
+
+    # -- the machine -------------------------------------------------------------------
+
+    @property
+    def is_whole(self) -> bool:
+        """See Machine: nothing is left out here; what is committed is applied when its bytes are there."""
+        return True
+
+    @property
+    def stalled(self) -> bool:
+        """Whether damage must be repaired before more of what is committed can be applied."""
+        return self._stalled.is_set()
+
+    def appended(self, header: Header, frame: Buffer) -> None:
+        """See Machine: commands change the catalog when they are committed, not before."""
+
+    def truncated(self, index: int) -> None:
+        """See Machine."""
+        for lost in [waiting for waiting in self._waiters if waiting >= index]:
+            _, future = self._waiters.pop(lost)
+            if not future.done():
+                future.set_exception(NotCatalogLeader(self.replica.leader_node))
+
+    def committed(self, index: int) -> None:
+        """See Machine."""
+        self.committed_index = index
+        if not self._applying:
+            self._applying = True
+            self._task = self._loop.create_task(self._apply())
+
+    def led(self, leading: bool) -> None:
+        """See Machine."""
+        self._on_led(leading)
+
+    def failed(self, error: Exception) -> None:
+        """See Machine: without its catalog a controller has nothing to do. What is committed is applied."""
+        for index in [waiting for waiting in self._waiters if waiting > self.committed_index]:
+            _, future = self._waiters.pop(index)
+            if not future.done():
+                future.set_exception(OutcomeUnknown(f"this node's catalog has stopped: {error}"))
+        self._on_failed(error)
+
+    async def _apply(self) -> None:
+        """Apply what is committed and not applied yet, in log order. One run at a time."""
+        version = self.catalog.state().version
+        try:
+            while self.applied_index < self.committed_index:
+                frames = await self._read(self.applied_index + 1)
+                for frame in frames:
+                    header = Header.unpack(frame)
+                    if header.kind == Kind.COMMAND:
+                        self.catalog.apply(header.index, bytes(memoryview(frame)[_HEADER:]))
+                    self.applied_index = header.index
+                    self._resolve(header)
+        except Exception as error:  # noqa: BLE001  # ends the process: this node's catalog stands still
+            self._on_failed(error)
+            return
+        finally:
+            self._applying = False
+        waiting, self._until = self._until, []
+        for index, future in waiting:
+            if index > self.applied_index:
+                self._until.append((index, future))
+            elif not future.done():
+                future.set_result(None)
+        if self.catalog.state().version != version:
+            self._on_applied()
+
+    async def _read(self, index: int) -> list[Buffer]:
+        """Committed entries from `index` on. What is damaged is waited for: nothing is applied behind it."""
+        while True:
+            try:
+                frames = await self._catalog_log.read(index, self.committed_index, max_bytes=_READ_BYTES)
+            except DamagedRange:
+                if self._mended is None or len(self.replica.configuration.members()) == 1:
+                    raise
+                self._stalled.set()
+                await self._mended()
+            else:
+                self._stalled.clear()
+                return frames
+
+    def _resolve(self, header: Header) -> None:
+        waiting = self._waiters.pop(header.index, None)
+        if waiting is None:
+            return
+        term, future = waiting
+        if future.done():
+            return
+        if term == header.term:
+            future.set_result(header.index)
+        else:
+            future.set_exception(NotCatalogLeader(self.replica.leader_node))
+
+    # -- the proposer ------------------------------------------------------------------
+
+    async def propose(self, command: bytes) -> int:
+        """Append a catalog command; its index once it is committed and applied here."""
+        if not self.replica.core.is_leader:
+            raise NotCatalogLeader(self.replica.leader_node)
+        future: asyncio.Future[int] = self._loop.create_future()
+        index = self.replica.log.last_index + 1
+        self._waiters[index] = (self.replica.core.term, future)
+        try:
+            placed, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
+        except (NotLeader, TooMuchUncommitted) as error:
+            # With so much that waits for a majority there is nobody who leads one.
+            del self._waiters[index]
+            raise NotCatalogLeader(None) from error
+        except EntryTooLarge:
+            del self._waiters[index]
+            raise
+        assert placed == index, f"catalog command proposed at {placed}, expected {index}"
+        return await future
+
+    async def confirm(self) -> None:
+        """Return once this replica is known to lead and has applied all that was committed before.
+
+        Raises NotCatalogLeader. Used where the catalog's own copy is not enough: it passes
+        through old states while it is replayed (docs/consensus.md#the-catalog).
+        """
+        if not self.replica.core.is_leader:
+            raise NotCatalogLeader(self.replica.leader_node)
+        try:
+            index = await self._driver.confirm(self.replica)
+        except ConnectionError as error:
+            raise NotCatalogLeader(self.replica.leader_node) from error
+        await self.applied(index)
+
+    async def applied_or_stalled(self, index: int) -> None:
+        """As `applied`, or once damage is met that must be repaired first."""
+        applied = self._loop.create_task(self.applied(index))
+        stalled = self._loop.create_task(self._stalled.wait())
+        await asyncio.wait((applied, stalled), return_when=asyncio.FIRST_COMPLETED)
+        stalled.cancel()
+        if not applied.done():
+            applied.cancel()
+
+    async def applied(self, index: int) -> None:
+        """Return once everything up to `index` is applied here."""
+        if self.applied_index < index:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._until.append((index, future))
+            await future

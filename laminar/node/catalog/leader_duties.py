@@ -1,0 +1,102 @@
+"""What the leader of group 0 does for the cluster: the catalog's own voters, and replicas that move.
+
+The controller calls `look` again and again; where this node doesn't lead, it does nothing. The rules are
+elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both go by the same
+clock of absence, which begins anew with each leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.replacement import Absence, plan
+from laminar.node.catalog.voters import next_step
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+
+if TYPE_CHECKING:
+    from laminar.node.catalog.controller import Controller
+
+_log = logging.getLogger("laminar.controller")
+
+NEXT_STEP_S = 0.02
+
+
+class CatalogLead:
+    """See the module. `again()`: look once more soon, as a step was taken."""
+
+    def __init__(self, controller: Controller, *, again: Callable[[], None]) -> None:
+        self._controller = controller
+        self._again = again
+        self._absence = Absence()
+
+    async def look(self, group: CatalogGroup) -> None:
+        """One pass. Raises `NotCatalogLeader`, `NotLeader` and `ConfigurationRefused`: later, then."""
+        replica = group.replica
+        if not replica.core.is_leader:
+            self._absence.forget()
+            return
+        if group.committed_index < replica.log.last_index:
+            return  # a step is taken when all before it is committed; the next look sees it
+        controller = self._controller
+        now_ms = controller.clock.monotonic_ms()
+        absent = self._absent(group)
+        self._absence.look(absent, now_ms=now_ms)
+        gone = self._absence.longer_than(controller.boot.settings.replace_after_ms, now_ms=now_ms)
+        if not self._change_voters(group, gone=gone, absent=absent):
+            await self._replace(group, gone=gone)
+
+    def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
+        """Take group 0 a step further; whether there was one to take."""
+        if not self._controller.boot.company:
+            return False  # its folder does not say yet that there are others
+        replica = group.replica
+
+        def ready(replica_id: int, node: str) -> bool:
+            return node not in absent and replica.match_index(replica_id) >= group.committed_index
+
+        def hears(step: ConfigurationRecord) -> bool:
+            return replica.core.hears_majority(step.configuration().voters)
+
+        current = replica.configuration_record
+        step = next_step(current, group.catalog.state(), gone=gone, ready=ready, hears=hears)
+        if step is None:
+            return False
+        self._controller.driver.propose_configuration(replica, step)
+        _log.info("catalog voters %s, learners %s", step.voters, step.learners)
+        asyncio.get_running_loop().call_later(NEXT_STEP_S, self._again)
+        return True
+
+    async def _replace(self, group: CatalogGroup, *, gone: set[str]) -> None:
+        """Give replicas of nodes long gone, and lost ones, new places."""
+        voting = {node for _, node in group.replica.configuration_record.voters}
+        weights = self._controller.placement_weights()
+        for step in plan(group.catalog.state(), gone=gone, weights=weights, voting=voting):
+            result = await group.catalog.change_replicas(step)
+            _log.warning(
+                "%s: replica %d is %s; a new one on %s: %s %s",
+                step.partition,
+                step.replica_id,
+                step.why,
+                step.node,
+                result.outcome,
+                result.detail,
+            )
+
+    def _absent(self, group: CatalogGroup) -> set[str]:
+        """Nodes that neither gossip nor group 0 has seen lately."""
+        core = group.replica.core
+        statuses = self._controller.statuses()
+        absent = set()
+        for name, record in group.catalog.state().nodes.items():
+            seen = core.progress.get(record.catalog_replica)
+            # While the group is quiet nobody is asked; but it rests only on those whose process is heard.
+            heard = record.catalog_replica in core.rests_on or (
+                seen is not None and seen.active and not core.quiet
+            )
+            if statuses.get(name) != "alive" and not heard:
+                absent.add(name)
+        return absent

@@ -1,0 +1,157 @@
+"""The catalog of a cluster that has lost a majority of its controllers' disks: it goes on with one copy.
+
+Run on a data folder whose node is stopped, by a person's decision (docs/consensus.md#accepting-a-loss). The
+copy of group 0 in that folder gets a configuration with itself as the only voter, and the cluster a new
+*epoch*, which the folder's identity keeps and every greeting names: nodes of different epochs do not talk, so
+the voters that were lost, should they come back, can neither count nor be counted, and end when they hear of
+it. The epoch is written first: a crash between the two leaves a folder that has no majority, as before.
+
+A further folder that survived is taken into the epoch (`take_into`) and keeps the partitions that it holds;
+its own copy of the catalog follows that of the first.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from laminar.batch import Header, Kind, build_control, stamp
+from laminar.log.disk.disk import Disk
+from laminar.log.disk.errors import DamagedRange
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
+from laminar.log.recovery.node import controller_home, logs_directory
+from laminar.log.storage import Storage
+from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
+from laminar.node.consensus.replica import TERMS_PASSED
+from laminar.node.runtime.data_folder import open_stopped
+
+_HEADER = 128
+_READ_BYTES = 4 << 20
+
+
+class Refused(Exception):
+    """This folder's catalog is not to be recovered; the text says why."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a folder holds of the catalog. The best of several is the one with the latest term, then index."""
+
+    node: str
+    cluster: str
+    epoch: str
+    replica: int
+    voters: list[str]
+    learners: list[str]
+    last_term: int
+    last_index: int
+
+
+class StoppedNode:
+    """An open folder of a node that does not run. `close` it."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        """Lock the folder. Raises `IdentityError` while the node runs, `StorageError` of the disk."""
+        self._disk = disk
+        self._directory = directory
+        self.folder = open_stopped(disk, directory)
+        if not self.folder.identity.cluster_id:
+            self.folder.close()
+            raise Refused(f"{directory} belongs to no cluster yet")
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.folder.close()
+
+    def take_into(self, epoch: bytes) -> None:
+        """Let this folder's node take part in a cluster that another one recovered."""
+        mine = self.folder.identity.epoch
+        if epoch[:8] <= mine[:8]:
+            raise Refused(f"this folder is of epoch {mine.hex() or 'none'} already, not before {epoch.hex()}")
+        self.folder.record_epoch(epoch)
+
+    async def standing(self) -> Standing:
+        """What this folder holds."""
+        async with self._catalog() as (_, entry, log, known):
+            identity = self.folder.identity
+            return Standing(
+                node=identity.node,
+                cluster=identity.cluster_id.hex(),
+                epoch=identity.epoch.hex(),
+                replica=entry.replica_id,
+                voters=[node for _, node in known.voters],
+                learners=[node for _, node in known.learners],
+                last_term=log.last_term,
+                last_index=log.last_index,
+            )
+
+    async def recover(self) -> bytes:
+        """Let the catalog go on with this folder's copy; the new epoch. Durable when it returns."""
+        identity = self.folder.identity
+        count = int.from_bytes(identity.epoch[:8]) + 1
+        epoch = count.to_bytes(8) + secrets.token_bytes(8)
+        async with self._catalog() as (storage, entry, log, known):
+            if known.nodes().get(entry.replica_id) != identity.node:
+                raise Refused(f"node {identity.node} is no member of the catalog's group: {known}")
+            if known.voters == ((entry.replica_id, identity.node),):
+                raise Refused("this node is the catalog's only voter: it leads by itself when it is started")
+            self.folder.record_epoch(epoch)
+            term = max(storage.hard_states[entry.replica_id].term, log.last_term) + TERMS_PASSED
+            storage.record_hard_state(entry.replica_id, term=term, vote=entry.replica_id)
+            log.append([_decision(entry, identity.node, log, term=term)])
+            if log.recovering:
+                log.mark(recovering=False, incarnation=log.incarnation)
+            await storage.sync()
+        return epoch
+
+    @asynccontextmanager
+    async def _catalog(self) -> AsyncIterator[tuple[Storage, ReplicaEntry, Log, ConfigurationRecord]]:
+        """Recover the controller's home, and close it again: its storage, and the catalog's log in it."""
+        home = controller_home(self._directory)
+        storage = Storage.open(self._disk, home, logs_directory(self._directory))
+        try:
+            entry = next((each for each in storage.manifest.entries if each.topic == ""), None)
+            log = storage.logs.get(storage.resolve(entry.log_id)) if entry is not None else None
+            if entry is None or log is None or entry.replica_id not in storage.hard_states:
+                raise Refused("this folder has no copy of the catalog that could go on")
+            yield storage, entry, log, await _configuration(entry, log)
+        finally:
+            await storage.close()
+
+
+async def _configuration(entry: ReplicaEntry, log: Log) -> ConfigurationRecord:
+    """The newest in the log, committed or not."""
+    newest = ConfigurationRecord(voters=tuple((replica_id, node) for replica_id, node in entry.voters))
+    index = log.first_index
+    while index <= log.last_index:
+        try:
+            frames = await log.read(index, log.last_index, max_bytes=_READ_BYTES)
+        except DamagedRange as damage:
+            index = damage.last_index + 1
+            continue
+        for frame in frames:
+            if Header.unpack(frame).kind == Kind.CONFIGURATION:
+                newest = configuration_record(memoryview(frame)[_HEADER:])
+        index += len(frames)
+    return newest
+
+
+def _decision(entry: ReplicaEntry, node: str, log: Log, *, term: int) -> bytearray:
+    """The entry by which this replica is the only voter."""
+    alone = ConfigurationRecord(voters=((entry.replica_id, node),))
+    frame = build_control(Kind.CONFIGURATION, alone.encoded())
+    stamp(
+        frame,
+        index=log.last_index + 1,
+        term=term,
+        prev_term=log.last_term,
+        base_offset=log.next_offset,
+        append_time_ms=max(int(time.time() * 1000), log.last_append_time_ms),
+        committed_index=log.start.index,
+        opens_segment=log.segment_full or log.last_index == log.start.index,
+    )
+    return frame

@@ -1,0 +1,86 @@
+"""What a node's own data folder shows of its past, and what the catalog says to that (`membership.lives`).
+
+The controller registers the present life, and from then on, while others are in the cluster, a further page
+of it now and then: each is in the folder, durably, before the catalog hears of it. The catalog's answer is
+one of two. Either its copy here holds our present life, which nobody can have drawn before: then it has
+*confirmed* the folder since this start. Or the folder is an older copy of itself: then the node says so to
+the others and ends, before anything that it says could count (`Process.admits`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from laminar.log.disk.errors import StorageError
+from laminar.node.catalog.service import NodeRequest, ReplicaRequest
+from laminar.node.host.fork import Hopeless
+from membership.lives import Life, turn
+from membership.records import NodeRecord, ReportRolledBack, Result
+
+if TYPE_CHECKING:
+    from laminar.node.catalog.controller import Controller
+
+_log = logging.getLogger("laminar.controller")
+
+# A copy of a node's folder is seen to be one when it is older than this, or than the node's last start.
+PAGE_MS = 600_000
+NEWEST_COPY = (
+    "What this node has promised since is not in it, so it may not vote: put the newest copy back, or start "
+    "on an empty directory under a new name (--node)"
+)
+
+
+class OwnFolder:
+    """See the module."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._page_due_ms = controller.clock.monotonic_ms() + PAGE_MS
+        self.confirmed = False
+
+    @property
+    def life(self) -> Life | None:
+        """The present one, at its page."""
+        lives = self._controller.boot.lives
+        return lives[-1] if lives else None
+
+    @property
+    def former(self) -> list[Life]:
+        """Those before it that the catalog may not know, and one that it does."""
+        return list(self._controller.boot.lives[:-1])
+
+    async def keep(self) -> None:
+        """Write what the folder must say before anybody else relies on it; what fails comes with the next."""
+        controller = self._controller
+        boot, now_ms = controller.boot, controller.clock.monotonic_ms()
+        try:
+            if not boot.company and any(node != boot.node for node in controller.state().nodes):
+                await boot.keep_company()
+            if self.confirmed and len(boot.lives) > 1:
+                await boot.keep_lives(boot.lives[-1:])
+            if self.confirmed and boot.company and boot.lives and now_ms >= self._page_due_ms:
+                await boot.keep_lives(turn(boot.lives))
+                self._page_due_ms = now_ms + PAGE_MS
+        except StorageError as error:
+            _log.debug("the identity stays as it was: %s", error)
+
+    def heard(self, record: NodeRecord | None) -> bool:
+        """The catalog's copy here says this of our node; whether that confirms the folder, as nothing did."""
+        if self.confirmed or record is None or record.life != self.life or record.rolled_back:
+            return False
+        self.confirmed = True
+        return True
+
+    def request(self, record: NodeRecord) -> NodeRequest:
+        """What registers this node."""
+        return NodeRequest(record, self.former)
+
+    async def end(self, result: Result) -> None:
+        """The catalog knows a later state of this folder: say so where others see it, and end."""
+        controller = self._controller
+        boot = controller.boot
+        if result.node is not None and result.node.life is not None:
+            report = ReportRolledBack(boot.node, boot.store_id, result.node.life)
+            await controller.service.ask(ReplicaRequest(report))
+        controller.fatal(Hopeless(f"{result.detail}. {NEWEST_COPY}"))

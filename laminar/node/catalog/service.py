@@ -1,0 +1,397 @@
+"""Requests to the catalog, from whichever process of whichever node they come.
+
+A request is carried out by the controller that leads group 0; any other passes it on, once.
+Requests and answers are msgpack structs, never pickled calls: what reaches PySyncObj's
+decoder comes from the group's own log alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.transport.transport import TransportError
+from membership.catalog import NotCatalogLeader, OutcomeUnknown
+from membership.lives import Life
+from membership.records import NodeRecord, ReplicaChange, Result, Setting
+from router import partition_hash, place
+
+if TYPE_CHECKING:
+    from laminar.node.catalog.controller import Controller
+
+LIVE_WAIT_S = 10.0
+# How long a topic's creation waits for nodes of which gossip has not heard yet; and for so long after this
+# node began to lead the catalog, for nodes that it has not heard yet as the leader.
+COME_UP_WAIT_S = 2.0
+FORWARD_TIMEOUT_S = 15.0
+LEADER_WAIT_S = 5.0
+LEADER_RETRY_S = 0.05
+# When this node's own copy of the catalog has known no leader for so long, the others are asked who leads,
+# each for so long.
+ASK_OTHERS_AFTER_S = 1.0
+ASK_OTHER_TIMEOUT_S = 1.0
+
+
+class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
+    """Create a topic; placement is computed by the catalog's leader over the nodes alive.
+
+    Refused with `too_few_nodes` where fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`.
+    """
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: dict[str, Setting]
+    allow_fewer_replicas: bool = False
+
+
+class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
+    """Delete a topic in this version."""
+
+    name: str
+    version: int | None
+
+
+class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
+    """Merge-patch a topic's settings in this version."""
+
+    name: str
+    changes: dict[str, Setting | None]
+    version: int
+
+
+class MadeRequest(msgspec.Struct, frozen=True, tag="made"):
+    """A node's replicas of these groups are durably in its manifest."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
+    """A node's replicas of these deleted groups are gone."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
+    """Make a node known, or its new addresses. `former`: see `RegisterNode`."""
+
+    record: NodeRecord
+    former: list[Life] = []
+
+
+class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
+    """Which of these groups are `creating`, or deleted, by the leader's own, confirmed word?
+
+    And which replicas of theirs are promised but not made yet, and which are removed for good?
+    With no groups: which version of the catalog is the newest?
+    """
+
+    groups: list[bytes]
+
+
+class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
+    """One step of replicas on their way from node to node."""
+
+    change: ReplicaChange
+
+
+CatalogRequest = (
+    TopicRequest
+    | DeleteTopicRequest
+    | TopicSettingsRequest
+    | MadeRequest
+    | RemovedRequest
+    | NodeRequest
+    | ConfirmRequest
+    | ReplicaRequest
+)
+
+
+class CatalogAnswer(msgspec.Struct, frozen=True):
+    """What came of a request. `error`: empty, `no_leader`, `unknown` or a code of the HTTP table."""
+
+    result: Result | None = None
+    error: str = ""
+    detail: str = ""
+    leader: str = ""
+    version: int = 0
+    creating: list[bytes] = []
+    deleted: list[bytes] = []
+    joining: list[int] = []
+    removed: list[int] = []
+    kept: list[int] = []
+    """Replicas with which groups among those asked for go on without their majorities, by decision."""
+    # With `too_few_nodes`: replicas that are wanted, and nodes that are alive. With `quota`: partitions that
+    # there would be, and that there may be.
+    wanted: int = 0
+    alive: int = 0
+
+
+_answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    passed_on: bool
+    request: CatalogRequest
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_request(request: CatalogRequest, *, passed_on: bool = False) -> bytes:
+    """A request as it travels to a controller's `catalog` method."""
+    return _encoder.encode(_Envelope(passed_on, request))
+
+
+def decode_answer(payload: bytes) -> CatalogAnswer:
+    """The controller's answer."""
+    return _answer_decoder.decode(payload)
+
+
+class CatalogService:
+    """Carries out catalog requests on the leader, or passes them on to it."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._changed: list[asyncio.Future[None]] = []
+        self._knows_all_s = 0.0
+
+    @property
+    def _group(self) -> CatalogGroup:
+        group = self._controller.group
+        if group is None:
+            raise NotCatalogLeader(None)
+        return group
+
+    async def handle(self, payload: bytes) -> bytes:
+        """The `catalog` method of a controller."""
+        envelope = _envelope_decoder.decode(payload)
+        answer = await self.ask(envelope.request, passed_on=envelope.passed_on)
+        return _encoder.encode(answer)
+
+    async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
+        """Carry out a request wherever the leader is. Waits a moment for a leader to be there.
+
+        This node's own copy of the catalog may know no leader while there is one: it hears none of a term
+        below its own, which is later than all others' where its folder went back.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + LEADER_WAIT_S
+        told = ""
+        others: list[str] = []
+        while True:
+            leader: str | None = None
+            try:
+                return await self._perform(request)
+            except NotCatalogLeader as error:
+                leader = error.leader
+            except OutcomeUnknown as error:
+                return CatalogAnswer(error="unknown", detail=str(error))
+            if passed_on:
+                return CatalogAnswer(error="no_leader", leader=leader or "")
+            if leader is None and loop.time() >= began + ASK_OTHERS_AFTER_S:
+                others = others or self._others()
+                leader = told or (await self._who_leads(others.pop()) if others else "")
+                told = ""
+            if leader and leader != self._controller.boot.node:
+                answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
+                if answer is not None and answer.error != "no_leader":
+                    return answer
+                told = answer.leader if answer is not None and answer.leader != leader else ""
+            if loop.time() >= deadline:
+                return CatalogAnswer(error="no_leader", detail="the catalog has no leader now")
+            await asyncio.sleep(LEADER_RETRY_S)
+
+    def _others(self) -> list[str]:
+        statuses = self._controller.statuses()
+        own = self._controller.boot.node
+        return [node for node, status in statuses.items() if status == "alive" and node != own]
+
+    async def _who_leads(self, node: str) -> str:
+        """The catalog's leader, as another node knows it; empty where it knows none, or does not answer soon.
+
+        It is asked by a question alone. A request that is given up before its answer may be carried out all
+        the same; sent once more it would find its own work done: that there is no such topic, say.
+        """
+        answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
+        if answer is None:
+            return ""
+        return answer.leader if answer.error else node
+
+    async def _pass_on(
+        self, leader: str, request: CatalogRequest, *, timeout_s: float
+    ) -> CatalogAnswer | None:
+        address = self._controller.controller_address(leader)
+        if address is None:
+            return None
+        payload = encode_request(request, passed_on=True)
+        try:
+            answer = await self._controller.transport.call(address, "catalog", payload, timeout=timeout_s)
+        except TransportError as error:
+            # Catalog requests are idempotent (they compare and set), so asking again is safe.
+            return CatalogAnswer(error="no_leader", detail=str(error))
+        return decode_answer(answer)
+
+    async def _perform(self, request: CatalogRequest) -> CatalogAnswer:
+        catalog = self._group.catalog
+        now_ms = self._controller.clock.wall_ms()
+        match request:
+            case TopicRequest():
+                return await self._create_topic(request)
+            case DeleteTopicRequest():
+                result = await catalog.delete_topic(request.name, deleted_ms=now_ms, version=request.version)
+            case TopicSettingsRequest():
+                result = await catalog.update_topic_settings(
+                    request.name, request.changes, version=request.version
+                )
+            case MadeRequest():
+                result = await catalog.mark_made(request.groups, node=request.node, store_id=request.store_id)
+            case RemovedRequest():
+                result = await catalog.mark_removed(
+                    request.groups, node=request.node, store_id=request.store_id
+                )
+            case NodeRequest():
+                result = await catalog.register_node(request.record, former=request.former)
+            case ReplicaRequest():
+                result = await catalog.change_replicas(request.change)
+            case ConfirmRequest():
+                return await self._confirm(request)
+        return CatalogAnswer(result=result)
+
+    async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
+        await self._group.confirm()
+        state = self._group.catalog.state()
+        creating = {record.group for record in state.partitions.values() if record.state == "creating"}
+        asked = [record for record in state.partitions.values() if record.group in request.groups]
+        return CatalogAnswer(
+            joining=[
+                replica.replica_id
+                for record in asked
+                if record.state == "live"
+                for replica in record.replicas
+                if not replica.made
+            ],
+            removed=[replica.replica_id for record in asked for replica in record.removed],
+            kept=[record.losses[-1].kept for record in asked if record.losses],
+            version=state.version,
+            creating=[group for group in request.groups if group in creating],
+            deleted=[group for group in request.groups if group.hex() in state.tombstones],
+        )
+
+    async def _create_topic(self, request: TopicRequest) -> CatalogAnswer:
+        controller = self._controller
+        if not self._group.replica.core.is_leader:
+            raise NotCatalogLeader(self._group.replica.leader_node)
+        min_replicas = int(request.settings.get("min_replicas", 1))
+        wanted = min_replicas if request.allow_fewer_replicas else request.replicas
+        state = self._group.catalog.state()
+        if state.topics.get(request.name) is None:
+            most = controller.boot.settings.max_partitions
+            partitions = len(state.partitions) + request.partitions
+            if partitions > most:
+                return CatalogAnswer(error="quota", wanted=partitions, alive=most)
+            await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
+            await self._first_round()
+            weights = controller.placement_weights()
+            if len(weights) < wanted:
+                return CatalogAnswer(error="too_few_nodes", wanted=wanted, alive=len(weights))
+        weights = self._weights_for(request.replicas)
+        result = await self._group.catalog.create_topic(
+            request.name,
+            partitions=request.partitions,
+            replicas=request.replicas,
+            settings=request.settings,
+            groups=[self._controller.rng.randbytes(16) for _ in range(request.partitions)],
+            placement=[
+                place(partition_hash(request.name, number), weights, request.replicas)
+                for number in range(request.partitions)
+            ],
+            created_ms=controller.clock.wall_ms(),
+        )
+        if result.ok:
+            await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
+        return CatalogAnswer(result=result, version=self._group.catalog.state().version)
+
+    def led(self, leading: bool) -> None:
+        """This node's controller leads the catalog from now on, or no longer."""
+        if leading:
+            self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
+
+    async def _first_round(self) -> None:
+        """Let a leader that has just begun hear all nodes once: until then nobody but itself seems alive, and
+        all replicas would be placed on it.
+        """
+        rest_s = self._knows_all_s - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            await self._until(self._has_heard_all, rest_s)
+
+    def _has_heard_all(self) -> bool:
+        controller, replica = self._controller, self._group.replica
+        statuses, nodes = controller.statuses(), self._group.catalog.state().nodes
+        return not controller.unheard_nodes() and all(
+            controller.driver.hears(replica, nodes[node].catalog_replica)
+            for node in controller.placement_weights()
+            if statuses.get(node) == "alive"
+        )
+
+    def _weights_for(self, replicas: int) -> dict[str, float]:
+        """Nodes for new replicas: those that answer now, where they are enough.
+
+        Gossip takes a second or two to see that a node is gone. That its connections broke is seen at once.
+        """
+        controller, replica = self._controller, self._group.replica
+        weights, statuses = controller.placement_weights(), controller.statuses()
+        nodes = self._group.catalog.state().nodes
+        answering = {
+            node: weight
+            for node, weight in weights.items()
+            if statuses.get(node) == "alive" and controller.driver.hears(replica, nodes[node].catalog_replica)
+        }
+        return answering if len(answering) >= replicas else weights
+
+    def _may_come_up(self, wanted: int) -> bool:
+        """Whether too few nodes are seen alive, but of some it is only not known yet.
+
+        Gossip of a controller that has just started has not heard of everybody.
+        """
+        alive, unknown = len(self._controller.placement_weights()), self._controller.unheard_nodes()
+        return alive < wanted <= alive + unknown
+
+    def _is_live(self, name: str) -> bool:
+        partitions = self._group.catalog.state().partitions_of(name)
+        return all(partition.state == "live" for partition in partitions)
+
+    def changed(self) -> None:
+        """The catalog's state changed: whoever waits looks again."""
+        waiting, self._changed = self._changed, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        async def wait() -> None:
+            while not condition():
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._changed.append(future)
+                await future
+
+        return await _within(wait, timeout_s)
+
+
+async def _within(work: Callable[[], Awaitable[Any]], timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work()
+    except TimeoutError:
+        return False
+    return True

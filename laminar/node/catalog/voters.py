@@ -1,0 +1,63 @@
+"""Who votes in group 0: the rule by which its leader takes the catalog's group from step to step.
+
+Every node has one replica of group 0, under the id that the catalog gave it when it joined. All follow; of
+those up to five vote, or three where fewer than five nodes are there. A voter whose node has been gone for
+long is swapped for one of a living node that holds all that is committed: removed, as it counts for nothing
+but makes majorities larger, then the other is promoted. Where nobody can take its place it is removed only
+if more than three vote, so that five nodes that die one after another keep their catalog down to the last
+two; with three voters the third keeps its seat, as it may come back before the next one dies. As for
+partitions nothing is swapped while too many nodes are gone at once, and each step waits for the one before.
+
+One that was removed is added again as a learner, under the same id: it has lost nothing that it promised, so
+nothing that it says can harm, and when its node is back the leader brings it up to date like any other. A
+store that is lost or wiped is no special case: its node never starts again under that name, so it is gone.
+One that was put back from an older copy is known to have forgotten promises: it is swapped at once, and never
+votes again.
+
+Nothing here knows who is gone and who is there; that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from laminar.node.catalog.replacement import too_many_gone
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from membership.records import CatalogState
+
+MOST_VOTERS = 5
+FEWEST_VOTERS = 3
+
+
+def next_step(
+    current: ConfigurationRecord,
+    state: CatalogState,
+    *,
+    gone: Collection[str],
+    ready: Callable[[int, str], bool],
+    hears: Callable[[ConfigurationRecord], bool],
+) -> ConfigurationRecord | None:
+    """Group 0's next configuration; None: it is as it should be, or nothing can be done now.
+
+    `gone`: nodes that have been away for long. `ready(replica id, node)`: whether a learner's node is there
+    now, and its replica holds all that is committed. `hears`: whether the leader hears a majority of the
+    voters of such a configuration.
+    """
+    members = current.nodes()
+    for node in state.nodes.values():
+        if node.catalog_replica not in members:
+            return current.with_learner(node.catalog_replica, node.node)
+    forgetful = {node.node for node in state.nodes.values() if node.rolled_back}
+    unfit = forgetful | set(gone)
+    wanted = MOST_VOTERS if len(state.nodes.keys() - unfit) >= MOST_VOTERS else FEWEST_VOTERS
+    votes = len(current.voters)
+    fit = (replica_id for replica_id, name in current.learners if name not in unfit)
+    spare = next((replica_id for replica_id in fit if ready(replica_id, members[replica_id])), None)
+    if spare is not None and votes < wanted:
+        return current.promoted(spare)
+    voting = {name for _, name in current.voters}
+    if (spare is not None or votes > wanted) and not too_many_gone(state, gone, voting=voting):
+        for replica_id, name in current.voters:
+            if name in unfit and hears(without := current.without(replica_id)):
+                return without
+    return None

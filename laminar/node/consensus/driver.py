@@ -1,0 +1,712 @@
+"""The one driver of Raft: performs what the cores of a process decide.
+
+Every input of a core (a message, a proposal, a timer, a finished sync) is followed by
+`settle`, which takes the core's `Ready` and applies it to the log in memory at once. What
+must leave the process or reach the disk is collected for the turn: at its end all messages
+that may leave leave, one frame per peer and channel, and one sync of the shard's journal is
+asked for. When that sync returns, the answers that waited for it are sent. So a loop turn
+costs one write per peer and one `fdatasync`, however many groups it touched.
+
+The driver knows groups, logs and addresses; it knows neither topics nor HTTP. What leaves is gathered in
+`laminar.node.consensus.outbox`, deadlines are kept by `laminar.node.consensus.timers`, elections begin at the
+pace of `laminar.node.consensus.election_throttle`, and groups that have nothing to do rest on
+`laminar.node.consensus.quiescence`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from laminar.batch import verify
+from laminar.log.disk.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.partition_log.log import Log
+from laminar.log.storage import Storage
+from laminar.node.consensus.election_throttle import MOST_AT_ONCE, Elections
+from laminar.node.consensus.outbox import Outbox
+from laminar.node.consensus.quiescence import Pairs
+from laminar.node.consensus.raft_wire import ConfigurationRecord, read_beat, read_frame
+from laminar.node.consensus.replica import Replica, entry_of
+from laminar.node.consensus.timers import Timers
+from laminar.node.host.clock import Clock
+from laminar.node.host.failed_logs import ComeBack
+from laminar.node.host.log_rate_limit import LimitedLog
+from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES, ReceiveBudget
+from laminar.node.transport.transport import Address, Channel, Peer, ProtocolError, Transport
+from raft.configuration import ConfigurationRefused
+from raft.core import Core
+from raft.messages import AnyMessage
+from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted
+
+_log = logging.getLogger("laminar.driver")
+
+# With these a core refuses a proposal; it has changed nothing.
+REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
+
+# A group's members, those that were, and strangers that a replica without entries answers: so many at most.
+MOST_SENDERS = 1000
+# A copy of a folder that only leaders recognise is minutes old, and each term takes an election.
+TERMS_FORGOTTEN = 1 << 14
+# A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
+_Waiting = tuple[Replica, list[AnyMessage], int, int, int]
+
+
+class Driver:
+    """Runs the replicas of one process over one storage and one transport.
+
+    `address_of(node, replica)` gives the address of the process on `node` that owns the group,
+    `address_of_peer(peer)` that of a process; None while it is not known. `on_fatal(error)` is
+    called once, when the journal failed or what all groups share did: the process must end, as
+    nothing it holds in memory may be believed any more. From that call on the driver does nothing.
+
+    A mistake in the step of one group stops that replica alone, and `on_stopped(name, error)`
+    is told of it. What was told to nobody stays so: nothing of it leaves any more, and its log
+    stays as it is. It takes part again after a restart of the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        transport: Transport,
+        clock: Clock,
+        address_of: Callable[[str, Replica], Address | None],
+        on_fatal: Callable[[BaseException], None],
+        on_stopped: Callable[[str, Exception], None] = lambda name, error: None,
+        address_of_peer: Callable[[Peer], Address | None] = lambda peer: None,
+        admits: Callable[[Peer], bool] = lambda peer: True,
+        election_timeout_ms: int = 1500,
+        heartbeat_ms: int = 200,
+        elections_at_once: int = MOST_AT_ONCE,
+        receive_budget_bytes: int = RECEIVE_BUDGET_BYTES,
+    ) -> None:
+        self._storage = storage
+        self._transport = transport
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._on_stopped = on_stopped
+        self._admits = admits
+        self._heartbeat_ms = heartbeat_ms
+        self._election_timeout_ms = election_timeout_ms
+        self._next_grace_ms = 0
+        self._loop = asyncio.get_running_loop()
+        self._bad = LimitedLog(_log, now_s=self._loop.time)
+        self.replicas: dict[bytes, Replica] = {}
+        self._turn_scheduled = False
+        # Who has something to become durable, with the messages that leave then.
+        self._waiting: dict[Replica, list[AnyMessage]] = {}
+        self._outbox = Outbox(
+            transport,
+            address_of=address_of,
+            drives=self.drives,
+            turn=self._schedule_turn,
+            on_unsendable=self._unsendable,
+        )
+        self._timers = Timers(
+            clock,
+            heartbeat_ms=heartbeat_ms,
+            drives=self.drives,
+            on_due=self._due,
+            on_stall=self._stalled,
+            on_failed=self.stop_replica,
+            on_error=self._die,
+        )
+        self._elections = Elections(
+            clock,
+            hold_ms=heartbeat_ms,
+            drives=self.drives,
+            stand=self._stand,
+            on_error=self._die,
+            most_at_once=elections_at_once,
+        )
+        self._pairs = Pairs(
+            clock,
+            replicas=self.replicas,
+            election_timeout_ms=election_timeout_ms,
+            heartbeat_ms=heartbeat_ms,
+            address_of=address_of,
+            address_of_peer=address_of_peer,
+            send=self._outbox.beat,
+            settle=self.settle,
+            on_failed=self.stop_replica,
+            on_error=self._die,
+        )
+        self.receive_budget = ReceiveBudget(
+            receive_budget_bytes, pause=transport.pause_bulk, resume=transport.resume_bulk
+        )
+        self._confirmations: dict[tuple[bytes, int], asyncio.Future[int]] = {}
+        self._context = 0
+        self._stopped = False
+        self._resigned = asyncio.Event()
+        self.unknown_groups = 0
+        self.bad_frames = 0
+        self.refused_frames = 0
+        self.second_leaders = 0
+        self.syncs = 0
+        self.proposals = 0
+        self.stalls = 0
+        self.stopped_replicas = 0
+        transport.on_frame = self.on_frame
+        transport.on_up = self._pairs.up
+        storage.on_log_failure = self._log_failed
+
+    # -- replicas ----------------------------------------------------------------------
+
+    def add(self, replica: Replica) -> None:
+        """Start driving a replica."""
+        assert replica.group not in self.replicas, f"group {replica.group.hex()} is driven already"
+        self.replicas[replica.group] = replica
+        self.settle(replica)
+
+    def drives(self, replica: Replica) -> bool:
+        """Whether this replica, and not one that came before or after it, is driven here."""
+        return self.replicas.get(replica.group) is replica
+
+    def remove(self, group: bytes, error: Exception) -> None:
+        """Stop driving a replica, because of `error`; whoever waits for something of it is told."""
+        replica = self.replicas.pop(group, None)
+        if replica is None:
+            return
+        self._pairs.removed(replica)
+        self._elections.removed(replica)
+        replica.failure = error
+        for key in [key for key in self._confirmations if key[0] == group]:
+            self._answer(self._confirmations.pop(key), None)
+        try:
+            replica.machine.failed(error)
+        except Exception:  # noqa: BLE001  # nobody's turn ends for that
+            _log.critical("%s: who waits for it is not told that it stopped", replica.name, exc_info=True)
+
+    def stop_replica(self, replica: Replica, error: Exception) -> None:
+        """A mistake was met in this group's own state: its replica falls silent, all others go on.
+
+        Nothing of it leaves any more, nor what was gathered in this turn. Its log stays as it is on the
+        disk, from which a restart of the process opens it again.
+        """
+        if self._stopped or not self.drives(replica):
+            return
+        self._outbox.discard(replica.group)
+        self.remove(replica.group, ReplicaStopped(f"{type(error).__name__}: {error}"))
+        self.say_stopped(replica.name, error)
+
+    def say_stopped(self, name: str, error: Exception) -> None:
+        """A replica stays away by a mistake in its own state: it is said loudly, once, and counted."""
+        self.stopped_replicas += 1
+        _log.critical(
+            "%s stops until a restart, by a mistake in its own state: %r", name, error, exc_info=error
+        )
+        self._on_stopped(name, error)
+
+    def _unsendable(self, group: bytes, error: Exception) -> None:
+        replica = self.replicas.get(group)
+        if replica is not None:
+            self.stop_replica(replica, error)
+
+    def _step(self, replica: Replica, step: Callable[[Core], object]) -> None:
+        """Give a core an input, and perform what it decides. Raises what a core refuses a proposal with."""
+        try:
+            step(replica.core)
+        except REFUSALS:
+            raise
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self.stop_replica(replica, error)
+        else:
+            self.settle(replica)
+
+    def propose(
+        self, replica: Replica, frame: bytearray | memoryview, *, opens_segment: bool = False
+    ) -> tuple[int, int]:
+        """Propose one unstamped batch; (index, term) of its place.
+
+        `opens_segment`: a segment begins with it, even if the present one is not full.
+        Raises NotLeader, TooMuchUncommitted, EntryTooLarge.
+        """
+        if not self.drives(replica):
+            raise NotLeader(0)
+        place = replica.log.last_index + 1, replica.core.term
+        # What cannot be stamped is refused alone: nothing has changed yet.
+        entry = replica.stamped(frame, opens_segment=opens_segment)
+        try:
+            replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
+        except REFUSALS:
+            raise
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self.stop_replica(replica, error)
+            return place
+        self.proposals += 1
+        self.settle(replica)
+        return place
+
+    def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
+        """Propose a configuration one step from the present. Raises NotLeader, ConfigurationRefused."""
+        if not self.drives(replica):
+            raise NotLeader(0)
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
+
+    def transfer(self, replica: Replica, member: int) -> None:
+        """Hand the leadership over to a voter."""
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
+
+    def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
+        """All replicas of the group have said where their logs end, and this is the latest end.
+
+        False if that is no word for this replica, or not now.
+        """
+        if not self.drives(replica) or replica.core.incarnation != incarnation or replica.leading:
+            return False
+        now_ms = self._clock.monotonic_ms()
+        self._step(
+            replica,
+            lambda core: core.release(
+                incarnation=incarnation, last_term=last_term, last_index=last_index, now_ms=now_ms
+            ),
+        )
+        return True
+
+    async def hand_over(self, *, timeout_s: float) -> None:
+        """Before an orderly end: give each leadership to the follower that is furthest, and wait for it."""
+        for replica in list(self.replicas.values()):
+            if not replica.core.is_leader:
+                continue
+            voters = [member for member in replica.configuration.voters if member != replica.replica_id]
+            if voters:
+                self.transfer(replica, max(voters, key=replica.match_index))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(
+                    replica.leading and len(replica.configuration.voters) > 1
+                    for replica in self.replicas.values()
+                ):
+                    self._resigned.clear()
+                    await self._resigned.wait()
+        except TimeoutError:
+            _log.info("not all leaderships could be handed over in %g s", timeout_s)
+
+    def hears(self, replica: Replica, member: int) -> bool:
+        """As the leader: whether this member's replica was heard lately; itself always.
+
+        Of a quiet group only the processes are heard: those whose replicas agreed to rest.
+        """
+        if member == replica.replica_id:
+            return True
+        core = replica.core
+        if core.quiet:
+            heard = member in core.rests_on
+        else:
+            progress = core.progress.get(member)
+            heard = progress is not None and not progress.silent
+        return heard and self._pairs.hears(replica, member)
+
+    def go_on_alone(self, replica: Replica, given_up: Sequence[int], *, node: str) -> None:
+        """By a person's decision, which the catalog has: it is its group's only voter from now on. `node` is
+        its own.
+        """
+        if not self.drives(replica) or replica.core.role is Role.LEADER:
+            return
+        _log.critical(
+            "%s goes on without its majority, from offset %d, by decision: replicas %s are given up",
+            *(replica.name, replica.log.next_offset, sorted(given_up)),
+        )
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: replica.go_on_alone(given_up, node=node, now_ms=now_ms))
+
+    def campaign(self, replica: Replica) -> None:
+        """Stand for election now: the first replica of a fresh group."""
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.campaign(now_ms=now_ms))
+
+    def confirm(self, replica: Replica) -> asyncio.Future[int]:
+        """A commit index that was the group's at some time after this call (ReadIndex).
+
+        Fails with ConnectionError when this replica is not the leader or ceases to be.
+        """
+        future: asyncio.Future[int] = self._loop.create_future()
+        if not self.drives(replica):
+            self._answer(future, None)
+            return future
+        self._context += 1
+        self._confirmations[(replica.group, self._context)] = future
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.read_index(self._context, now_ms=now_ms))
+        return future
+
+    def suspect_leader(self, replica: Replica) -> None:
+        """News: the process that leads this group is gone; this replica may pre-vote soon."""
+        now_ms = self._clock.monotonic_ms()
+        self._step(replica, lambda core: core.suspect_leader(now_ms=now_ms))
+
+    def unreachable(self, replica: Replica, member: int) -> None:
+        """News: messages to a follower may be lost; the leader asks where it stands before it sends more."""
+        now_ms = self._clock.monotonic_ms()
+
+        def step(core: Core) -> None:
+            core.wake(now_ms=now_ms)
+            core.unreachable(member)
+
+        self._step(replica, step)
+
+    def addresses_changed(self) -> None:
+        """News: `address_of` may answer otherwise than before."""
+        if not self._stopped:
+            self._pairs.addresses_changed()
+
+    def lost(self, address: Address, peer: Peer | None) -> None:
+        """News: the process at this address is gone, or can't be reached; `peer` is the life that ended."""
+        if not self._stopped:
+            self._pairs.lost(address, peer)
+
+    def wanted(self, replica: Replica) -> None:
+        """A request waits for this group, which is not led here: it is the first to look for a leader."""
+        if not self._stopped and self.drives(replica):
+            self._pairs.wanted(replica)
+            self._elections.hasten(replica)
+
+    # -- inputs ------------------------------------------------------------------------
+
+    def on_frame(self, peer: Peer, channel: Channel, frame: memoryview) -> None:
+        """A frame of Raft messages from a peer. `ProtocolError`: it can't be read, and nothing was done."""
+        if self._stopped:
+            return
+        if not self._admits(peer):
+            self.refused_frames += 1
+            return
+        if channel is Channel.BULK:
+            self.receive_budget.received(len(frame))
+        try:
+            self._take_frame(peer, frame)
+        except ProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    def _take_frame(self, peer: Peer, frame: memoryview) -> None:
+        now_ms = self._clock.monotonic_ms()
+        try:
+            beat = read_beat(frame)
+            messages = read_frame(frame) if beat is None else []
+        except Exception as error:
+            self.bad_frames += 1
+            raise ProtocolError(f"a frame of Raft messages that does not add up: {error!r}") from error
+        if beat is not None:
+            self._pairs.take_beat(peer, beat, now_ms=now_ms)
+            return
+        pair = self._pairs.heard(peer, now_ms=now_ms)
+        replicas = self.replicas
+        for message, frames in messages:
+            replica = replicas.get(message.group)
+            if replica is None:
+                self.unknown_groups += 1
+                continue
+            if message.sender not in replica.nodes and len(replica.nodes) >= MOST_SENDERS:
+                self.unknown_groups += 1
+                continue
+            if replica.pairs.get(message.sender) is not pair:
+                replica.pairs[message.sender] = pair
+            self._pairs.tell_first(replica)
+            try:
+                entries = [entry_of(data, verify(data)) for data in frames]
+            except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
+                self.bad_frames += 1
+                self._bad.warning("batch", "a batch from %s for %s is damaged: %r", peer, replica.name, error)
+                continue
+            if message.sender not in replica.nodes:
+                # A replica without entries knows nobody; it is to answer where it was asked from.
+                replica.nodes[message.sender] = peer.node
+            try:
+                replica.core.receive(message, entries, now_ms=now_ms)
+            except Exception as error:  # noqa: BLE001  # stops this replica
+                self.stop_replica(replica, error)
+            else:
+                self.settle(replica)
+
+    def settle(self, replica: Replica) -> None:
+        """Apply what the core decided to the log in memory, and note what the turn must do."""
+        if self._stopped or not self.drives(replica):
+            return
+        try:
+            self._settle(replica)
+        except StorageClosed as error:
+            self._die(error)
+        except Exception as error:  # noqa: BLE001  # stops this replica
+            self.stop_replica(replica, error)
+
+    def _die(self, error: BaseException) -> None:
+        """The journal failed, or what all groups share did: no way on."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for group in list(self.replicas):
+            self.remove(group, StorageClosed(f"this process ends: {error!r}"))
+        self._on_fatal(error)
+
+    def _settle(self, replica: Replica) -> None:
+        if replica.core.forgetful:
+            self._mark_forgetful(replica)
+            return
+        if replica.core.second_leader:
+            self._say_two_leaders(replica)
+        ready = replica.core.take_ready()
+        must_sync = False
+        # Before the entries: should the journal's frame be cut between them, a log must not be of a later
+        # term than its replica.
+        if ready.hard_state is not None:
+            self._storage.record_hard_state(
+                replica.replica_id,
+                term=ready.hard_state.term,
+                vote=ready.hard_state.vote,
+            )
+            must_sync = True
+        try:
+            if ready.truncate_from is not None:
+                replica.truncate(ready.truncate_from)
+                must_sync = True
+            if ready.entries:
+                replica.append(ready.entries)
+                must_sync = True
+            if ready.mark_fell:
+                replica.trust_again()
+                must_sync = True
+                _log.info("%s holds again all that it may have forgotten", replica.name)
+        except (StorageError, BrokenChain) as error:
+            self._fail(replica, error)
+            return
+        for message in ready.messages:
+            self._queue_control(replica, message)
+        for append in ready.appends:
+            self._outbox.append(replica, append)
+        if must_sync or ready.messages_after_sync:
+            self._waiting.setdefault(replica, []).extend(ready.messages_after_sync)
+            self._schedule_turn()
+        leading = replica.core.role is Role.LEADER
+        if leading != replica.leading:
+            replica.leading = leading
+            replica.machine.led(leading)
+            if not leading:
+                self._resigned.set()
+        if ready.committed_index is not None:
+            replica.machine.committed(ready.committed_index)
+        if replica.on_match is not None:
+            replica.on_match()
+        for context, index in ready.reads:
+            self._confirmed(replica, context, index)
+        for context in ready.reads_failed:
+            self._confirmed(replica, context, None)
+        self._elections.settled(replica)
+        self._pairs.settled(replica)
+        self._timers.schedule(replica)
+
+    def _say_two_leaders(self, replica: Replica) -> None:
+        """Two replicas have led one term: one of them has forgotten a vote, and what was acknowledged may be
+        gone. Nothing else that can be said of a group is as bad.
+        """
+        core = replica.core
+        other, core.second_leader = core.second_leader, 0
+        self.second_leaders += 1
+        if core.dropped["second_leader"] == 1:
+            _log.critical(
+                "%s: replica %d on %s says that it leads term %d, and replica %d on %s leads it: "
+                "acknowledged records may be lost",
+                replica.name,
+                other,
+                replica.nodes.get(other, "an unknown node"),
+                core.term,
+                core.leader_id,
+                replica.leader_node,
+            )
+
+    def _mark_forgetful(self, replica: Replica) -> None:
+        """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
+        for nothing before a leader has sent it all again (docs/consensus.md#marks). Until then it is silent.
+
+        Term and vote are those of the copy, too, so it begins in a term in which it has promised nothing.
+        That is one record with the mark: neither can be durable without the other.
+        """
+        log, core = replica.log, replica.core
+        log.mark(
+            recovering=True,
+            incarnation=log.incarnation + core.last_incarnation - core.incarnation + 1,
+            least_term=core.term + TERMS_FORGOTTEN,
+        )
+        text = f"{replica.name} has forgotten what it acknowledged: an older copy of its log was put back"
+        _log.critical("%s; it ends at offset %d", text, log.next_offset)
+        self.remove(replica.group, StorageClosed(text))
+
+        def come_back(marked: asyncio.Future[None]) -> None:
+            if marked.cancelled() or self._stopped:
+                return
+            failure = marked.exception()
+            if failure is not None:
+                self._die(failure)
+                return
+            self._on_fatal(ComeBack(text))
+
+        self._storage.sync(durable=True).add_done_callback(come_back)
+
+    def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:
+        """This log cannot follow its core any more: the replica falls silent, all others go on.
+
+        Nothing of what the core decided leaves, so nobody is told of entries that are not there.
+        """
+        _log.critical("%s stops: %s", replica.name, error)
+        self.remove(replica.group, error)
+
+    def _log_failed(self, log: Log) -> None:
+        """All of it is in the journal: it goes on answering, until it should take the next entry."""
+        _log.critical("%s takes no more entries until a restart: %s", log.name, log.failure)
+
+    def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
+        future = self._confirmations.pop((replica.group, context), None)
+        if future is not None:
+            self._answer(future, index)
+
+    @staticmethod
+    def _answer(future: asyncio.Future[int], index: int | None) -> None:
+        if future.done():
+            return
+        if index is None:
+            future.set_exception(ConnectionError("no longer the leader"))
+        else:
+            future.set_result(index)
+
+    # -- the end of a turn ---------------------------------------------------------------
+
+    def _queue_control(self, replica: Replica, message: AnyMessage) -> None:
+        self._outbox.control(replica, message)
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled and not self._stopped:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_scheduled = False
+        if self._stopped:
+            return
+        if self._waiting:
+            self._wait()
+        else:
+            self.receive_budget.rests_on(())
+        try:
+            self._outbox.flush()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    def _wait(self) -> None:
+        """Ask for what must be durable before the core hears of it, and answers leave.
+
+        Batches of `interval` logs must only be written, unless something else goes with them.
+        """
+        waiting, self._waiting = self._waiting, {}
+        each = [
+            (replica, messages, replica.log.last_index, replica.log.last_term, replica.core.cuts)
+            for replica, messages in waiting.items()
+        ]
+        self.syncs += 1
+        stored = self._storage.sync()
+        stored.add_done_callback(lambda done: self._synced(done, each))
+        self.receive_budget.rests_on([stored])
+
+    def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
+        if done.cancelled():
+            return
+        # Taken note of even when all is over: what nobody looks at is logged as forgotten.
+        failure = done.exception()
+        if self._stopped:
+            return
+        if failure is not None:
+            # The journal's. That a log has failed makes none of this less durable.
+            self._die(failure)
+            return
+        try:
+            for replica, messages, index, term, cuts in waiting:
+                if not self.drives(replica):
+                    continue
+                for message in messages:
+                    self._queue_control(replica, message)
+                try:
+                    replica.core.persisted(index=index, term=term, cuts=cuts)
+                except Exception as error:  # noqa: BLE001  # stops this replica
+                    self.stop_replica(replica, error)
+                else:
+                    self.settle(replica)
+            # Answers to what just became durable leave now, not at the end of another turn.
+            self._outbox.flush()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    # -- time --------------------------------------------------------------------------
+
+    def _due(self, replica: Replica, now_ms: int) -> None:
+        core = replica.core
+        if core.role is not Role.LEADER:
+            self._elections.due(replica, now_ms)
+            return
+        if core.is_calm:
+            self._pairs.offer(replica)
+        self._step(replica, lambda core: core.expire(now_ms=now_ms))
+
+    def _stand(self, replica: Replica, now_ms: int) -> None:
+        if replica.core.role is not Role.LEADER:
+            # It does nothing if the leader was heard meanwhile; then its deadline is another.
+            self._step(replica, lambda core: core.expire(now_ms=now_ms))
+        else:
+            self.settle(replica)
+
+    def _stalled(self, late_ms: int) -> None:
+        """This loop stood still: the silence was ours, so what lies in the sockets is read before anybody is
+        taken for dead.
+        """
+        self.stalls += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_grace_ms:
+            # A loop that is always late is not stalled but busy: it must not put off elections for ever.
+            return
+        self._next_grace_ms = now_ms + self._election_timeout_ms
+        for replica in self.replicas.values():
+            if replica.resting is None:
+                replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
+        self._pairs.postpone(by_ms=late_ms + self._heartbeat_ms)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, and how many groups are driven, led and quiet now."""
+        return {
+            "groups": len(self.replicas),
+            "stopped_replicas": self.stopped_replicas,
+            "leading": sum(replica.leading for replica in self.replicas.values()),
+            "quiet": self._pairs.quiet_groups,
+            "woken": self._pairs.woken,
+            "beats": self._pairs.beats,
+            "proposals": self.proposals,
+            "syncs": self.syncs,
+            "dropped_messages": self._outbox.dropped_messages + self.unknown_groups,
+            "bad_frames": self.bad_frames,
+            "refused_frames": self.refused_frames,
+            "second_leaders": self.second_leaders,
+            "stalls": self.stalls,
+            "receive_pauses": self.receive_budget.pauses,
+            "elections_waiting": len(self._elections),
+        }
+
+    # -- end ---------------------------------------------------------------------------
+
+    def silence(self) -> None:
+        """From now on nothing is done and nothing leaves."""
+        self._stopped = True
+        self._timers.close()
+        self._elections.close()
+        self._pairs.close()
+        self._outbox.close()
+
+    async def close(self) -> None:
+        """Stop driving. What was recorded is synced by the storage's own close."""
+        if not self._stopped:
+            self._outbox.flush()
+        self.silence()
+        for future in self._confirmations.values():
+            self._answer(future, None)
+            if not future.cancelled():
+                future.exception()
+        self._confirmations.clear()

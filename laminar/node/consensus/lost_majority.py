@@ -1,0 +1,291 @@
+"""Groups that lost a majority to marks go on by themselves when all of their replicas have answered.
+
+A marked replica's grant elects nobody (docs/consensus.md#marks), so after a power loss of the whole cluster a
+group with `flush=interval` has no leader. Nobody alone knows who must be asked: a replica may have forgotten
+the configuration too. So the members are those that the catalog has on record, by the confirmed word of its
+leader, and those of every configuration that any of them knows. Each is asked twice: for its incarnation, and
+when all have told that, for the end of its log. When all have answered twice alike, and none of them leads,
+each is told the latest end (`Core.release`). One that does not answer is waited for, until a person decides.
+
+Any process with a marked replica does this for its own groups; several may do it at one time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from laminar.node.consensus.replica import Replica
+from laminar.node.transport.transport import Address, Peer, TransportError
+from raft.values import Role
+
+if TYPE_CHECKING:
+    from laminar.node.runtime.process import Process
+
+_log = logging.getLogger("laminar.release")
+
+ENDS = "log_ends"
+RELEASE = "release"
+LOOK_S = 1.0
+ASK_TIMEOUT_S = 5.0
+# Groups of one look; the others come with the next.
+MOST_AT_ONCE = 1000
+
+# Replica id to node.
+Members = dict[int, str]
+
+
+class LogEnd(msgspec.Struct, frozen=True, array_like=True):
+    """What a process says of its replica of a group. `replica_id` 0: it has none, and never promised one."""
+
+    replica_id: int = 0
+    incarnation: int = 0
+    leading: bool = False
+    last_term: int = 0
+    last_index: int = 0
+    members: Members = {}
+
+
+class Floor(msgspec.Struct, frozen=True, array_like=True):
+    """The latest end of a group's logs, for one incarnation of one replica."""
+
+    group: bytes
+    replica_id: int
+    incarnation: int
+    last_term: int
+    last_index: int
+
+
+class Roster(Protocol):
+    """Who belongs to the groups of a process."""
+
+    def waiting(self) -> Iterable[Replica]:
+        """Replicas here whose group may be released."""
+
+    async def refresh(self) -> bool:
+        """Hear what the catalog's leader knows; False if that is not possible now."""
+
+    def recorded(self, replica: Replica) -> Members | None:
+        """Who must answer beside those whom the logs name; None if that is not known."""
+
+    def complete(self, members: Members) -> bool:
+        """Whether nobody is known beside these."""
+
+    def unmade(self, replica: Replica, replica_id: int) -> bool:
+        """Whether the catalog has never heard that this replica was made."""
+
+    def removed(self, replica: Replica, replica_id: int) -> bool:
+        """Whether the catalog knows that the removal of this replica is committed."""
+
+
+_ends_decoder = msgspec.msgpack.Decoder(list[LogEnd | None])
+_floors_decoder = msgspec.msgpack.Decoder(list[Floor])
+_groups_decoder = msgspec.msgpack.Decoder(list[bytes])
+_encoder = msgspec.msgpack.Encoder()
+
+# By group and replica id.
+_Ends = dict[bytes, dict[int, LogEnd]]
+
+
+class Releases:
+    """Of one process."""
+
+    def __init__(
+        self, process: Process, roster: Roster, *, address_of: Callable[[str, Replica], Address | None]
+    ):
+        self._process = process
+        self._roster = roster
+        self._address_of = address_of
+        # Since when a marked replica has had no leader.
+        self._waiting_since_ms: dict[bytes, int] = {}
+        self.released = 0
+        process.methods[ENDS] = self._on_ends
+        process.methods[RELEASE] = self._on_release
+
+    def look(self) -> Coroutine[Any, Any, None] | None:
+        """What releases the groups that have waited for a leader for two election timeouts."""
+        now_ms = self._process.clock.monotonic_ms()
+        leaderless = [each for each in self._roster.waiting() if is_leaderless(each)]
+        since = self._waiting_since_ms
+        self._waiting_since_ms = {each.group: since.get(each.group, now_ms) for each in leaderless}
+        patience_ms = 2 * self._process.boot.settings.election_timeout_ms
+        due = [each for each in leaderless if now_ms - self._waiting_since_ms[each.group] >= patience_ms]
+        return self._try(due[:MOST_AT_ONCE]) if due else None
+
+    async def _try(self, replicas: list[Replica]) -> None:
+        first = await self._ends(replicas)
+        if not first or not await self._roster.refresh():
+            return
+        # What anybody forgot by now was acknowledged to members that are on record by now.
+        second = await self._ends([each for each in replicas if each.group in first])
+        floors: dict[Address | None, list[Floor]] = {}
+        for replica in replicas:
+            ends = second.get(replica.group, {})
+            if not ends or not agree(first[replica.group], ends):
+                continue
+            nodes = self._members(replica, ends)
+            if not self._roster.complete(nodes):
+                continue
+            last = max((end.last_term, end.last_index) for end in ends.values())
+            _log.warning(
+                "%s: no majority can vouch for all that was acknowledged, and all of its %d replicas answer: "
+                "it goes on from the latest of their logs, which ends with entry %d of term %d",
+                replica.name,
+                len(ends),
+                *reversed(last),
+            )
+            self.released += 1
+            # Nobody waits for the next round: should this one be in vain, it begins anew.
+            self._waiting_since_ms[replica.group] = self._process.clock.monotonic_ms()
+            for end in ends.values():
+                if end.replica_id:
+                    address = self._remote(nodes[end.replica_id], replica)
+                    floor = Floor(replica.group, end.replica_id, end.incarnation, *last)
+                    floors.setdefault(address, []).append(floor)
+        await asyncio.gather(*(self._tell(address, each) for address, each in floors.items()))
+
+    def _members(self, replica: Replica, ends: dict[int, LogEnd]) -> Members:
+        members = dict(self._roster.recorded(replica) or {}) | members_of(replica)
+        for end in ends.values():
+            members |= end.members
+        # A removal is told to the catalog when it is committed, and is synced before anything follows it: so
+        # one of the others has it, and all before it. The removed one may be deleted, or dead for good.
+        return {each: node for each, node in members.items() if not self._roster.removed(replica, each)}
+
+    def _remote(self, node: str, replica: Replica) -> Address | None:
+        """Where a member is asked; None: here."""
+        return None if node == self._process.boot.node else self._address_of(node, replica)
+
+    async def _ends(self, replicas: list[Replica]) -> _Ends:
+        """The log ends of all members of these groups; a group of which one does not answer is left out."""
+        found: _Ends = {each.group: {} for each in replicas if self._roster.recorded(each) is not None}
+        while True:
+            asked: dict[Address | None, list[tuple[Replica, int]]] = {}
+            for replica in replicas:
+                ends = found.get(replica.group)
+                if ends is None:
+                    continue
+                for member, node in self._members(replica, ends).items():
+                    if member in ends:
+                        continue
+                    address = self._remote(node, replica)
+                    if address is None and node != self._process.boot.node:
+                        found.pop(replica.group, None)
+                        break
+                    asked.setdefault(address, []).append((replica, member))
+            asked = {
+                address: kept
+                for address, pairs in asked.items()
+                if (kept := [pair for pair in pairs if pair[0].group in found])
+            }
+            if not asked:
+                return found
+            answers = await asyncio.gather(
+                *(
+                    self._ask(address, [replica.group for replica, _ in pairs])
+                    for address, pairs in asked.items()
+                )
+            )
+            for pairs, ends_told in zip(asked.values(), answers, strict=True):
+                for (replica, member), end in zip(pairs, ends_told, strict=True):
+                    if end is not None and not self._counts(replica, member, end):
+                        end = None
+                    if end is None:
+                        found.pop(replica.group, None)
+                    elif replica.group in found:
+                        found[replica.group][member] = end
+
+    def _counts(self, replica: Replica, member: int, end: LogEnd) -> bool:
+        return end.replica_id == member or (end.replica_id == 0 and self._roster.unmade(replica, member))
+
+    async def _ask(self, address: Address | None, groups: list[bytes]) -> list[LogEnd | None]:
+        if address is None:
+            return [self._end(group) for group in groups]
+        nothing: list[LogEnd | None] = [None] * len(groups)
+        try:
+            payload = await self._process.transport.call(
+                address, ENDS, _encoder.encode(groups), timeout=ASK_TIMEOUT_S
+            )
+            ends = _ends_decoder.decode(payload)
+        except (TransportError, msgspec.DecodeError) as error:
+            _log.debug("%s does not say where its logs end: %s", address, error)
+            return nothing
+        return ends if len(ends) == len(groups) else nothing
+
+    async def _tell(self, address: Address | None, floors: list[Floor]) -> None:
+        if address is None:
+            self._release(floors)
+            return
+        try:
+            await self._process.transport.call(
+                address, RELEASE, _encoder.encode(floors), timeout=ASK_TIMEOUT_S
+            )
+        except TransportError as error:
+            _log.debug("%s is not told where the latest log ends: %s", address, error)
+
+    # -- answering ---------------------------------------------------------------------
+
+    async def _on_ends(self, peer: Peer, payload: bytes) -> bytes:
+        return _encoder.encode([self._end(group) for group in _groups_decoder.decode(payload)])
+
+    async def _on_release(self, peer: Peer, payload: bytes) -> bytes:
+        self._release(_floors_decoder.decode(payload))
+        return b""
+
+    def _end(self, group: bytes) -> LogEnd | None:
+        """What is said of our replica; None while it can't answer."""
+        driver = self._process.driver
+        replica = driver.replicas.get(group)
+        if replica is None:
+            manifest = self._process.storage.manifest
+            held = any(entry.group == group for entry in manifest.entries)
+            # Who has lost its manifest does not know what was promised here.
+            return None if held or not manifest.known else LogEnd()
+        core = replica.core
+        return LogEnd(
+            replica_id=replica.replica_id,
+            incarnation=core.incarnation,
+            leading=core.role is Role.LEADER,
+            last_term=core.last_term,
+            last_index=core.last_index,
+            members=members_of(replica) | (self._roster.recorded(replica) or {}),
+        )
+
+    def _release(self, floors: list[Floor]) -> None:
+        driver = self._process.driver
+        for floor in floors:
+            replica = driver.replicas.get(floor.group)
+            if replica is None or replica.replica_id != floor.replica_id:
+                continue
+            driver.release(
+                replica,
+                incarnation=floor.incarnation,
+                last_term=floor.last_term,
+                last_index=floor.last_index,
+            )
+
+
+def is_leaderless(replica: Replica) -> bool:
+    """Whether a marked replica knows of no leader."""
+    core = replica.core
+    return core.marked and core.role is not Role.LEADER and not core.leader_id
+
+
+def members_of(replica: Replica) -> Members:
+    """Who may count in this group, by this replica's own log."""
+    return {
+        member: replica.nodes[member] for member in replica.core.possible_members if member in replica.nodes
+    }
+
+
+def agree(first: dict[int, LogEnd], second: dict[int, LogEnd]) -> bool:
+    """Whether the same replicas answered twice, in the same incarnations, and none of them leads."""
+    return first.keys() == second.keys() and all(
+        not end.leading
+        and (end.replica_id, end.incarnation) == (first[member].replica_id, first[member].incarnation)
+        for member, end in second.items()
+    )

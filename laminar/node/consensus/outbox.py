@@ -1,0 +1,280 @@
+"""What leaves a process at the end of a turn: one frame a peer and channel, however many groups spoke.
+
+Messages and appends are gathered here by address. Appends of one turn that go on where the last one ends
+become one append; of several commit notices the last is sent, and none if an append says it. Entries that are
+only on disk are read off the loop first; what is meant for the same follower meanwhile waits behind them, or
+it could not be joined to the follower's log. What can't be sent is dropped: Raft takes every message as one
+that may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from laminar.log.disk.errors import DamagedRange, StorageError
+from laminar.node.consensus.raft_wire import Beat, Buffer, beat_frame, bulk_frame, control_frame
+from laminar.node.consensus.replica import Replica
+from laminar.node.transport.transport import Address, Channel, Transport
+from raft.messages import AnyMessage, Append, Heartbeat
+from raft.values import SendAppend
+
+_log = logging.getLogger("laminar.driver")
+
+T = TypeVar("T")
+
+BULK_FRAME_BYTES = 256 * 1024
+READ_BYTES = 4 * 1024 * 1024
+MOST_READS = 64
+
+
+# A group and one of its members.
+_Member = tuple[bytes, int]
+
+
+class _Parcel:
+    """An append with its batches; what is appended right behind it in the same turn is added."""
+
+    __slots__ = ("frames", "message", "size_bytes")
+
+    def __init__(self, message: Append, frames: list[Buffer]) -> None:
+        self.message = message
+        self.frames = frames
+        self.size_bytes = sum(map(len, frames))
+
+    def takes(self, message: Append, size_bytes: int) -> bool:
+        """Whether `message` goes on where this ends, for the same life of the same follower."""
+        mine = self.message
+        return (
+            mine.prev_index + len(self.frames) == message.prev_index
+            and mine.term == message.term
+            and mine.receiver_incarnation == message.receiver_incarnation
+            and self.size_bytes + size_bytes <= BULK_FRAME_BYTES
+        )
+
+    def add(self, message: Append, frames: Sequence[Buffer], size_bytes: int) -> None:
+        """Entries that this one takes."""
+        self.frames += frames
+        self.size_bytes += size_bytes
+        self.message = msgspec.structs.replace(
+            self.message, commit=message.commit, goal=message.goal, entry_count=len(self.frames)
+        )
+
+
+class Outbox:
+    """See the module. `turn()` is called when there is something to flush; `drives` as in `Driver`.
+    `on_unsendable(group, error)` is told of a message that cannot be put into a frame, which is dropped.
+
+    `address_of(node, replica)` gives the address of the process on `node` that owns the replica's group, or
+    None while it is not known.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        address_of: Callable[[str, Replica], Address | None],
+        drives: Callable[[Replica], bool],
+        turn: Callable[[], None],
+        on_unsendable: Callable[[bytes, Exception], None],
+    ) -> None:
+        self._transport = transport
+        self._address_of = address_of
+        self._drives = drives
+        self._turn = turn
+        self._on_unsendable = on_unsendable
+        self._loop = asyncio.get_running_loop()
+        self._control: dict[Address, list[AnyMessage]] = {}
+        self._bulk: dict[Address, list[_Parcel]] = {}
+        # The last of these by group and follower.
+        self._parcels: dict[_Member, _Parcel] = {}
+        # Commits that followers are to be told of; `due` once it is the next flush that tells them.
+        self._notices: dict[_Member, tuple[Address, Heartbeat]] = {}
+        self._notices_due = False
+        # Appends whose entries must be read from disk, by group and follower; there while one is read.
+        self._reads: dict[_Member, deque[SendAppend]] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.dropped_messages = 0
+
+    def address(self, replica: Replica, receiver: int) -> Address | None:
+        """Where a member of the group is reached; counted as a drop if nobody knows."""
+        node = replica.nodes.get(receiver)
+        address = self._address_of(node, replica) if node is not None else None
+        if address is None:
+            self.dropped_messages += 1
+        return address
+
+    def control(self, replica: Replica, message: AnyMessage) -> None:
+        """A small message. A mere commit notice waits until those who wait for that commit have had their
+        turn: what they propose carries it to the followers, too.
+        """
+        address = self.address(replica, message.receiver)
+        if address is None:
+            return
+        if isinstance(message, Heartbeat):
+            key = (message.group, message.receiver)
+            if not message.round:
+                if not self._notices:
+                    self._loop.call_soon(self._tell)
+                self._notices[key] = (address, message)
+                return
+            # It says as much, and must not be followed by less: it may let the follower rest.
+            self._notices.pop(key, None)
+        self._control.setdefault(address, []).append(message)
+        self._turn()
+
+    def _tell(self) -> None:
+        if self._notices:
+            self._notices_due = True
+            self._turn()
+
+    def append(self, replica: Replica, append: SendAppend) -> None:
+        """Entries, or a probe without any: that asks about all that was sent before it."""
+        address = self.address(replica, append.message.receiver)
+        if address is None:
+            return
+        key = (replica.group, append.message.receiver)
+        behind = self._reads.get(key)
+        if behind is not None:
+            # It leaves behind those that are being read, or the follower could not join it to its log; to a
+            # probe it would say that they were lost, and all of them would be read and sent again.
+            if len(behind) < MOST_READS:
+                behind.append(append)
+            return
+        if append.first_index > append.last_index:
+            self._control.setdefault(address, []).append(append.message)
+            self._turn()
+            return
+        try:
+            frames = replica.log.read_nowait(append.first_index, append.last_index, max_bytes=1 << 31)
+        except StorageError:
+            frames = None  # what cannot be read here cannot be sent; the rest of this process goes on
+        if frames is not None and len(frames) == append.last_index - append.first_index + 1:
+            self._pack(address, key, append.message, list(frames))
+            return
+        self._reads[key] = deque((append,))
+        task = self._loop.create_task(self._read_and_send(replica, address, key))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    def _pack(self, address: Address, key: _Member, message: Append, frames: list[Buffer]) -> None:
+        size_bytes = sum(map(len, frames))
+        last = self._parcels.get(key)
+        if last is not None and last.takes(message, size_bytes):
+            last.add(message, frames, size_bytes)
+            return
+        parcel = self._parcels[key] = _Parcel(message, frames)
+        self._bulk.setdefault(address, []).append(parcel)
+        self._turn()
+
+    def beat(self, address: Address, beat: Beat) -> None:
+        """One for all groups that are quiet between two processes; leaves with what else leaves this turn."""
+        if not self._transport.send(address, Channel.CONTROL, beat_frame(beat)):
+            self.dropped_messages += 1
+
+    async def _read_and_send(self, replica: Replica, address: Address, key: _Member) -> None:
+        """Entries that are only on disk: read them off the loop, in order, and send what is still true."""
+        appends = self._reads[key]
+        try:
+            while appends:
+                append = appends.popleft()
+                frames: list[Buffer] = []
+                index = append.first_index
+                while index <= append.last_index:
+                    more = await replica.log.read(index, append.last_index, max_bytes=READ_BYTES)
+                    frames.extend(more)
+                    index += len(more)
+                if not self._drives(replica):
+                    return
+                if replica.core.term == append.message.term:
+                    self._pack(address, key, append.message, frames)
+        except DamagedRange:
+            # Said where it was found. The follower asks again, until the bytes are repaired.
+            pass
+        except (StorageError, AssertionError, LookupError) as error:
+            # The core takes every message as one that may be lost: it asks again.
+            _log.warning("%s: entries from %d on are not sent: %s", replica.name, append.first_index, error)
+        finally:
+            del self._reads[key]
+
+    def flush(self) -> None:
+        """Let everything leave that was gathered."""
+        if self._bulk:
+            bulk, self._bulk, self._parcels = self._bulk, {}, {}
+            for address, parcels in bulk.items():
+                for parcel in parcels if self._notices else ():
+                    self._told_by(parcel.message)
+                for portion in _portions(parcels):
+                    self._send(address, Channel.BULK, bulk_frame, portion, lambda each: each[0].group)
+        if self._notices_due:
+            self._notices_due = False
+            notices, self._notices = self._notices, {}
+            for address, notice in notices.values():
+                self._control.setdefault(address, []).append(notice)
+        if self._control:
+            control, self._control = self._control, {}
+            for address, messages in control.items():
+                self._send(address, Channel.CONTROL, control_frame, messages, lambda each: each.group)
+
+    def _send(
+        self,
+        address: Address,
+        channel: Channel,
+        frame: Callable[[Sequence[T]], list[Buffer]],
+        gathered: Sequence[T],
+        group_of: Callable[[T], bytes],
+    ) -> None:
+        """One frame with all of these. One that makes it fail is dropped alone, and its replica stops."""
+        try:
+            sent = self._transport.send(address, channel, frame(gathered))
+        except Exception as error:  # noqa: BLE001  # stops the replica that it is of
+            if len(gathered) > 1:
+                for each in gathered:
+                    self._send(address, channel, frame, [each], group_of)
+                return
+            self._on_unsendable(group_of(gathered[0]), error)
+            sent = False
+        if not sent:
+            self.dropped_messages += len(gathered)
+
+    def discard(self, group: bytes) -> None:
+        """Nothing of this group that was gathered leaves. What is being read is not sent either: it is driven
+        no more by then.
+        """
+        for address, messages in self._control.items():
+            self._control[address] = [each for each in messages if each.group != group]
+        for address, parcels in self._bulk.items():
+            self._bulk[address] = [each for each in parcels if each.message.group != group]
+        self._parcels = {key: each for key, each in self._parcels.items() if key[0] != group}
+        self._notices = {key: each for key, each in self._notices.items() if key[0] != group}
+
+    def _told_by(self, append: Append) -> None:
+        """A notice that says no more than this append need not leave; one that came after it does."""
+        key = (append.group, append.receiver)
+        waiting = self._notices.get(key)
+        if waiting is not None and waiting[1].commit <= append.commit:
+            del self._notices[key]
+
+    def close(self) -> None:
+        """Read nothing more."""
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _portions(parcels: Sequence[_Parcel]) -> Iterable[list[tuple[Append, list[Buffer]]]]:
+    """Group appends into frames of about 256 KiB, so that none waits behind megabytes of others."""
+    portion: list[tuple[Append, list[Buffer]]] = []
+    size_bytes = 0
+    for parcel in parcels:
+        if portion and size_bytes + parcel.size_bytes > BULK_FRAME_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+        portion.append((parcel.message, parcel.frames))
+        size_bytes += parcel.size_bytes
+    if portion:
+        yield portion

@@ -1,0 +1,386 @@
+"""Damaged entries are fetched from the other replicas of their group and put back in their place.
+
+One for each process, shards and controller alike. A storage tells what it finds damaged; then the nodes that
+hold the group are asked in turn, the leader's first, for the entry. A node gives only what it has just
+verified, and only an entry that is the wanted one by (index, term) or is committed there: both name one entry
+of the group for ever. Whether the bytes fit into the place, by checksums, the chain to both neighbours,
+offsets and size, is decided once more where they are put back (`laminar.log.integrity.damage_registry`).
+Meanwhile everything else is served. It knows how replicas find each other by what it is given, and nothing of
+topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from laminar.batch import BatchError, Header
+from laminar.log.disk.errors import (
+    DamagedRange,
+    DiskError,
+    EntriesGone,
+    RepairRefused,
+    StorageClosed,
+    StorageError,
+)
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
+from laminar.log.segment.quarantine import Damage
+from laminar.node.consensus.replica import Replica
+from laminar.node.transport.rpc import RemoteError, TransportError
+from laminar.node.transport.transport import Address, Peer
+
+_log = logging.getLogger("laminar.repair")
+
+METHOD = "repair"
+CALL_TIMEOUT_S = 5.0
+# So many logs of a process are worked on at one time, and so many questions of others.
+AT_ONCE = 2
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+
+# What a node says of an entry. HELD: here it is. DAMAGED: its bytes are gone here too. ABSENT: it is not in
+# the log yet. TRIMMED: the log begins behind it by now, and that is committed. OTHER: there is one of another
+# term in its place. UNSURE: ask again, it may be committed soon.
+HELD, DAMAGED, ABSENT, OTHER, UNSURE = "held", "damaged", "absent", "other", "unsure"
+TRIMMED = "trimmed"
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """Who has entry `index` of `term`? With term 0, which entry is committed there?"""
+
+    cluster: bytes
+    group: bytes
+    index: int
+    term: int
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What is there; `committed`: this entry is known to be committed."""
+
+    standing: str
+    committed: bool = False
+    frame: bytes = b""
+
+
+_ask_decoder = msgspec.msgpack.Decoder(Ask)
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """One replica's log, driven or not yet."""
+
+    entry: ReplicaEntry
+    log: Log
+    replica: Replica | None = None
+    task: asyncio.Task[None] | None = None
+    # What no other replica has, by the first entry; said once.
+    gone: dict[int, str] = field(default_factory=dict)
+    # What others have given up, by the first entry.
+    trimmed: set[int] = field(default_factory=set)
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @property
+    def committed_index(self) -> int:
+        """Up to here its entries are known to be committed."""
+        return self.replica.core.committed_index if self.replica is not None else self.log.start.index
+
+    def damage_from(self, index: int) -> Damage | None:
+        """The first damage that holds an entry from `index` on."""
+        return next((each for each in self.log.quarantine if each.last_index >= index), None)
+
+    def wake(self) -> None:
+        """Let everybody look again who waits for news."""
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+class Repairs:
+    """See the module. `keep` a log before it is read, `drives` its replica when there is one.
+
+    `nodes_of(entry, replica)` names the nodes that may hold the group, in the order in which to ask them;
+    `address_of(node, entry)` says where, or None. `hand_over(replica, node)` lets another node lead.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster_id: Callable[[], bytes | None],
+        call: Callable[..., Awaitable[bytes]],
+        nodes_of: Callable[[ReplicaEntry, Replica | None], list[str]],
+        address_of: Callable[[str, ReplicaEntry], Address | None],
+        hand_over: Callable[[Replica, str], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        rng: random.Random,
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._call = call
+        self._nodes_of = nodes_of
+        self._address_of = address_of
+        self._hand_over = hand_over
+        self._spawn = spawn
+        self._rng = rng
+        self._by_group: dict[bytes, _Kept] = {}
+        self._by_log: dict[int, _Kept] = {}
+        self._working = asyncio.Semaphore(AT_ONCE)
+        self._answering = asyncio.Semaphore(AT_ONCE)
+        self.asked = 0
+        self.answered = 0
+        self.repaired = 0
+        self.refused = 0
+        self.missing = 0
+
+    # -- what is kept ------------------------------------------------------------------------
+
+    def keep(self, entry: ReplicaEntry, log: Log) -> None:
+        """From now on a log's damage is repaired, and others are answered from it.
+
+        It may stand where another log of the group stood before: nobody asks for what that one lacked.
+        """
+        self.forget(entry.group)
+        kept = _Kept(entry, log)
+        self._by_group[entry.group] = self._by_log[log.log_id] = kept
+        if log.quarantine:
+            self._begin(kept)
+
+    def drives(self, replica: Replica) -> None:
+        """The replica of a kept log takes part in its group from now on."""
+        kept = self._by_group[replica.group]
+        kept.replica = replica
+        self._hold_back(kept)
+
+    def forget(self, group: bytes) -> None:
+        """This group is no longer held here, or will be kept anew."""
+        kept = self._by_group.pop(group, None)
+        if kept is None:
+            return
+        del self._by_log[kept.log.log_id]
+        if kept.task is not None:
+            kept.task.cancel()
+        kept.wake()
+
+    def keeps(self, log: Log) -> bool:
+        """Whether this log's damage is repaired: until its replica is let go, or another has its place."""
+        return log.log_id in self._by_log
+
+    def found(self, log: Log, damage: DamagedRange) -> None:
+        """A read or the scrubber has found damage: for `Storage.on_damage`."""
+        kept = self._by_log.get(log.log_id)
+        if kept is not None:
+            self._begin(kept)
+
+    def gone(self) -> list[tuple[ReplicaEntry, Damage]]:
+        """What is damaged here and nobody else has."""
+        return [
+            (kept.entry, damage)
+            for kept in self._by_log.values()
+            for damage in kept.log.quarantine
+            if damage.first_index in kept.gone
+        ]
+
+    def is_gone(self, group: bytes, index: int) -> bool:
+        """Whether an entry is damaged here, and every other voter has said that it doesn't have it."""
+        kept = self._by_group.get(group)
+        damage = kept.log.quarantine.at(index) if kept is not None else None
+        return kept is not None and damage is not None and damage.first_index in kept.gone
+
+    def is_trimmed(self, group: bytes, index: int) -> bool:
+        """Whether an entry is damaged here, and the group's log begins behind it: soon this one does too."""
+        kept = self._by_group.get(group)
+        damage = kept.log.quarantine.at(index) if kept is not None else None
+        return kept is not None and damage is not None and damage.first_index in kept.trimmed
+
+    async def news(self, group: bytes) -> None:
+        """Wait until it is worth looking again at what is damaged in a group's log."""
+        kept = self._by_group.get(group)
+        if kept is None or not kept.log.quarantine:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        kept.waiting.append(future)
+        await future
+
+    def statistics(self) -> dict[str, int]:
+        """Counters, and what is beyond help."""
+        return {
+            "asked": self.asked,
+            "answered": self.answered,
+            "repaired": self.repaired,
+            "refused": self.refused,
+            "missing": self.missing,
+            "gone": len(self.gone()),
+        }
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def _begin(self, kept: _Kept) -> None:
+        self._hold_back(kept)
+        if kept.task is None:
+            kept.task = self._spawn(self._work(kept))
+
+    @staticmethod
+    def _hold_back(kept: _Kept) -> None:
+        """A damaged replica doesn't stand while another voter may lead (docs/consensus.md#damage)."""
+        if kept.replica is not None:
+            kept.replica.core.reluctant = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
+
+    async def _work(self, kept: _Kept) -> None:
+        """Ask round after round, ever more slowly, until all is whole."""
+        pause_s = FIRST_PAUSE_S
+        try:
+            while kept.log.quarantine and kept.log.failure is None:
+                before = self.repaired
+                async with self._working:
+                    await self._round(kept)
+                self._hold_back(kept)
+                kept.wake()
+                if not kept.log.quarantine:
+                    break
+                pause_s = FIRST_PAUSE_S if self.repaired > before else min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
+        except StorageClosed:
+            return
+        finally:
+            kept.task = None
+        self._hold_back(kept)
+        kept.wake()
+
+    async def _round(self, kept: _Kept) -> None:
+        """Everybody is asked once for each damaged entry; entries of one unknown run heal in order."""
+        index = 0
+        while (damage := kept.damage_from(index)) is not None:
+            healed = await self._mend(kept, damage)
+            index = (damage.first_index if healed else damage.last_index) + 1
+
+    async def _mend(self, kept: _Kept, damage: Damage) -> bool:
+        """Ask for the first entry of a damage; whether it is whole now."""
+        log, index = kept.log, damage.first_index
+        term = damage.term or await self._term_of(log, damage)
+        assert self._cluster_id() is not None, "a replica of no cluster"
+        ask = msgspec.msgpack.encode(Ask(self._cluster_id() or b"", kept.entry.group, index, term))
+        answers: dict[str, str] = {}
+        nodes = self._nodes_of(kept.entry, kept.replica)
+        for node in nodes:
+            address = self._address_of(node, kept.entry)
+            if address is None:
+                continue
+            self.asked += 1
+            try:
+                payload = await self._call(address, METHOD, ask, timeout=CALL_TIMEOUT_S)
+                reply = _reply_decoder.decode(payload)
+            except (TransportError, msgspec.DecodeError) as error:
+                _log.debug("%s: %s is asked for entry %d: %s", log.name, node, index, error)
+                continue
+            if log.quarantine.at(index) is None:
+                return True  # whole again, or cut, meanwhile
+            if reply.standing != HELD:
+                self.missing += 1
+                answers[node] = reply.standing
+                if reply.standing == TRIMMED:
+                    kept.trimmed.add(index)
+            elif await self._put_back(kept, index, term, reply, node=node):
+                return True
+            elif log.failure is not None:
+                return False
+        if nodes and answers.keys() == set(nodes) and not {UNSURE, TRIMMED} & set(answers.values()):
+            self._give_up(kept, damage, answers)
+        else:
+            kept.gone.pop(index, None)
+        return False
+
+    async def _put_back(self, kept: _Kept, index: int, term: int, reply: Reply, *, node: str) -> bool:
+        """Whether an entry that was given is in its place now, read again from there."""
+        log = kept.log
+        try:
+            header = Header.unpack(reply.frame)
+            if term and header.term != term:
+                raise RepairRefused(f"entry {index} is of term {term}, what {node} gave is of {header.term}")
+            if not term and not reply.committed:
+                raise RepairRefused(f"entry {index} is not known to be committed at {node}")
+            await log.repair(index, reply.frame)
+            self.repaired += 1
+            await log.read(index, index, max_bytes=1)
+        except (RepairRefused, BatchError) as error:
+            self.refused += 1
+            _log.warning("%s: what %s has of entry %d is not taken: %s", log.name, node, index, error)
+            return False
+        except (DamagedRange, DiskError) as error:
+            _log.error("%s: entry %d cannot be repaired on this disk: %s", log.name, index, error)
+            if kept.replica is not None and kept.replica.core.is_leader:
+                self._hand_over(kept.replica, node)
+            return False
+        except EntriesGone:
+            pass
+        kept.gone.pop(index, None)
+        return True
+
+    @staticmethod
+    async def _term_of(log: Log, damage: Damage) -> int:
+        """The term of an entry without a row: by its neighbours, if they say; else 0."""
+        known = log.term(damage.first_index)
+        if known or damage.first_index < damage.last_index or damage.last_index == log.last_index:
+            return known or 0
+        try:
+            [frame] = await log.read(damage.last_index + 1, damage.last_index + 1, max_bytes=1)
+        except StorageError:
+            return 0
+        return Header.unpack(frame).prev_term
+
+    def _give_up(self, kept: _Kept, damage: Damage, answers: dict[str, str]) -> None:
+        """All voters answered, and none has it. Said once; it is asked for all the same, now and then."""
+        if damage.first_index in kept.gone:
+            return
+        said = ", ".join(f"{node}: {standing}" for node, standing in sorted(answers.items()))
+        kept.gone[damage.first_index] = said
+        _log.critical(
+            "%s: no other replica has what is damaged here (%s): %s; this is refused, all else is served",
+            kept.log.name,
+            said,
+            damage.error(kept.log.files.directory),
+        )
+
+    # -- answering -----------------------------------------------------------------------------
+
+    async def answer(self, peer: Peer, payload: bytes) -> bytes:
+        """Another replica asks for an entry."""
+        ask = _ask_decoder.decode(payload)
+        kept = self._by_group.get(ask.group)
+        if kept is None or ask.cluster != self._cluster_id():
+            raise RemoteError("no_such_group", f"no replica of group {ask.group.hex()} answers here")
+        self.answered += 1
+        async with self._answering:
+            return msgspec.msgpack.encode(await self._look_up(kept, ask))
+
+    @staticmethod
+    async def _look_up(kept: _Kept, ask: Ask) -> Reply:
+        log, index = kept.log, ask.index
+        if index <= log.start.index:
+            return Reply(TRIMMED)
+        if index > log.last_index:
+            return Reply(ABSENT)
+        if log.quarantine.at(index) is not None:
+            return Reply(DAMAGED)
+        term, committed = log.term(index), index <= kept.committed_index
+        if term is None:
+            return Reply(DAMAGED)
+        if ask.term and term != ask.term:
+            return Reply(OTHER, committed)
+        if not ask.term and not committed:
+            return Reply(UNSURE)
+        try:
+            [frame] = await log.read(index, index, max_bytes=1)
+        except EntriesGone:
+            return Reply(TRIMMED if index <= log.start.index else ABSENT)
+        except StorageError:
+            return Reply(DAMAGED)
+        if Header.unpack(frame).term != term:
+            return Reply(UNSURE)  # cut and written anew while it was read
+        return Reply(HELD, committed, bytes(frame))

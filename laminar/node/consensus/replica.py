@@ -1,0 +1,321 @@
+"""One member of one Raft group: its core, its log, and the state made from its log.
+
+`Replica` ties the pure core (`raft.core`) to a log (`laminar.log`) and to a *machine*: the
+partition or the catalog, whose state is a function of the log. It does no I/O and knows no
+clock; the driver performs what the core decides and tells the replica what happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from laminar.batch import Header, Kind, build_control, stamp
+from laminar.log.partition_log.log import Log
+from laminar.node.consensus.log_start import log_start_record
+from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord, configuration_record, entry_of
+from raft.configuration import Configuration
+from raft.core import Core
+from raft.values import Entry, HardState, Place, Settings, Trace
+
+if TYPE_CHECKING:
+    from laminar.node.consensus.quiescence import Pair
+    from laminar.node.transport.transport import Address
+
+_HEADER = 128
+
+# A group that goes on without its majority does so in a term that the others do not reach: each of theirs
+# takes an election.
+TERMS_PASSED = 1 << 16
+
+
+class Told(Protocol):
+    """What is told of entries in their order."""
+
+    def appended(self, header: Header, frame: Buffer) -> None:
+        """A batch is now the last of the log; it may still be truncated."""
+
+
+class Machine(Told, Protocol):
+    """State that follows a log: told of every change of the log in log order."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was told of every entry; not where damage had to be left out at the start."""
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone."""
+
+    def committed(self, index: int) -> None:
+        """Everything up to `index` is committed."""
+
+    def led(self, leading: bool) -> None:
+        """This replica became, or ceased to be, the leader."""
+
+    def failed(self, error: Exception) -> None:
+        """The log failed: this replica takes part in nothing any more."""
+
+
+class _LogView:
+    """What the core may ask of a log."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    @property
+    def first_index(self) -> int:
+        return self._log.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self._log.last_index
+
+    @property
+    def last_term(self) -> int:
+        return self._log.last_term
+
+    def term(self, index: int) -> int | None:
+        return self._log.term(index)
+
+    def size(self, index: int) -> int:
+        return self._log.row(index).size
+
+
+class Replica:
+    """A group's member on this process. Made by `Replica.open`; driven by the driver."""
+
+    __slots__ = (
+        "core",
+        "failure",
+        "group",
+        "leading",
+        "log",
+        "machine",
+        "name",
+        "nodes",
+        "on_match",
+        "pairs",
+        "replica_id",
+        "resting",
+        "scheduled_ms",
+        "sought",
+        "wall_ms",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster: bytes,
+        group: bytes,
+        replica_id: int,
+        incarnation: int,
+        log: Log,
+        machine: Machine,
+        hard_state: HardState,
+        committed_index: int,
+        configurations: Sequence[tuple[int, ConfigurationRecord]],
+        settings: Settings,
+        rng: random.Random,
+        now_ms: int,
+        wall_ms: Callable[[], int],
+        trace: Trace | None = None,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.replica_id = replica_id
+        self.log = log
+        self.machine = machine
+        self.wall_ms = wall_ms
+        self.nodes: dict[int, str] = {}
+        for _, record in configurations:
+            self.nodes.update(record.nodes())
+        self.scheduled_ms: int | None = None
+        # The process that each member was last heard from, and, while we rest, those whose lives are watched.
+        self.pairs: dict[int, Pair] = {}
+        self.resting: Sequence[Pair] | None = None
+        # Where members were that it rests without.
+        self.sought: Sequence[Address] = ()
+        # Called after each input while somebody waits for more members to have an entry.
+        self.on_match: Callable[[], None] | None = None
+        self.failure: Exception | None = None
+        self.leading = False
+        self.core = Core(
+            cluster=cluster,
+            group=group,
+            replica_id=replica_id,
+            incarnation=incarnation,
+            marked=log.recovering,
+            configuration=configurations[0][1].configuration(),
+            configurations=[(index, record.configuration()) for index, record in configurations[1:]],
+            hard_state=hard_state,
+            log=_LogView(log),
+            committed_index=committed_index,
+            rng=rng,
+            now_ms=now_ms,
+            settings=settings,
+            make_noop=self._noop,
+            trace=trace,
+        )
+
+    # -- proposing ---------------------------------------------------------------------
+
+    def _stamp(
+        self, frame: bytearray | memoryview, place: Place, *, base_offset: int, opens_segment: bool = False
+    ) -> None:
+        log = self.log
+        stamp(
+            frame,
+            index=place.index,
+            term=place.term,
+            prev_term=place.prev_term,
+            base_offset=base_offset,
+            append_time_ms=max(self.wall_ms(), log.last_append_time_ms),
+            committed_index=place.committed_index,
+            opens_segment=opens_segment or log.segment_full or place.index == log.start.index + 1,
+        )
+
+    def _noop(self, place: Place) -> Entry:
+        frame = build_control(Kind.NOOP, b"")
+        self._stamp(frame, place, base_offset=self.log.next_offset)
+        return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
+
+    def stamped(self, frame: bytearray | memoryview, *, opens_segment: bool = False) -> Entry:
+        """One unstamped batch as the entry to propose next. Leader only; changes nothing but the frame.
+
+        The driver performs the core's `Ready` before the next proposal, so the log's end is
+        always the end the next stamp continues from.
+        """
+        place = self.core.place()
+        self._stamp(frame, place, base_offset=self.log.next_offset, opens_segment=opens_segment)
+        return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
+
+    def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
+        """Propose the next configuration; the core refuses all but one step at a time."""
+        self.nodes.update(record.nodes())
+        place = self.core.place()
+        frame = build_control(Kind.CONFIGURATION, record.encoded())
+        self._stamp(frame, place, base_offset=self.log.next_offset)
+        entry = Entry(
+            index=place.index,
+            term=place.term,
+            data=frame,
+            size=len(frame),
+            configuration=record.configuration(),
+        )
+        self.core.propose_configuration(entry, now_ms=now_ms)
+        return place
+
+    def go_on_alone(self, given_up: Sequence[int], *, node: str, now_ms: int) -> None:
+        """As the only voter, on `node`, without these, who are gone for good (`Core.go_on_alone`).
+
+        One that was just made, and has heard nothing of its group, stands in no configuration that it knows.
+        """
+        current = self.configuration_record
+        self.nodes[self.replica_id] = node
+        gone = tuple(sorted({*current.given_up, *given_up}))
+        record = ConfigurationRecord(voters=((self.replica_id, node),), given_up=gone)
+
+        def make(place: Place) -> Entry:
+            frame = build_control(Kind.CONFIGURATION, record.encoded())
+            self._stamp(frame, place, base_offset=self.log.next_offset)
+            return Entry(place.index, place.term, frame, len(frame), record.configuration())
+
+        self.core.go_on_alone(make, term=self.core.term + TERMS_PASSED, now_ms=now_ms)
+
+    # -- what the driver performs ------------------------------------------------------
+
+    def truncate(self, index: int) -> None:
+        """Cut the log and roll the machine back."""
+        self.log.truncate(index)
+        self.machine.truncated(index)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append to the log in memory and tell the machine."""
+        self.log.append([entry.data for entry in entries])
+        for entry in entries:
+            frame: Buffer = entry.data
+            header = Header.unpack(frame)
+            if header.kind == Kind.CONFIGURATION:
+                self.nodes.update(configuration_record(memoryview(frame)[_HEADER:]).nodes())
+            self.machine.appended(header, frame)
+
+    def trust_again(self) -> None:
+        """The mark falls: record it (docs/consensus.md#marks)."""
+        self.log.mark(recovering=False, incarnation=self.log.incarnation)
+
+    def match_index(self, replica_id: int) -> int:
+        """As the leader: how far a member's log is known to be durable and equal to ours; 0 if unknown."""
+        progress = self.core.progress.get(replica_id)
+        return progress.match_index if progress is not None else 0
+
+    @property
+    def leader_node(self) -> str | None:
+        """Node of the leader that this replica knows of."""
+        leader = self.core.leader_id
+        return self.nodes.get(leader) if leader else None
+
+    @property
+    def configuration(self) -> Configuration:
+        """Voters and learners in force."""
+        return self.core.configuration
+
+    @property
+    def configuration_record(self) -> ConfigurationRecord:
+        """Voters and learners in force, with their nodes."""
+        current = self.core.configuration
+        return ConfigurationRecord(
+            voters=tuple((member, self.nodes[member]) for member in current.voters),
+            learners=tuple((member, self.nodes[member]) for member in current.learners),
+            given_up=current.given_up,
+        )
+
+    def lagging(self, index: int) -> list[str]:
+        """As the leader: nodes whose replicas are not known to hold the log up to `index`."""
+        current = self.core.configuration
+        others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
+        return sorted(self.nodes[member] for member in others if self.match_index(member) < index)
+
+
+def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
+    """Entry 1 of a new group: the same bytes on every replica."""
+    frame = build_control(Kind.CONFIGURATION, record.encoded())
+    stamp(
+        frame,
+        index=1,
+        term=1,
+        prev_term=0,
+        base_offset=0,
+        append_time_ms=created_ms,
+        committed_index=0,
+        opens_segment=True,
+    )
+    return frame
+
+
+def replay(frames: Sequence[Buffer], told: Told) -> list[tuple[int, ConfigurationRecord]]:
+    """Feed frames of a log that was just opened to its machine or tables; return the configurations met.
+
+    A `log_start` entry repeats the configuration in force, as the entry that set it may be given up.
+    """
+    configurations = []
+    for frame in frames:
+        header = Header.unpack(frame)
+        if header.kind == Kind.CONFIGURATION:
+            configurations.append((header.index, configuration_record(memoryview(frame)[_HEADER:])))
+        elif header.kind == Kind.LOG_START:
+            configurations.append((header.index, log_start_record(frame).configuration))
+        told.appended(header, frame)
+    return configurations
+
+
+__all__ = [
+    "Machine",
+    "Replica",
+    "entry_of",
+    "initial_frame",
+    "replay",
+]

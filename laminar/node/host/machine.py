@@ -1,0 +1,85 @@
+"""What the supervisor asks of the machine it starts on: its service manager, its packages, its CPUs.
+
+Nothing here is needed on the data path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_OURS = ("raft", "membership", "router", "ebpf")
+
+
+def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:
+    """systemd's sd_notify: one datagram, if there is a manager that wants it."""
+    name = environ.get("NOTIFY_SOCKET", "")
+    if not name.startswith(("/", "@")):
+        return
+    address = "\0" + name[1:] if name.startswith("@") else name
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(state.encode(), address)
+        except OSError:
+            return  # nobody listens: a service manager's problem, not a reason to stop serving
+
+
+def misplaced_packages() -> list[str]:
+    """Packages with our generic names that Python would take from elsewhere than beside `laminar`, as one
+    line each.
+
+    `raft` or `router` may also be somebody's file in the working folder, or another distribution.
+    """
+    home = Path(__file__).resolve().parents[3]
+    wrong = []
+    for name in _OURS:
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or "?"])
+        if [Path(place).resolve() for place in places] != [home / name]:
+            wrong.append(f"package {name} is {places[0] if places else 'missing'}, expected {home / name}")
+    return wrong
+
+
+class CpuClaims:
+    """CPUs on which this node pins shards, told to other nodes of the machine by an abstract socket for
+    each.
+    """
+
+    def __init__(self, name: str = "laminar-pinned-cpu") -> None:
+        self._name = name
+        self._markers: list[socket.socket] = []
+
+    def claim(self, cpus: Sequence[int]) -> bool:
+        """Claim all of them, or none if another node holds one. Held until this process ends."""
+        for cpu in cpus:
+            marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._markers.append(marker)
+            try:
+                marker.bind(f"\0{self._name}-{cpu}")
+            except OSError:
+                self.release()
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let others pin shards here."""
+        for marker in self._markers:
+            marker.close()
+        self._markers = []
+
+
+def plan_pinning(pin: str, shards: int, claims: CpuClaims) -> list[int] | None:
+    """The CPU of each shard, or None: not pinned. `auto` pins if there are CPUs enough that no other node
+    claims.
+    """
+    if pin == "off":
+        return None
+    cpus = sorted(os.sched_getaffinity(0))
+    if pin == "on":
+        return [cpus[shard % len(cpus)] for shard in range(shards)]
+    if shards > len(cpus) or not claims.claim(cpus[:shards]):
+        return None
+    return cpus[:shards]

@@ -1,0 +1,191 @@
+"""Which records are given up, and when: the leader's part of retention.
+
+`expired_ends` decides for one log, from its sealed segments alone: by the append time of a segment's last
+batch against this leader's clock, and by the bytes of all sealed segments. The segment that is written to
+never expires, nor do times that producers give count. `Retention` asks it for the partitions led here, once
+in a while, and proposes the `log_start` entry by which all replicas give up the same records
+(laminar.node.consensus.log_start).
+
+The clock may be wrong. Append times never go back in a log, so after a step back nothing expires until the
+clock has caught up; after a step forward records may go early by that step, as with any clock. No start is
+proposed that a member still needs the entries before: it could not catch up from the log any more. That hold
+ends after `hold_ms`, or at once while the disk is nearly full. It strands nobody: a replica whose entries are
+gone gets a new log (laminar.node.catch_up), and for such a one nothing is held but what is being read for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from laminar.http.api.problems import Problem
+from laminar.node.consensus.replica import Replica
+from laminar.node.host.clock import Clock
+from laminar.node.host.periodic import Work
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+
+_log = logging.getLogger("laminar.retention")
+
+_AT_ONCE = 50
+
+# Last index, append time (ms) of the last batch, size in bytes; of each sealed segment, oldest first.
+Sealed = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A topic's settings; None: kept for ever, or however large."""
+
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> Rules:
+        """From a topic's record. What is no whole number was refused when it was set."""
+        age, size = settings.get("retention_ms"), settings.get("retention_bytes")
+        return cls(age if isinstance(age, int) else None, size if isinstance(size, int) else None)
+
+
+def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list[int]:
+    """Last indexes of the segments, oldest first, that the rules no longer keep."""
+    if rules.retention_ms is None and rules.retention_bytes is None:
+        return []
+    segments = list(sealed)
+    kept_bytes = sum(size for _, _, size in segments)
+    ends = []
+    for last_index, last_ms, size in segments:
+        too_old = rules.retention_ms is not None and now_ms - last_ms > rules.retention_ms
+        too_much = rules.retention_bytes is not None and kept_bytes > rules.retention_bytes
+        if not too_old and not too_much:
+            break
+        ends.append(last_index)
+        kept_bytes -= size
+    return ends
+
+
+class Retention:
+    """Looks after the partitions of one shard. `rules_of` gives a topic's rules as they are now."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        rules_of: Callable[[str], Rules],
+        space_is_low: Callable[[], bool],
+        hold_ms: int,
+        reading_from: Callable[[bytes, int], int | None] = lambda group, member: None,
+    ) -> None:
+        """`reading_from(group, replica id)`: the entry from which on a catch-up still has to be read."""
+        self._clock = clock
+        self._reading_from = reading_from
+        self._rules_of = rules_of
+        self._space_is_low = space_is_low
+        self._hold_ms = hold_ms
+        # Since when (monotonic ms) a start waits for a replica that lags, by group.
+        self._held: dict[bytes, int] = {}
+        self.moved = 0
+
+    @property
+    def held(self) -> int:
+        """Partitions whose start waits for a replica that lags."""
+        return len(self._held)
+
+    def floor(self, replica: Replica) -> int:
+        """As the leader: the entry up to which nobody who follows by appends needs the log any more."""
+        progress = replica.core.progress
+        followers = [
+            member
+            for member in replica.configuration.members()
+            if member != replica.replica_id and not (member in progress and progress[member].needs_catch_up)
+        ]
+        return min(map(replica.match_index, followers), default=replica.log.last_index)
+
+    def _read_up_to(self, replica: Replica) -> int:
+        """As the leader: the entry up to which the log has been read by those who get a new one from it."""
+        reading = (self._reading_from(replica.group, member) for member in replica.configuration.members())
+        return min((index - 1 for index in reading if index is not None), default=replica.log.last_index)
+
+    def limit(self, partition: Partition, index: int) -> int:
+        """The entry up to which a start may move now, at most `index`: not past what a replica lacks."""
+        replica = partition.replica
+        low = self._space_is_low()
+        if not low:
+            # This ends by itself: who is caught up reads on, or is soon not counted as a reader any more.
+            index = min(index, self._read_up_to(replica))
+        match_index = self.floor(replica)
+        if match_index >= index:
+            self._held.pop(replica.group, None)
+            return index
+        now_ms = self._clock.monotonic_ms()
+        since_ms = self._held.setdefault(replica.group, now_ms)
+        if now_ms - since_ms >= self._hold_ms or low:
+            return index
+        return match_index
+
+    def look(self, partition: Partition) -> None:
+        """Propose a later start of one partition, if it is led here and its rules ask for one."""
+        if partition.tables.start_is_moving:
+            partition.carry_out_start()
+        if not partition.leads:
+            self._held.pop(partition.replica.group, None)
+            return
+        if partition.tables.start_is_moving:
+            return
+        log = partition.log
+        ends = [
+            end
+            for end in expired_ends(
+                log.sealed(), self._rules_of(partition.topic), now_ms=self._clock.wall_ms()
+            )
+            if log.start.index < end <= partition.committed_index
+        ]
+        if not ends:
+            held = partition.replica.group in self._held
+            if held and self.floor(partition.replica) >= partition.committed_index:
+                self._held.pop(partition.replica.group, None)
+            return
+        limit = self.limit(partition, ends[-1])
+        # Where the log may not begin, the next end is waited for.
+        index = max((end for end in ends if end <= limit and partition.start_limit(end) == end), default=0)
+        if index:
+            try:
+                partition.move_start(index).add_done_callback(self._done)
+            except Problem as problem:
+                _log.warning("the start of %s stays for now: %s", partition.replica.name, problem)
+
+    def _done(self, future: asyncio.Future[Receipt]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self.moved += 1
+        elif isinstance(error, Problem):
+            # Another leads, or the log failed: whoever leads next looks for itself.
+            _log.debug("a log's start was not moved: %s", error)
+        else:
+            raise error
+
+    def look_at_all(self, partitions: Iterable[Partition]) -> Work | None:
+        """One pass, in portions, so that the loop gets its turns: all behind the first is handed back."""
+        rest = list(partitions)
+        self._look_at_some(rest[:_AT_ONCE])
+        return self._look_on(rest[_AT_ONCE:]) if len(rest) > _AT_ONCE else None
+
+    async def _look_on(self, rest: Sequence[Partition]) -> None:
+        for first in range(0, len(rest), _AT_ONCE):
+            await asyncio.sleep(0)
+            self._look_at_some(rest[first : first + _AT_ONCE])
+
+    def _look_at_some(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            if partition.replica.failure is not None:
+                continue
+            try:
+                self.look(partition)
+            except Problem as error:
+                _log.debug("a log's start was not moved: %s", error)  # the next look tries again
+            except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                partition.stop(error)

@@ -1,0 +1,122 @@
+"""Named positions of consumers in one partition.
+
+A cursor lives in the partition's own group: a change is a control entry of kind `cursor`, so it is as safe as
+the data and moves with it (docs/consensus.md#derived-tables). Like the producer table it is a function of the
+log: changed when an entry is appended, rolled back when it is truncated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from laminar.batch import Header
+from laminar.node.consensus.raft_wire import Buffer
+
+# Of one partition: each is in memory on every replica, and in what a start begins with.
+MAX_CURSORS = 10_000
+
+
+class CursorChange(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `cursor` entry. `position` None deletes the cursor."""
+
+    name: str
+    position: int | None
+    changed_ms: int
+    owner: str = ""
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A cursor's committed position: the next offset its consumer wants."""
+
+    position: int
+    changed_ms: int
+    owner: str = ""
+
+
+class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One cursor in a stored table."""
+
+    name: str
+    position: int
+    changed_ms: int
+    owner: str
+
+
+class Cursors:
+    """The cursors of one partition by name."""
+
+    __slots__ = ("_cursors", "_undo")
+
+    def __init__(self) -> None:
+        self._cursors: dict[str, Cursor] = {}
+        self._undo: deque[tuple[int, str, Cursor | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+    def get(self, name: str) -> Cursor | None:
+        """The cursor as the log's end has it."""
+        return self._cursors.get(name)
+
+    def committed_at(self, name: str) -> Cursor | None:
+        """The cursor as it was before the first change that may still be truncated."""
+        for _, changed, before in self._undo:
+            if changed == name:
+                return before
+        return self._cursors.get(name)
+
+    def names(self) -> list[str]:
+        """The names as the log's end has them, sorted."""
+        return sorted(self._cursors)
+
+    def known(self) -> list[str]:
+        """All names that stand at the log's end or at the last commit, sorted."""
+        return sorted(self._cursors.keys() | {name for _, name, _ in self._undo})
+
+    def appended(self, header: Header, payload: Buffer) -> None:
+        """A `cursor` entry is now the log's last."""
+        change = msgspec.msgpack.decode(payload, type=CursorChange)
+        self._undo.append((header.index, change.name, self._cursors.get(change.name)))
+        if change.position is None:
+            self._cursors.pop(change.name, None)
+        else:
+            self._cursors[change.name] = Cursor(change.position, change.changed_ms, change.owner)
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: roll back."""
+        while self._undo and self._undo[-1][0] >= index:
+            _, name, before = self._undo.pop()
+            if before is None:
+                self._cursors.pop(name, None)
+            else:
+                self._cursors[name] = before
+
+    def committed(self, index: int) -> None:
+        """Entries up to `index` will never be truncated."""
+        while self._undo and self._undo[0][0] <= index:
+            self._undo.popleft()
+
+    def stored(self) -> list[CursorEntry]:
+        """All cursors as the log's end has them."""
+        return [
+            CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner)
+            for name, cursor in self._cursors.items()
+        ]
+
+    def stored_at(self, index: int) -> list[CursorEntry]:
+        """All cursors as they were behind entry `index`: the last that was committed, or one behind it."""
+        copy = Cursors()
+        copy._cursors = dict(self._cursors)
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, entries: Iterable[CursorEntry]) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        self._cursors = {
+            entry.name: Cursor(entry.position, entry.changed_ms, entry.owner) for entry in entries
+        }

@@ -1,0 +1,106 @@
+"""Who is a live member of which group of consumers, as the leader of one partition was told lately.
+
+A group's members tell the leader of the partition that the group's name falls on that they are there, and it
+answers who else is. Nothing of this is in the log: a new leader begins with nobody, and says for the longest
+session that it is still *forming*, so that nobody is taken for dead who has only not come by yet. Nothing
+rests on it but who tries to own what: who does is in each partition's log
+(`laminar.node.partition.state.cursors`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+
+MOST_GROUPS = 1000
+MOST_MEMBERS = 1000
+MOST_IN_ALL_GROUPS = 10_000
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A member of a group. `seen_s`: when it said last that it is there, by the leader's monotonic clock."""
+
+    member: str
+    mode: str
+    session_ms: int
+    seen_s: float
+
+    def lives(self, now_s: float) -> bool:
+        """Whether its session is not over."""
+        return now_s < self.seen_s + self.session_ms / 1000
+
+
+class Rosters:
+    """The groups at one partition, while this replica leads it."""
+
+    __slots__ = ("_groups", "_led_s")
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, Member]] = {}
+        self._led_s = 0.0
+
+    def led(self, now_s: float) -> None:
+        """This replica begins to lead: whoever comes has been a member elsewhere, perhaps."""
+        self._groups.clear()
+        self._led_s = now_s
+
+    def renew(self, group: str, member: Member, *, now_s: float) -> None:
+        """`member` is there. Raises 409 where live members are of another mode, 429 where too many."""
+        members = self._living(group, now_s)
+        for other in members.values():
+            if other.mode != member.mode and other.member != member.member:
+                raise Problem(
+                    "exists_differently",
+                    f"group {group!r} has members of another mode",
+                    field="mode",
+                    value=member.mode,
+                    limit=other.mode,
+                    outcome="not_applied",
+                )
+        if member.member not in members and len(members) >= MOST_MEMBERS:
+            raise Problem("quota", "the group has too many members", field="member", limit=MOST_MEMBERS)
+        if member.member not in members and self._count(now_s) >= MOST_IN_ALL_GROUPS:
+            raise Problem(
+                "quota", "the partition has too many members", field="member", limit=MOST_IN_ALL_GROUPS
+            )
+        if group not in self._groups:
+            if len(self._groups) >= MOST_GROUPS:
+                for each in list(self._groups):
+                    self._living(each, now_s)
+            if len(self._groups) >= MOST_GROUPS:
+                raise Problem("quota", "the partition has too many groups", field="group", limit=MOST_GROUPS)
+            self._groups[group] = members
+        members[member.member] = member
+
+    def leave(self, group: str, member: str) -> None:
+        """It says that it is there no more."""
+        members = self._groups.get(group, {})
+        members.pop(member, None)
+        if not members:
+            self._groups.pop(group, None)
+
+    def members(self, group: str, *, now_s: float) -> list[Member]:
+        """The live members by name."""
+        living = self._living(group, now_s)
+        return [living[name] for name in sorted(living)]
+
+    def forming(self, group: str, *, now_s: float) -> bool:
+        """Whether members that another leader knew may still come: until their longest session is over."""
+        longest_ms = max((each.session_ms for each in self._living(group, now_s).values()), default=0)
+        return now_s < self._led_s + longest_ms / 1000
+
+    def _count(self, now_s: float) -> int:
+        """Members of all groups; who is gone is counted only where that would make too many."""
+        count = sum(map(len, self._groups.values()))
+        if count < MOST_IN_ALL_GROUPS:
+            return count
+        return sum(len(self._living(group, now_s)) for group in list(self._groups))
+
+    def _living(self, group: str, now_s: float) -> dict[str, Member]:
+        members = self._groups.get(group, {})
+        for name in [each.member for each in members.values() if not each.lives(now_s)]:
+            del members[name]
+        if not members:
+            self._groups.pop(group, None)
+        return members

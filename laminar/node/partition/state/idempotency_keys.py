@@ -1,0 +1,132 @@
+"""What a partition remembers of idempotency keys, so that a request that comes again is recognised.
+
+A batch appended with a key carries it: `Flag.KEYED` in its head, 16 bytes of the key's hash as producer id,
+63 bits of the hash of all that the request said as sequence. So the table is a function of the log, as the
+producers' is (`laminar.node.partition.state.producers`): changed by `appended` and `truncated`, expired by
+append times found in the log, never by a clock. It knows hashes only, not who asks, nor what an answer to him
+looks like.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from laminar.batch import Header
+from laminar.batch.header import Flag
+
+MAX_KEYS = 32_768
+AGE_MS = 24 * 3_600_000
+# No key is forgotten before this, whoever comes after it: see `full_for_ms`.
+KEPT_MS = 5 * 60_000
+
+
+class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A key's batch: hash of the key and of the content, Raft index, first offset, records, append time."""
+
+    key_id: bytes
+    content: int
+    index: int
+    offset: int
+    count: int
+    time_ms: int
+
+
+class Keys:
+    """The table of one partition, bounded by count and by age in the log."""
+
+    __slots__ = ("_keys", "_undo")
+
+    def __init__(self) -> None:
+        # In the order of the log.
+        self._keys: dict[bytes, KeyEntry] = {}
+        # (index, key, its entry before) of entries that may be truncated.
+        self._undo: deque[tuple[int, bytes, KeyEntry | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self, key_id: bytes) -> KeyEntry | None:
+        """The batch that was appended with this key, if it is remembered."""
+        return self._keys.get(key_id)
+
+    def full_for_ms(self, now_ms: int) -> int:
+        """How long a new key must wait, so that none is forgotten that is younger than `KEPT_MS`.
+
+        The leader refuses it for so long. So a crowd of new keys holds up itself, and what came before it is
+        still recognised. The table alone obeys the log: it takes whatever was appended.
+        """
+        if len(self._keys) < MAX_KEYS:
+            return 0
+        oldest = next(iter(self._keys.values()))
+        return max(0, oldest.time_ms + KEPT_MS - now_ms)
+
+    def complete_from_ms(self, now_ms: int) -> int:
+        """Every key that was appended since is here; one from before may have been forgotten."""
+        if len(self._keys) < MAX_KEYS:
+            return now_ms - AGE_MS
+        return next(iter(self._keys.values())).time_ms
+
+    def appended(self, header: Header) -> None:
+        """A batch of records, with a key or without, is now the log's last."""
+        keyed = bool(header.flags & Flag.KEYED)
+        if self._keys:
+            self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
+        if not keyed:
+            return
+        self._undo.append((header.index, header.producer_id, self._keys.pop(header.producer_id, None)))
+        self._keys[header.producer_id] = KeyEntry(
+            key_id=header.producer_id,
+            content=header.sequence,
+            index=header.index,
+            offset=header.base_offset,
+            count=header.count,
+            time_ms=header.append_time_ms,
+        )
+
+    def _expire(self, index: int, now_ms: int, *, at_most: int) -> None:
+        while self._keys:
+            oldest = next(iter(self._keys.values()))
+            if len(self._keys) <= at_most and oldest.time_ms + AGE_MS >= now_ms:
+                return
+            self._undo.append((index, oldest.key_id, oldest))
+            del self._keys[oldest.key_id]
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: roll back."""
+        touched = False
+        while self._undo and self._undo[-1][0] >= index:
+            _, key_id, before = self._undo.pop()
+            touched = True
+            if before is None:
+                self._keys.pop(key_id, None)
+            else:
+                self._keys[key_id] = before
+        if touched:
+            # What was forgotten came back at the end; the order is that of the log.
+            self._keys = dict(sorted(self._keys.items(), key=lambda item: item[1].index))
+
+    def committed(self, index: int) -> None:
+        """Entries up to `index` will never be truncated."""
+        undo = self._undo
+        while undo and undo[0][0] <= index:
+            undo.popleft()
+
+    def stored(self) -> list[KeyEntry]:
+        """The whole table as the log's end has it, oldest first."""
+        return list(self._keys.values())
+
+    def stored_at(self, index: int) -> list[KeyEntry]:
+        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        copy = Keys()
+        copy._keys = dict(self._keys)
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, entries: Iterable[KeyEntry]) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        self._keys = {entry.key_id: entry for entry in entries}

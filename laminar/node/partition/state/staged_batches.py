@@ -1,0 +1,553 @@
+"""Batches that are in the log and have no offsets yet: what transactions and large records are made of.
+
+A *stage* is a batch of records in an entry of its own, replicated and checksummed as any other, but
+invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* promises that they stay until
+the sink's coordinator says what becomes of them. A *publish* names them and takes their offsets, all at
+once: from then on readers see them where the publish stands, and they are kept as long as it is. A pin is
+known by its place in the log, and a decision names it: what is staged and pinned anew under the same epoch,
+by requests that come late or twice, is not what was decided.
+
+Which batch of a sink was published last is known, so that a publish that comes again is answered as before.
+Of sinks that write once it is forgotten when the coordinator says that nothing of them is under way.
+
+An *upload* is the same of one record that is larger than a batch: its stages are parts of the value, bytes
+and no records, and its publish takes one offset. It is of one partition, whose leader decides alone: so
+nobody pins it. What was published is remembered for a while: a publish that comes again is recognised.
+
+Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
+when it is truncated. It knows one partition; who decides, and over which partitions, is the coordinator's
+(docs/consensus.md#transactions).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import msgspec
+
+from laminar.batch import Header, Kind
+from laminar.node.consensus.raft_wire import Buffer
+from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
+
+_HEADER = 128
+# Stretches in which the log may not begin. Of more, neighbours are joined: then it begins in steps of a few
+# in a thousand of its publishes.
+MAX_NAMED = 1024
+# Published uploads that are remembered, by count and by age in the log.
+MAX_UPLOADS = 1_000
+UPLOAD_AGE_MS = 24 * 3_600_000
+# Publishes of sinks that write once that a partition knows of: at so many nothing more is pinned for such,
+# until some are forgotten. They travel with each start of the log.
+MAX_PUBLISHED_ONCE = 100_000
+
+
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """One staged entry: its place in the log, its number within its batch, and what it holds.
+
+    One of no `records` is a part of an upload: as many bytes as its body has.
+    """
+
+    index: int
+    number: int
+    records: int
+    size_bytes: int
+    tag_mask: int
+    append_time_ms: int
+    body_crc: int
+
+    @property
+    def body_bytes(self) -> int:
+        return self.size_bytes - _HEADER
+
+
+# The sink's id (16 bytes), the number of its batch, and the epoch under which it was staged.
+BatchKey: TypeAlias = tuple[bytes, int, int]
+
+
+def upload_key(upload: bytes) -> BatchKey:
+    """Of an upload by its id (16 bytes). No sink has an epoch 0."""
+    return (upload, 0, 0)
+
+
+class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
+    """A batch in a stored table: its stages in order of their entries, whether it is pinned, since when."""
+
+    stages: tuple[Stage, ...]
+    pinned: bool = False
+    # 0 in tables that were stored before these were kept.
+    pinned_ms: int = 0
+    pin: int = 0
+
+
+class OpenBatch:
+    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age;
+    `pinned_ms` is the time of its pin in the log, `pin` the pin's index.
+
+    It never changes: `with_stage` makes another. Both share one list, of which each has its first `count`, so
+    that a stage costs the same however many there are. What lies beyond was truncated from the log, or
+    belongs to a later one of these.
+    """
+
+    __slots__ = ("_all", "_places", "count", "pin", "pinned", "pinned_ms", "size_bytes")
+
+    def __init__(
+        self, stages: Iterable[Stage] = (), *, pinned: bool = False, pinned_ms: int = 0, pin: int = 0
+    ) -> None:
+        self._all = list(stages)
+        # Where each number stands in the list.
+        self._places = {stage.number: place for place, stage in enumerate(self._all)}
+        self.count = len(self._all)
+        self.pinned = pinned
+        self.pinned_ms = pinned_ms
+        self.pin = pin
+        self.size_bytes = sum(stage.size_bytes for stage in self._all)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """All of them, as a new list."""
+        return self._all[: self.count]
+
+    @property
+    def first(self) -> Stage:
+        return self._all[0]
+
+    @property
+    def last(self) -> Stage:
+        return self._all[self.count - 1]
+
+    def get(self, number: int) -> Stage | None:
+        """The stage with this number."""
+        place = self._places.get(number)
+        return None if place is None or place >= self.count else self._all[place]
+
+    def with_stage(self, stage: Stage) -> OpenBatch:
+        """This and one more; only of the one that the log's end has."""
+        while len(self._all) > self.count:
+            self._places.pop(self._all.pop().number, None)
+        self._all.append(stage)
+        self._places[stage.number] = self.count
+        made = OpenBatch.__new__(OpenBatch)
+        made._all, made._places = self._all, self._places
+        made.count = self.count + 1
+        made.pinned, made.pinned_ms, made.pin = self.pinned, self.pinned_ms, self.pin
+        made.size_bytes = self.size_bytes + stage.size_bytes
+        return made
+
+    def stored(self) -> StagedBatch:
+        return StagedBatch(tuple(self.stages), self.pinned, self.pinned_ms, self.pin)
+
+
+class Published(msgspec.Struct, frozen=True, array_like=True):
+    """The last batch of a sink that was published here: its number, entry, first offset, records and time."""
+
+    number: int
+    epoch: int
+    index: int
+    offset: int
+    count: int
+    # 0 in tables that were stored before this was kept.
+    time_ms: int = 0
+
+
+class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
+    """An upload that was published: its entry, when that was appended, its record's offset, what it is."""
+
+    index: int
+    time_ms: int
+    offset: int
+    parts: int
+    size_bytes: int
+    crc32c: int
+
+
+class PinOperation(IntEnum):
+    """What a `pin` entry does with a batch."""
+
+    PIN = 1
+    DROP = 2
+    # All that is known of a sink that was deleted, up to this epoch.
+    FORGET = 3
+    # Which batch was published last, of sinks that write once.
+    FORGET_PUBLISHED = 4
+
+
+class PinRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `pin` entry. `stages` are the numbers that are kept; others of the batch are dropped.
+
+    To forget a sink only its id and the epoch say anything; to forget publishes only `published`: sinks, and
+    the index of each one's publish.
+    """
+
+    sink: bytes
+    number: int
+    epoch: int
+    operation: PinOperation
+    stages: list[int] = []
+    published: list[tuple[bytes, int]] = []
+
+
+class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a `publish` says of an upload's record: bytes and CRC-32C of its value, and the batch that stands
+    for it (`laminar.batch.large_record.build_stub`), unstamped.
+    """
+
+    size_bytes: int
+    crc32c: int
+    stub: bytes
+
+
+class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
+
+    Of an upload: `sink` is its id, and the entries are (index, bytes) in the order of the parts. It says
+    everything a reader needs, so that one who has no table can follow it.
+    """
+
+    sink: bytes
+    number: int
+    epoch: int
+    stages: list[tuple[int, int]]
+    large: LargeRecord | None = None
+
+
+class StoredStages(msgspec.Struct, frozen=True, array_like=True):
+    """The whole table. `named`: where the log may not begin, from the first entry of a pair on to before the
+    second: index of a publish, and the lowest entry that it, or another before it, names.
+    """
+
+    open: list[tuple[BatchKey, StagedBatch]] = []
+    published: list[tuple[bytes, Published]] = []
+    named: list[tuple[int, int]] = []
+    uploads: list[tuple[bytes, PublishedUpload]] = []
+
+
+_pin_decoder = msgspec.msgpack.Decoder(PinRecord)
+_publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
+
+
+def publish_record(frame: Buffer) -> PublishRecord:
+    """Read a whole `publish` entry."""
+    return _publish_decoder.decode(memoryview(frame)[_HEADER:])
+
+
+class Stages:
+    """The table of one partition."""
+
+    __slots__ = ("_maps", "_undo")
+
+    def __init__(self) -> None:
+        # What is open, what was published of sinks, what publishes name (in order of their entries), which
+        # uploads were published, what was published of sinks that write once (in order of their entries).
+        self._maps: tuple[
+            dict[BatchKey, OpenBatch],
+            dict[bytes, Published],
+            dict[int, int],
+            dict[bytes, PublishedUpload],
+            dict[bytes, Published],
+        ] = ({}, {}, {}, {}, {})
+        # (index, number of the map, key, value before) of changes that may be truncated.
+        self._undo: deque[tuple[int, int, Any, Any]] = deque()
+
+    def __len__(self) -> int:
+        """Batches that are open."""
+        return len(self._maps[0])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all that is open."""
+        return sum(batch.size_bytes for batch in self._maps[0].values())
+
+    @property
+    def pinned(self) -> bool:
+        """Whether anything is."""
+        return any(batch.pinned for batch in self._maps[0].values())
+
+    def batch(self, key: BatchKey) -> OpenBatch | None:
+        """What is staged of a batch, as the log's end has it."""
+        return self._maps[0].get(key)
+
+    def stage(self, key: BatchKey, number: int) -> Stage | None:
+        """A stage that is open, as the log's end has it."""
+        batch = self._maps[0].get(key)
+        return None if batch is None else batch.get(number)
+
+    def published(self, sink: bytes) -> Published | None:
+        """The last batch of a sink that was published here, as the log's end has it."""
+        return self._maps[1].get(sink) or self._maps[4].get(sink)
+
+    @property
+    def published_once(self) -> int:
+        """How many publishes of sinks that write once are known."""
+        return len(self._maps[4])
+
+    def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
+        """Of the publishes of sinks that write once those before a time of the log, and all but the last
+        `keep`: sink, and index; the oldest of them, if they are far too many.
+        """
+        found: list[tuple[bytes, int]] = []
+        more = len(self._maps[4]) - keep
+        for sink, published in islice(self._maps[4].items(), MAX_PUBLISHED_ONCE):
+            if len(found) >= more and published.time_ms >= before_ms:
+                break
+            found.append((sink, published.index))
+        return found
+
+    def upload(self, upload: bytes) -> PublishedUpload | None:
+        """An upload that was published here, if it is remembered, as the log's end has it."""
+        return self._maps[3].get(upload)
+
+    def open_uploads(self) -> int:
+        """How many uploads have parts here and are not published."""
+        return sum(1 for batch in self._maps[0].values() if not batch.first.records)
+
+    def open_upload_bytes(self) -> int:
+        """Bytes of the uploads that are not published."""
+        return sum(batch.size_bytes for batch in self._maps[0].values() if not batch.first.records)
+
+    def idle_upload(self, *, before_ms: int) -> BatchKey | None:
+        """Of the uploads that nothing was added to since a time of the log: the one that holds least."""
+        idle = [(size, last_ms, key) for last_ms, size, key in self.idle_uploads(before_ms=before_ms)]
+        return min(idle)[2] if idle else None
+
+    def idle_uploads(self, *, before_ms: int) -> list[tuple[int, int, BatchKey]]:
+        """Uploads that nothing was added to since a time of the log, the longest first: when something was,
+        and their bytes.
+        """
+        return sorted(
+            (batch.last.append_time_ms, batch.size_bytes, key)
+            for key, batch in self._maps[0].items()
+            if not batch.first.records and batch.last.append_time_ms < before_ms
+        )
+
+    def batches(self) -> Iterator[tuple[BatchKey, OpenBatch]]:
+        """All that is open, in order of first entry."""
+        return iter(self._maps[0].items())
+
+    def left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
+        """Batches that nobody has pinned: of sinks those that began before a time of the log, and uploads
+        that nothing was added to since another.
+        """
+        return [
+            key
+            for key, batch in self._maps[0].items()
+            if not batch.pinned
+            and (
+                batch.first.append_time_ms < begun_before_ms
+                if batch.first.records
+                else batch.last.append_time_ms < idle_before_ms
+            )
+        ]
+
+    def of_sink(self, sink: bytes, *, epoch: int) -> list[BatchKey]:
+        """What is open of a sink under epochs up to this one."""
+        return [key for key in self._maps[0] if key[0] == sink and key[2] <= epoch]
+
+    def start_limit(self, index: int) -> int:
+        """The highest entry up to `index` that the log may begin behind: nothing that stays is torn.
+
+        What is open stays, and so does everything that a publish behind the start names.
+        """
+        lowest = [batch.first.index for batch in self._maps[0].values()]
+        limit = min([index, *(first - 1 for first in lowest)])
+        # Later publishes first: what one keeps may lie before another's entry, which then stays too.
+        for publish, first in sorted(self._maps[2].items(), reverse=True):
+            if publish > limit >= first:
+                limit = first - 1
+        return limit
+
+    # -- the log's changes -----------------------------------------------------------------
+
+    def _put(self, index: int, number: int, key: Any, value: Any) -> None:
+        table: dict[Any, Any] = self._maps[number]
+        self._undo.append((index, number, key, table.get(key)))
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+
+    def appended(self, header: Header, frame: Buffer) -> None:
+        """A `staged`, `pin`, or `publish` entry is now the log's last."""
+        if header.kind is Kind.STAGED:
+            key = (header.producer_id, header.sequence, header.producer_epoch)
+            stage = Stage(
+                index=header.index,
+                number=header.checkpoint,
+                records=header.floor,
+                size_bytes=header.frame_size,
+                tag_mask=header.tag_mask,
+                append_time_ms=header.append_time_ms,
+                body_crc=header.body_crc,
+            )
+            before = self._maps[0].get(key) or OpenBatch()
+            self._put(header.index, 0, key, before.with_stage(stage))
+        elif header.kind is Kind.PIN:
+            pin = _pin_decoder.decode(memoryview(frame)[_HEADER:])
+            self._pinned(header, pin)
+        elif header.kind is Kind.PUBLISH:
+            record = publish_record(frame)
+            self._published(header, record)
+
+    def _pinned(self, header: Header, pin: PinRecord) -> None:
+        key = (pin.sink, pin.number, pin.epoch)
+        batch = self._maps[0].get(key)
+        if pin.operation is PinOperation.FORGET:
+            for old in self.of_sink(pin.sink, epoch=pin.epoch):
+                self._put(header.index, 0, old, None)
+            published = self.published(pin.sink)
+            if published is not None and published.epoch <= pin.epoch:
+                self._forget(header.index, pin.sink)
+        elif pin.operation is PinOperation.FORGET_PUBLISHED:
+            for sink, index in pin.published:
+                published = self.published(sink)
+                # A later one may be under way yet.
+                if published is not None and published.index == index:
+                    self._forget(header.index, sink)
+        elif pin.operation is PinOperation.DROP:
+            self._put(header.index, 0, key, None)
+        elif batch is not None:
+            wanted = set(pin.stages)
+            kept = [stage for stage in batch.stages if stage.number in wanted]
+            # Its leader had them all. Where damage has taken one from all replicas no part is ever published.
+            whole = len(kept) == len(wanted)
+            after = None
+            if whole and kept:
+                after = OpenBatch(kept, pinned=True, pinned_ms=header.append_time_ms, pin=header.index)
+            self._put(header.index, 0, key, after)
+
+    def _forget(self, index: int, sink: bytes) -> None:
+        for number in (1, 4):
+            if sink in self._maps[number]:
+                self._put(index, number, sink, None)
+
+    def _published(self, header: Header, record: PublishRecord) -> None:
+        # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
+        for key in [key for key in self._maps[0] if key[0] == record.sink and key[1] <= record.number]:
+            self._put(header.index, 0, key, None)
+        if record.large is not None:
+            self._published_upload(header, record, record.large)
+        else:
+            published = Published(
+                record.number,
+                record.epoch,
+                header.index,
+                header.base_offset,
+                header.count,
+                header.append_time_ms,
+            )
+            self._forget(header.index, record.sink)
+            self._put(header.index, _place_of(published), record.sink, published)
+        if record.stages:
+            self._name(header.index, min(index for index, _ in record.stages))
+
+    def _name(self, publish: int, first: int) -> None:
+        """Between the first entry that a publish names and itself the log may not begin."""
+        named = self._maps[2]
+        for earlier in list(reversed(named)):
+            if earlier < first:
+                break
+            # They overlap: neither can be the border of anything.
+            first = min(first, named[earlier])
+            self._put(publish, 2, earlier, None)
+        self._put(publish, 2, publish, first)
+        if len(named) > MAX_NAMED:
+            whole = list(named.items())
+            for earlier, _ in reversed(whole):
+                self._put(publish, 2, earlier, None)
+            for place in range(0, len(whole), 2):
+                pair = whole[place : place + 2]
+                self._put(publish, 2, pair[-1][0], pair[0][1])
+
+    def _published_upload(self, header: Header, record: PublishRecord, large: LargeRecord) -> None:
+        uploads = self._maps[3]
+        now_ms = header.append_time_ms
+        # By what is in the table and the entry alone, so that every replica forgets the same.
+        for upload, old in sorted(uploads.items(), key=_by_index):
+            if len(uploads) < MAX_UPLOADS and old.time_ms + UPLOAD_AGE_MS >= now_ms:
+                break
+            self._put(header.index, 3, upload, None)
+        published = PublishedUpload(
+            header.index, now_ms, header.base_offset, len(record.stages), large.size_bytes, large.crc32c
+        )
+        self._put(header.index, 3, record.sink, published)
+
+    def started(self, index: int, start_index: int) -> None:
+        """Entry `index` lets the log begin behind `start_index`: what was published up to there is gone."""
+        for publish in [publish for publish in self._maps[2] if publish <= start_index]:
+            self._put(index, 2, publish, None)
+
+    def truncated(self, index: int) -> None:
+        """Entry `index` and all behind it are gone: roll back."""
+        numbers = set()
+        while self._undo and self._undo[-1][0] >= index:
+            _, number, key, before = self._undo.pop()
+            numbers.add(number)
+            table: dict[Any, Any] = self._maps[number]
+            if before is None:
+                table.pop(key, None)
+            else:
+                table[key] = before
+        # What comes back comes last: a start, or a forgetting, that was rolled back had taken the first.
+        if 2 in numbers:
+            ordered = sorted(self._maps[2].items())
+            self._maps[2].clear()
+            self._maps[2].update(ordered)
+        if 4 in numbers:
+            in_order = sorted(self._maps[4].items(), key=_by_index)
+            self._maps[4].clear()
+            self._maps[4].update(in_order)
+
+    def committed(self, index: int) -> None:
+        """Entries up to `index` will never be truncated."""
+        undo = self._undo
+        while undo and undo[0][0] <= index:
+            undo.popleft()
+
+    # -- stored --------------------------------------------------------------------------
+
+    def stored(self) -> StoredStages:
+        """The whole table as the log's end has it; the same for the same log."""
+        open_, published, named, uploads, once = self._maps
+        return StoredStages(
+            [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
+            sorted([*published.items(), *once.items()]),
+            sorted(named.items()),
+            sorted(uploads.items()),
+        )
+
+    def stored_at(self, index: int) -> StoredStages:
+        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        copy = Stages()
+        # Values are replaced, never changed: so the copies may be shallow.
+        open_, published, named, uploads, once = self._maps
+        copy._maps = (dict(open_), dict(published), dict(named), dict(uploads), dict(once))
+        copy._undo = deque(self._undo)
+        copy.truncated(index + 1)
+        return copy.stored()
+
+    def restore(self, stored: StoredStages) -> None:
+        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        self._undo.clear()
+        open_ = {key: _opened(batch) for key, batch in stored.open}
+        lasting: dict[bytes, Published] = {}
+        once: dict[bytes, Published] = {}
+        for sink, published in sorted(stored.published, key=_by_index):
+            (once if _place_of(published) == 4 else lasting)[sink] = published
+        self._maps = (open_, lasting, dict(stored.named), dict(stored.uploads), once)
+
+
+def _opened(batch: StagedBatch) -> OpenBatch:
+    return OpenBatch(batch.stages, pinned=batch.pinned, pinned_ms=batch.pinned_ms, pin=batch.pin)
+
+
+def _place_of(published: Published) -> int:
+    """In which of the maps a publish of a sink is."""
+    return 4 if published.epoch >= FIRST_ONCE_EPOCH else 1
+
+
+def _by_index(item: tuple[bytes, Published | PublishedUpload]) -> int:
+    return item[1].index

@@ -1,0 +1,217 @@
+"""What a controller or shard is given when its supervisor forks it: settings, identity, sockets, and ways
+to report.
+
+A `Boot` is made before the fork and handed to `laminar.node.catalog.controller.run` or
+`laminar.node.shard.shard.run`, which block until their work is over and return the process's exit code. It
+holds no loop and starts nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+from laminar.node.host.settings import Settings
+from laminar.node.runtime.environment import Environment
+from membership.lives import Life
+
+Role = int | Literal["controller"]
+"""A shard's number, from 0, or the controller."""
+
+CONTROLLER: Literal["controller"] = "controller"
+
+
+def role_number(role: Role) -> int:
+    """The number of a role in ports, greetings and lists: 0 for the controller, k + 1 for shard k."""
+    return 0 if isinstance(role, str) else role + 1
+
+
+def role_name(role: Role) -> str:
+    """The role as people read it: `controller`, `shard 0`."""
+    return role if isinstance(role, str) else f"shard {role}"
+
+
+def node_roles(shards: int) -> list[Role]:
+    """Every child of a node with that many shards, in the order of `role_number`."""
+    return [CONTROLLER, *range(shards)]
+
+
+class Addresses(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node can be reached. `host` is what others are told, not what is bound."""
+
+    host: str
+    http_port: int
+    """The port that all shards share."""
+    shard_http_ports: tuple[int, ...]
+    peer_ports: tuple[int, ...]
+    """By role number: the controller's first, then each shard's."""
+    gossip_port: int
+    """UDP."""
+
+
+class ChildState(IntEnum):
+    """What the supervisor knows of a child."""
+
+    STARTING = 0
+    READY = 1
+    DEAD = 2
+    """Died; will be started again."""
+    GIVEN_UP = 3
+    """Died too often; stays away until the node is restarted."""
+
+
+class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the board."""
+
+    role: Role
+    state: ChildState
+    pid: int
+    restarts: int
+
+
+class StatusBoard:
+    """The supervisor's news for its children: a page of anonymous shared memory, made before the first fork.
+
+    Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole
+    node, also one that has just been restarted; a pipe would have to be replayed to it.
+    """
+
+    _LINE = struct.Struct("<III")
+
+    def __init__(self, shards: int) -> None:
+        self._roles = node_roles(shards)
+        self._page = mmap.mmap(-1, max(4096, len(self._roles) * self._LINE.size))
+
+    def write(self, role: Role, *, state: ChildState, pid: int, restarts: int) -> None:
+        """Set a role's line (supervisor only)."""
+        self._LINE.pack_into(self._page, role_number(role) * self._LINE.size, state, pid, restarts)
+
+    def read(self, role: Role) -> ChildStatus:
+        """A role's line. Its three numbers may be of two moments when the supervisor is just writing."""
+        state, pid, restarts = self._LINE.unpack_from(self._page, role_number(role) * self._LINE.size)
+        return ChildStatus(role=role, state=ChildState(state), pid=pid, restarts=restarts)
+
+    def read_all(self) -> list[ChildStatus]:
+        """Every role's line, the controller's first."""
+        return [self.read(role) for role in self._roles]
+
+
+@dataclass(slots=True, kw_only=True)
+class ChildSockets:
+    """The sockets of one child, bound (and listening, where TCP) by the supervisor, which keeps its own
+    copies.
+    """
+
+    http_shared: socket.socket | None
+    """This shard's listening socket of the shared port; None for the controller."""
+    http_own: socket.socket | None
+    """The shard's own HTTP port; None for the controller."""
+    peer: socket.socket
+    """For `Transport.serve_tcp`."""
+    gossip: socket.socket | None
+    """UDP; the controller's only."""
+    datagrams: socket.socket | None = None
+    """This shard's UDP socket of the shared port; None for the controller."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Boot:
+    """A child's start: everything that it may not find out by itself."""
+
+    settings: Settings
+    data_directory: str
+    cluster_id: bytes | None
+    """16 bytes; None while the node is joining and nobody has told it yet."""
+    store_id: bytes
+    node: str
+    role: Role
+    shards: int
+    nonce: bytes
+    """16 random bytes of this life of this process."""
+    http_shared: socket.socket | None
+    """This shard's listening socket of the shared port; None for the controller."""
+    http_own: socket.socket | None
+    """The shard's own listening HTTP port; None for the controller."""
+    peer: socket.socket
+    """Listening, for `Transport.serve_tcp`."""
+    gossip: socket.socket | None
+    """Bound UDP; the controller's only."""
+    addresses: Addresses
+    board: StatusBoard
+    lifeline: int
+    """A pipe's read end: end of file on it means that the supervisor is gone. Watch it with the loop, and
+    end.
+    """
+    ready_fd: int
+    comebacks: int = 0
+    """How often in a row this process ended to bring back logs that had failed."""
+    founding: bool = False
+    """This node makes the cluster, and has not finished: only then may the controller found group 0."""
+    epoch: bytes = b""
+    """Of the last recovery of the cluster's catalog (`laminar.node.catalog.recovery`); empty for none."""
+    record_cluster: Callable[[bytes, bytes], None] = lambda cluster_id, epoch: None
+    """Writes cluster id and epoch into the identity, which ends joining or founding; blocks. Use
+    `join_cluster`.
+    """
+    lives: tuple[Life, ...] = ()
+    """What the data folder shows of its past (`membership.lives`); the last is this start of the node."""
+    record_lives: Callable[[tuple[Life, ...]], None] = lambda lives: None
+    """Writes them into the identity; blocks. Use `keep_lives`."""
+    company: bool = False
+    """Others have joined this node's cluster."""
+    record_company: Callable[[], None] = lambda: None
+    """Writes that into the identity; blocks. Use `keep_company`."""
+    datagrams: socket.socket | None = None
+    """This shard's UDP socket of the shared port, bound; None for the controller."""
+    environment: Environment = field(default_factory=Environment)
+
+    @property
+    def role_number(self) -> int:
+        """This child's role as a number: 0 for the controller, k + 1 for shard k."""
+        return role_number(self.role)
+
+    @property
+    def siblings(self) -> list[Role]:
+        """Every role of this node, this one too."""
+        return node_roles(self.shards)
+
+    def unix_name(self, role: Role, purpose: str = "peer") -> str:
+        """The abstract Unix socket on which `role` of this node serves its siblings, without the leading
+        zero byte.
+        """
+        return f"laminar-{self.store_id.hex()}-{purpose}-{role_number(role)}"
+
+    async def join_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
+        """Keep the cluster's id in the data folder, durably: from now on the node belongs to it (controller
+        only).
+
+        The controller calls it when it has joined, and when it has founded group 0 of a new cluster.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id, epoch)
+        self.cluster_id, self.epoch = cluster_id, epoch
+        self.founding = False
+
+    async def keep_lives(self, lives: tuple[Life, ...]) -> None:
+        """Keep the chain of lives in the data folder, durably (controller only). Raises `StorageError`."""
+        await asyncio.get_running_loop().run_in_executor(None, self.record_lives, lives)
+        self.lives = lives
+
+    async def keep_company(self) -> None:
+        """Keep it that this node is not alone, durably (controller only). Raises `StorageError`."""
+        await asyncio.get_running_loop().run_in_executor(None, self.record_company)
+        self.company = True
+
+    def ready(self) -> None:
+        """Tell the supervisor that this child serves. Call it once."""
+        os.write(self.ready_fd, b"1")
+        os.close(self.ready_fd)
+        self.ready_fd = -1

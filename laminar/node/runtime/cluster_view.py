@@ -1,0 +1,121 @@
+"""What a process of a node knows of the cluster: a copy of the catalog and who is alive.
+
+The controller makes it and pushes it to the node's shards whenever it changes; a shard never
+asks the catalog on the data path. It may be old: it finds addresses, it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from laminar.node.runtime.boot import CONTROLLER, Role
+from laminar.node.transport.transport import Address, TcpAddress, UnixAddress
+from membership.lives import Life
+from membership.records import CatalogState, NodeRecord, PartitionRecord, TopicRecord
+from router import owner_shard, partition_hash
+
+
+class ViewMessage(msgspec.Struct, array_like=True):
+    """What the controller pushes: cluster id, catalog, status of nodes by gossip, own health."""
+
+    cluster_id: bytes
+    catalog: CatalogState
+    statuses: dict[str, str]
+    catalog_leader: str = ""
+    problems: list[str] = []
+    lives: dict[str, Life] = {}
+    """By node: the newest life of its data folder that the catalog has ever said."""
+    confirmed: bool = False
+    """The catalog has said, since this node's start, that its data folder is what it should be."""
+    epoch: bytes = b""
+    """Of the last recovery of the catalog."""
+
+
+class View:
+    """Read-only answers about nodes, topics and addresses."""
+
+    def __init__(self, *, node: str, unix_name: Callable[[Role], str]) -> None:
+        self.node = node
+        self._unix_name = unix_name
+        self.message: ViewMessage | None = None
+        # Asked for with every Raft message: kept for as long as the view stays what it is.
+        self._addresses: dict[tuple[str, str, int], Address | None] = {}
+        self._addresses_of: ViewMessage | None = None
+
+    @property
+    def cluster_id(self) -> bytes | None:
+        """The cluster's id, once known."""
+        return self.message.cluster_id if self.message is not None else None
+
+    @property
+    def version(self) -> int:
+        """The catalog's version in this view; 0 before the first."""
+        return self.message.catalog.version if self.message is not None else 0
+
+    def nodes(self) -> dict[str, NodeRecord]:
+        """All nodes by name."""
+        return self.message.catalog.nodes if self.message is not None else {}
+
+    def alive(self, node: str) -> bool:
+        """What gossip says of a node; this one is alive, whoever doubts it."""
+        if node == self.node:
+            return True
+        return self.message is not None and self.message.statuses.get(node) in ("alive", "suspect")
+
+    def topics(self) -> dict[str, TopicRecord]:
+        """All topics by name."""
+        return self.message.catalog.topics if self.message is not None else {}
+
+    def partition(self, topic: str, number: int) -> PartitionRecord | None:
+        """A partition's recorded placement."""
+        if self.message is None:
+            return None
+        return self.message.catalog.partitions.get(f"{topic}/{number}")
+
+    def partitions(self) -> dict[str, PartitionRecord]:
+        """All partitions by "topic/number"."""
+        return self.message.catalog.partitions if self.message is not None else {}
+
+    def shard_on(self, node: str, topic: str, number: int) -> int | None:
+        """Which shard of a node owns a partition; None for an unknown node."""
+        record = self.nodes().get(node)
+        return None if record is None else owner_shard(partition_hash(topic, number), record.shards)
+
+    def address(self, node: str, role: int) -> Address | None:
+        """Where a process listens for its peers: 0 the controller, k+1 shard k."""
+        if node == self.node:
+            return UnixAddress(self._unix_name(CONTROLLER if role == 0 else role - 1))
+        record = self.nodes().get(node)
+        if record is None or role >= len(record.peer_ports):
+            return None
+        return TcpAddress(record.host, record.peer_ports[role])
+
+    def shard_url(self, node: str, shard: int) -> str | None:
+        """The HTTP URL of a shard's own port."""
+        record = self.nodes().get(node)
+        if record is None or shard >= len(record.shard_http_ports):
+            return None
+        return f"http://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
+
+    def partition_address(self, node: str, topic: str, number: int) -> Address | None:
+        """Where the process that owns a partition on `node` listens for its peers."""
+        if self._addresses_of is not self.message:
+            self._addresses_of = self.message
+            self._addresses = {}
+        key = (node, topic, number)
+        if key not in self._addresses:
+            shard = self.shard_on(node, topic, number)
+            self._addresses[key] = None if shard is None else self.address(node, shard + 1)
+        return self._addresses[key]
+
+    def partition_url(self, node: str, topic: str, number: int) -> str | None:
+        """The HTTP URL of the shard that owns a partition on `node`."""
+        shard = self.shard_on(node, topic, number)
+        return None if shard is None else self.shard_url(node, shard)
+
+
+def host_in_url(host: str) -> str:
+    """A host as it stands in a URL: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,299 @@
+"""Whose data folder this is: cluster, store, node, format; and the node's note of where it can be reached.
+
+The identity is made once, when a folder is formatted, and never guessed: a folder with data but without an
+identity, or with one that does not fit what the node was told, is refused. An empty folder becomes a *new
+store* with a new store id, so a node whose folder was emptied is not taken for the one it was. Only a start
+without `join` makes a cluster id. Each opening begins a new *life* of the folder, durably and first of all,
+by which a cluster sees that an older copy was put back (`membership.lives`). What the data means is
+`laminar.log`'s and the catalog's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from laminar.log.disk.disk import Disk, Lock
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import DiskError
+from laminar.node.runtime.listeners import Ports
+from membership.lives import Life, begin
+
+FORMAT_VERSION = 1
+_LOCK_NAME = "lock"
+_LOCK_WAIT_S = 3.0
+_NODE_FILE = "node.json"
+_BEGINNINGS = frozenset({_LOCK_NAME, _NODE_FILE, "lost+found"})
+"""What may be in a folder that has not been formatted: a crash before the identity, and a file system's
+own.
+"""
+
+
+class IdentityError(Exception):
+    """This data folder can't be used as it is; the text says why, and what to do."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written in a data folder when it is formatted, and once more when the node belongs to its
+    cluster.
+    """
+
+    format_version: int
+    store_id: bytes
+    """16 random bytes: this folder, and no copy made by another start."""
+    node: str
+    cluster_id: bytes
+    """16 bytes; empty while the node is joining."""
+    founding: bool
+    """The node made the cluster id, and its first catalog is not complete: it may be begun again."""
+    lives: tuple[Life, ...] = ()
+    """The last life that the catalog surely knows, and all since; the last is this one."""
+    epoch: bytes = b""
+    """Which recovery of its catalog this node's cluster goes on from: 8 bytes that count, 8 random ones."""
+    company: bool = False
+    """Others have joined the cluster that this node founded or joined; never false again."""
+
+
+class DataFolder:
+    """An open, locked data folder. Forked children share its lock; it ends with the last of them."""
+
+    def __init__(self, disk: Disk, directory: str, lock: Lock, identity: Identity) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.identity = identity
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let go of the lock (this process's hold of it)."""
+        self._lock.close()
+
+    def read_identity(self) -> Identity:
+        """The identity as it stands on the disk now: a child may have joined since."""
+        identity = _read(self.disk, self.directory)
+        assert identity is not None and identity.store_id == self.identity.store_id, (
+            "the identity has changed"
+        )
+        self.identity = identity
+        return identity
+
+    def record_epoch(self, epoch: bytes) -> None:
+        """The cluster goes on from this recovery of its catalog; durable when it returns."""
+        self.identity = msgspec.structs.replace(self.read_identity(), epoch=epoch)
+        _write(self.disk, self.directory, self.identity)
+
+    def record_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
+        """The node belongs to this cluster from now on; durable when it returns. Never changes a known id."""
+        assert len(cluster_id) == 16, f"cluster id of {len(cluster_id)} bytes"
+        known = self.read_identity()
+        if known.cluster_id not in (b"", cluster_id):
+            raise IdentityError(
+                f"{self.directory} belongs to cluster {known.cluster_id.hex()}, not {cluster_id.hex()}"
+            )
+        epoch = known.epoch if known.cluster_id else epoch
+        self.identity = msgspec.structs.replace(known, cluster_id=cluster_id, founding=False, epoch=epoch)
+        _write(self.disk, self.directory, self.identity)
+
+    def record_lives(self, lives: tuple[Life, ...]) -> None:
+        """The catalog knows a life, or a page was turned; durable when it returns."""
+        known = self.read_identity()
+        assert [each.nonce for each in lives[-1:]] == [each.nonce for each in known.lives[-1:]]
+        self.identity = msgspec.structs.replace(known, lives=lives)
+        _write(self.disk, self.directory, self.identity)
+
+    def record_company(self) -> None:
+        """This node is not, and will not be, alone in its cluster; durable when it returns."""
+        known = self.read_identity()
+        if not known.company:
+            self.identity = msgspec.structs.replace(known, company=True)
+            _write(self.disk, self.directory, self.identity)
+
+    def read_ports(self) -> Ports | None:
+        """The ports of the last start, if the system chose them."""
+        payload = Document(self.disk, self.directory, "ports").read()
+        return None if payload is None else msgspec.msgpack.decode(payload, type=Ports)
+
+    def write_ports(self, ports: Ports) -> None:
+        """Keep the ports for the next start."""
+        if self.read_ports() != ports:
+            Document(self.disk, self.directory, "ports").write(msgspec.msgpack.encode(ports))
+
+    def write_node_file(self, content: dict[str, Any]) -> None:
+        """Replace `node.json`, atomically: a reader sees the old one, the new one, or none."""
+        path = os.path.join(self.directory, _NODE_FILE)
+        text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+        temporary = path + ".new"
+        self.disk.unlink(temporary)
+        file = self.disk.open(temporary, create=True, exclusive=True)
+        try:
+            file.pwritev([text], 0)
+            file.sync()
+        finally:
+            file.close()
+        self.disk.rename(temporary, path)
+        self.disk.sync_directory(self.directory)
+
+    def remove_node_file(self) -> None:
+        """The node can't be reached any more."""
+        self.disk.unlink(os.path.join(self.directory, _NODE_FILE))
+
+
+def open_data_folder(
+    disk: Disk,
+    directory: str,
+    *,
+    node: str,
+    joining: bool,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> DataFolder:
+    """Lock the folder (made if missing) and read its identity, or format it if it is empty; begin a life.
+
+    `node` is the wanted name or empty; `joining` whether the node was told of a cluster to join. Raises
+    `IdentityError`, or `StorageError` of the disk.
+    """
+    disk.make_directory(directory)
+    lock = _lock(disk, directory)
+    try:
+        identity = _read(disk, directory)
+        if identity is None:
+            identity = _format(disk, directory, node=node, joining=joining, random_bytes=random_bytes)
+        check(identity, directory, node=node, joining=joining)
+        identity = _begin_life(disk, directory, identity, random_bytes=random_bytes)
+    except BaseException:
+        lock.close()
+        raise
+    return DataFolder(disk, directory, lock, identity)
+
+
+def check_owner(directory: str) -> None:
+    """Refuse a folder in which others than this process's user can put files; one that is missing is made.
+
+    Raises `IdentityError`.
+    """
+    try:
+        found = os.stat(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise IdentityError(f"{directory}: {error.strerror}") from error
+    if found.st_uid != os.geteuid():
+        raise IdentityError(
+            f"{directory} belongs to the user {found.st_uid}, this process runs as {os.geteuid()}: run it as "
+            f"that user, or give the folder to this one (chown -R {os.geteuid()} {directory})"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise IdentityError(f"every user can write in {directory}: take that away (chmod o-w {directory})")
+
+
+def open_stopped(disk: Disk, directory: str) -> DataFolder:
+    """Lock the folder of a node that does not run, without a new life. Raises `IdentityError`."""
+    if not disk.exists(os.path.join(directory, _LOCK_NAME)):
+        raise IdentityError(f"{directory} is no data folder")
+    lock = _lock(disk, directory)
+    try:
+        identity = _read(disk, directory)
+        if identity is None:
+            raise IdentityError(f"{directory} has no identity: it is no data folder, or has lost it")
+    except BaseException:
+        lock.close()
+        raise
+    return DataFolder(disk, directory, lock, identity)
+
+
+def _begin_life(
+    disk: Disk, directory: str, identity: Identity, *, random_bytes: Callable[[int], bytes]
+) -> Identity:
+    after = msgspec.structs.replace(identity, lives=begin(identity.lives, random_bytes(16)))
+    try:
+        _write(disk, directory, after)
+    except DiskError as error:
+        if not error.is_full:
+            raise
+        # A full disk must not keep a node from serving what it holds: it goes on as the life before.
+        return identity
+    return after
+
+
+def check(identity: Identity, directory: str, *, node: str, joining: bool) -> None:
+    """Refuse an identity that doesn't fit what the node was told."""
+    if identity.format_version > FORMAT_VERSION:
+        raise IdentityError(
+            f"{directory} was written by a newer Laminar (format {identity.format_version}; this one knows "
+            f"{FORMAT_VERSION}): start that version"
+        )
+    if node and node != identity.node:
+        raise IdentityError(
+            f"{directory} is the folder of node {identity.node!r}, not of {node!r}: give the right folder, "
+            "or no name"
+        )
+    if not identity.cluster_id and not joining:
+        raise IdentityError(
+            f"node {identity.node!r} began to join a cluster and has not finished: say again which one with "
+            "--join"
+        )
+
+
+def _lock(disk: Disk, directory: str) -> Lock:
+    # Children of a supervisor that was killed hold its lock until they, too, have died: a moment later.
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return disk.lock(os.path.join(directory, _LOCK_NAME), wait=False)
+        except DiskError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            if time.monotonic() > deadline:
+                raise IdentityError(f"{directory} is in use by another Laminar process") from error
+            time.sleep(0.02)
+
+
+def _read(disk: Disk, directory: str) -> Identity | None:
+    payload = _read_document(Document(disk, directory, "identity"))
+    if payload is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(payload, type=Identity)
+    except msgspec.ValidationError as error:
+        raise IdentityError(f"the identity in {directory} can't be understood: {error}") from error
+
+
+def _read_document(document: Document) -> bytes | None:
+    # The controller may be replacing it, and remove what we are about to open: then there is a newer one.
+    for _ in range(10):
+        try:
+            return document.read()
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+    return document.read()
+
+
+def _write(disk: Disk, directory: str, identity: Identity) -> None:
+    Document(disk, directory, "identity").write(msgspec.msgpack.encode(identity))
+
+
+def _format(
+    disk: Disk, directory: str, *, node: str, joining: bool, random_bytes: Callable[[int], bytes]
+) -> Identity:
+    begun = ("identity-1.", "identity.")  # none of these is whole, or it would have been read
+    found = [name for name in disk.list(directory) if name not in _BEGINNINGS and not name.startswith(begun)]
+    if found:
+        raise IdentityError(
+            f"{directory} is not empty ({', '.join(found[:3])}) and has no identity: it is no data folder, "
+            "or has lost it; give an empty one"
+        )
+    store_id = random_bytes(16)
+    identity = Identity(
+        format_version=FORMAT_VERSION,
+        store_id=store_id,
+        node=node or f"node-{store_id[:4].hex()}",
+        cluster_id=b"" if joining else random_bytes(16),
+        founding=not joining,
+    )
+    _write(disk, directory, identity)
+    return identity

@@ -1,0 +1,96 @@
+"""What a process of a node takes from the machine: disk, clocks, chance, connections, gossip.
+
+`Environment` is the machine itself. The simulator hands in another, under which the same controllers and
+shards live through years in a second's turns; a test of real processes hands in one whose disk forgets.
+Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from laminar.log.disk.disk import Disk, RealDisk
+from laminar.log.storage import Storage
+from laminar.node.consensus.election_throttle import MOST_AT_ONCE
+from laminar.node.host.clock import Clock
+from laminar.node.host.sealed_files import read_bytes
+from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
+from laminar.node.transport.transport import Address, Transport
+from membership.gossip import Gossip
+from raft.values import Trace
+
+if TYPE_CHECKING:
+    from laminar.log.format.settings import StorageSettings
+
+
+class Environment:
+    """The machine as it is. A subclass may be another; it is inherited by fork, so it holds no loop."""
+
+    disk: Disk = RealDisk()
+    elections_at_once: int = MOST_AT_ONCE
+    receive_budget_bytes: int = RECEIVE_BUDGET_BYTES
+
+    def clock(self) -> Clock:
+        """The two clocks of a process."""
+        return Clock()
+
+    def rng(self) -> random.Random:
+        """Chance for timers and ids; seeded by the operating system."""
+        return random.Random()
+
+    def storage(
+        self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
+    ) -> Storage:
+        """Recover a home. Blocks. `forget` as in `recover_home`."""
+        return Storage.open(self.disk, home, logs_directory, settings=settings, forget=forget)
+
+    async def read_bytes(self, path: str, position: int, size: int) -> bytes:
+        """Up to `size` bytes of a sealed segment's file, read beside the log's own readers."""
+        return await read_bytes(path, position, size)
+
+    def transport(
+        self,
+        *,
+        cluster_id: Callable[[], bytes | None],
+        node: str,
+        role: int,
+        nonce: bytes,
+        secret: bytes | None,
+        chain: bytes,
+        epoch: Callable[[], bytes],
+        rng: random.Random,
+    ) -> Transport:
+        """Connections to the other processes. Called inside the loop they live in."""
+        return Transport(
+            cluster_id=cluster_id,
+            node=node,
+            role=role,
+            nonce=nonce,
+            secret=secret,
+            chain=chain,
+            epoch=epoch,
+            rng=rng,
+        )
+
+    def gossip(self, **arguments: Any) -> Gossip:
+        """Who is alive; `arguments` are those of `Gossip`."""
+        return Gossip(**arguments)
+
+    async def find_controllers(self, joins: Sequence[str]) -> list[Address]:
+        """Addresses of controllers of the cluster that answers at one of `joins`; empty if none does."""
+        # Here and not at the top: it brings an HTTP client, which most processes never need.
+        from laminar.node.runtime.join import find_controllers
+
+        return await find_controllers(joins)
+
+    async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
+        """The id of the cluster that answers at one of `joins`; None if none does."""
+        from laminar.node.runtime.join import find_cluster
+
+        return await find_cluster(joins)
+
+    def trace(self, name: str) -> Trace | None:
+        """Who is told what the Raft core of replica `name` decides; nobody."""
+        return None

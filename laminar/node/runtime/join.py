@@ -1,0 +1,81 @@
+"""How a new node finds its cluster: through the HTTP address of any member.
+
+`--join` takes the one address people know, the shared HTTP port. The member says where the
+controllers listen; the rest goes over the node transport, which the secret protects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from laminar.http.client.connection import ask_once
+from laminar.http.protocol.answer import ConnectionFailed
+from laminar.node.transport.transport import Address, TcpAddress
+from membership.lives import Life
+from membership.records import CatalogState, NodeRecord
+
+_log = logging.getLogger("laminar.joining")
+
+TIMEOUT_S = 2.0
+
+
+class Join(msgspec.Struct, frozen=True):
+    """A node asks for a place in the cluster."""
+
+    record: NodeRecord
+    former: list[Life] = []
+
+
+class JoinAnswer(msgspec.Struct, frozen=True):
+    """Its replica id in group 0, group 0's configuration, and the catalog to begin with.
+
+    Without a cluster id: not now, ask again. With `refused`: never.
+    """
+
+    cluster_id: bytes = b""
+    replica_id: int = 0
+    configuration: bytes = b""
+    catalog: CatalogState = CatalogState()
+    refused: str = ""
+    epoch: bytes = b""
+
+
+class _Node(msgspec.Struct):
+    peer: str
+
+
+class _Cluster(msgspec.Struct):
+    nodes: list[_Node]
+    cluster_id: str | None = None
+
+
+async def find_controllers(joins: Sequence[str]) -> list[Address]:
+    """Addresses of controllers, asked from the HTTP addresses `host:port` in turn; empty if none answers."""
+    cluster = await _ask(joins)
+    addresses: list[Address] = []
+    for node in cluster.nodes if cluster is not None else ():
+        host, _, port = node.peer.rpartition(":")
+        addresses.append(TcpAddress(host.strip("[]"), int(port)))
+    return addresses
+
+
+async def find_cluster(joins: Sequence[str]) -> bytes | None:
+    """The id of the cluster that answers at one of these HTTP addresses `host:port`; None if none does."""
+    cluster = await _ask(joins)
+    try:
+        return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
+    except ValueError:
+        return None
+
+
+async def _ask(joins: Sequence[str]) -> _Cluster | None:
+    for join in joins:
+        try:
+            answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
+            return msgspec.json.decode(answer.body if answer.status == 200 else b"", type=_Cluster)
+        except (ConnectionFailed, ValueError, msgspec.DecodeError) as error:
+            _log.debug("no answer from %s: %s", join, error)
+    return None

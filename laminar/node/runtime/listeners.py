@@ -1,0 +1,215 @@
+"""Every listening socket of a node, opened once by the supervisor and kept until it ends.
+
+All shards listen on one shared port (`SO_REUSEPORT`), and a program on it, which needs no privilege
+(`laminar.node.runtime.reuseport`), chooses the shard: for TCP `(source port >> 1) mod shards`, read from the
+packet itself. So a client that knows the rule picks its shard by the port it binds, and others are spread
+evenly. Not `port mod shards`: Linux's `connect` hands out even ports only. UDP on the same port goes to the
+shard that owns the partition which the datagram is for. The program's answer is a place in the kernel's list
+of that port's sockets, which is the order in which they began to listen (UDP: were bound); closing one moves
+the last into its slot. Hence they are opened in shard order, and kept while children come and go.
+
+Each shard has a port of its own too, and each process one for its peers. What is spoken on them is not
+known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+from dataclasses import dataclass
+
+import msgspec
+
+from laminar.node.runtime.boot import Addresses, ChildSockets, Role, role_number
+from laminar.node.runtime.reuseport import choose_by_partition, choose_by_source_port
+
+log = logging.getLogger("laminar.sockets")
+
+PEER_PORT_STEP = 100
+BACKLOG = 1024
+DATAGRAM_BUFFER_BYTES = 4 << 20
+"""Asked for; the kernel gives no more than `net.core.rmem_max`."""
+_TRIES = 8
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """The ports of a node; kept in its data folder when the system chose them. 0: not chosen yet."""
+
+    shared: int
+    own: tuple[int, ...]
+    peers: tuple[int, ...]
+    gossip: int
+
+
+def plan_ports(port: int, shards: int, kept: Ports | None) -> Ports:
+    """Which ports to bind: fixed ones by the rule; for `port` 0 those kept from the last start, 0 where
+    none is.
+    """
+    assert shards >= 1, f"{shards} shards"
+    if port:
+        return Ports(
+            shared=port,
+            own=tuple(port + 1 + shard for shard in range(shards)),
+            peers=tuple(port + PEER_PORT_STEP + role for role in range(shards + 1)),
+            gossip=port + PEER_PORT_STEP,
+        )
+    kept = kept or Ports(shared=0, own=(), peers=(), gossip=0)
+    own = kept.own[:shards]
+    peers = kept.peers[: shards + 1]
+    return Ports(
+        shared=kept.shared,
+        own=own + (0,) * (shards - len(own)),
+        peers=peers + (0,) * (shards + 1 - len(peers)),
+        gossip=kept.gossip,
+    )
+
+
+@dataclass(slots=True)
+class NodeSockets:
+    """What `open_sockets` opened. Only the supervisor holds it whole; a child keeps its own part."""
+
+    shared: list[socket.socket]
+    datagrams: list[socket.socket]
+    """UDP on the shared port's number, a socket for each shard."""
+    own: list[socket.socket]
+    peers: list[socket.socket]
+    gossip: socket.socket
+
+    @property
+    def ports(self) -> Ports:
+        """The ports that were bound."""
+        return Ports(
+            shared=_port(self.shared[0]),
+            own=tuple(_port(sock) for sock in self.own),
+            peers=tuple(_port(sock) for sock in self.peers),
+            gossip=_port(self.gossip),
+        )
+
+    def addresses(self, host: str) -> Addresses:
+        """The ports together with the host that others are told."""
+        ports = self.ports
+        return Addresses(
+            host=host,
+            http_port=ports.shared,
+            shard_http_ports=ports.own,
+            peer_ports=ports.peers,
+            gossip_port=ports.gossip,
+        )
+
+    def for_child(self, role: Role) -> ChildSockets:
+        """The sockets that a child works with."""
+        peer = self.peers[role_number(role)]
+        if isinstance(role, str):
+            return ChildSockets(http_shared=None, http_own=None, peer=peer, gossip=self.gossip)
+        return ChildSockets(
+            http_shared=self.shared[role],
+            http_own=self.own[role],
+            peer=peer,
+            gossip=None,
+            datagrams=self.datagrams[role],
+        )
+
+    def close_all_but(self, kept: ChildSockets) -> None:
+        """In a child, after the fork: close what is its siblings'. The supervisor's copies stay as they
+        are.
+        """
+        keep = {kept.http_shared, kept.http_own, kept.peer, kept.gossip, kept.datagrams}
+        for sock in self._all():
+            if sock not in keep:
+                sock.close()
+
+    def close(self) -> None:
+        """Close everything: the node ends."""
+        for sock in self._all():
+            sock.close()
+
+    def _all(self) -> list[socket.socket]:
+        return [*self.shared, *self.datagrams, *self.own, *self.peers, self.gossip]
+
+
+def open_sockets(host: str, ports: Ports) -> NodeSockets:
+    """Bind and listen. `OSError` (its text names host and port) when a port that was asked for is taken.
+
+    A kept port may have been taken since, by any outgoing connection; callers that don't insist on it use
+    `open_kept_sockets`.
+    """
+    family, bind_host = _resolve(host)
+    with contextlib.ExitStack() as opened:
+
+        def listen(port: int, *, shared: bool = False) -> socket.socket:
+            sock = opened.enter_context(_bind(family, socket.SOCK_STREAM, bind_host, port, shared=shared))
+            sock.listen(BACKLOG)
+            return sock
+
+        # The shared port last: two nodes of one user may share it without an error, the others they may not.
+        own = [listen(port) for port in ports.own]
+        peers = [listen(port) for port in ports.peers]
+        gossip = opened.enter_context(_bind(family, socket.SOCK_DGRAM, bind_host, ports.gossip))
+        shared = [listen(ports.shared, shared=True)]
+        port = _port(shared[0])
+        while len(shared) < len(ports.own):
+            shared.append(listen(port, shared=True))
+        choose_by_source_port(shared[0], len(shared))
+        datagrams: list[socket.socket] = []
+        while len(datagrams) < len(shared):
+            sock = opened.enter_context(_bind(family, socket.SOCK_DGRAM, bind_host, port, shared=True))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, DATAGRAM_BUFFER_BYTES)
+            datagrams.append(sock)
+        choose_by_partition(datagrams[0], len(datagrams))
+        opened.pop_all()
+    return NodeSockets(shared=shared, datagrams=datagrams, own=own, peers=peers, gossip=gossip)
+
+
+def open_kept_sockets(host: str, shards: int, kept: Ports | None) -> NodeSockets:
+    """For `port` 0: the kept ports if they are all free, else any."""
+    if kept is None:
+        return _open_any(host, shards)
+    try:
+        return open_sockets(host, plan_ports(0, shards, kept))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        log.warning("a port of the last start is taken (%s): choosing new ones", error)
+        return _open_any(host, shards)
+
+
+def _open_any(host: str, shards: int) -> NodeSockets:
+    """On any free ports. The shared one is free for TCP first; where UDP's is taken, another is chosen."""
+    for _ in range(_TRIES - 1):
+        try:
+            return open_sockets(host, plan_ports(0, shards, None))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return open_sockets(host, plan_ports(0, shards, None))
+
+
+def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    return family, str(address[0])
+
+
+def _bind(
+    family: socket.AddressFamily, kind: socket.SocketKind, host: str, port: int, *, shared: bool = False
+) -> socket.socket:
+    sock = socket.socket(family, kind)
+    try:
+        if kind is socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port))
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"can't bind {host} port {port}: {error.strerror}") from error
+    return sock
+
+
+def _port(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])

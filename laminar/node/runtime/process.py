@@ -1,0 +1,492 @@
+"""What a controller and a shard have in common: storage, transport, driver, clocks, an end.
+
+Neither owns module-level state or installs a signal handler, so both also run inside a
+user's own loop; `laminar.node.entry_points` puts them into processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import random
+import select
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import uvloop
+
+from laminar.batch import Header
+from laminar.log.disk.errors import DamagedRange, DiskError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.format.settings import StorageSettings
+from laminar.log.partition_log.log import Log
+from laminar.log.recovery.node import logs_directory
+from laminar.log.storage import Storage
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.peer_repair import METHOD as REPAIR
+from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord
+from laminar.node.consensus.replica import Machine, Replica, replay
+from laminar.node.host.failed_logs import EXIT_COMEBACK, LOOK_S, ComeBack, failed_logs, may_pass, pause_s
+from laminar.node.host.fork import Hopeless
+from laminar.node.host.loop_health import LoopHealth
+from laminar.node.host.periodic import Look, Rounds
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.cluster_view import View
+from laminar.node.transport.transport import Address, Peer
+from membership.lives import Life, contradicts, newer
+from raft.messages import NUMBER_LIMIT
+from raft.values import HardState, Settings
+
+_log = logging.getLogger("laminar.process")
+_READ_BYTES = 4 * 1024 * 1024
+_QUIET_S = 1.0
+_LONGEST_WAIT_S = 30.0
+
+STARTED_ANEW = (
+    "Start it on an empty folder under a new name (--node); or, if this folder is to be kept in the cluster, "
+    "`laminar catalog recover --into` first"
+)
+
+Method = Callable[[Peer, bytes], Awaitable[bytes]]
+
+
+class BadTerm(Exception):
+    """The term that is durable here is out of range: its replica stays away, its process goes on."""
+
+
+class Process:
+    """Base of `Controller` and `Shard`. Made inside the loop it lives in."""
+
+    def __init__(self, boot: Boot, *, storage: Storage) -> None:
+        self.boot = boot
+        self.role = boot.role_number
+        self.environment = boot.environment
+        self.clock = self.environment.clock()
+        self.rng = self.environment.rng()
+        self.storage = storage
+        self.cluster_id: bytes | None = boot.cluster_id
+        self.epoch = boot.epoch
+        self.stopping = asyncio.Event()
+        self.health = LoopHealth()
+        self.failure: BaseException | None = None
+        self.view = View(node=boot.node, unix_name=boot.unix_name)
+        self.raft_settings = Settings(
+            election_timeout_ms=boot.settings.election_timeout_ms, heartbeat_ms=boot.settings.heartbeat_ms
+        )
+        self.methods: dict[str, Method] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._rounds = Rounds(spawn=self.spawn, on_error=self.fatal)
+        # By node: the newest life that a process of it has shown to this one.
+        self._greeted: dict[str, Life] = {}
+        # By node and role: whether its present process is heard, by what was known when that was found out.
+        self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
+        secret = boot.settings.secret
+        self.transport = self.environment.transport(
+            cluster_id=lambda: self.cluster_id,
+            node=boot.node,
+            role=self.role,
+            nonce=boot.nonce,
+            secret=secret.encode() if secret else None,
+            chain=encode_chain(boot.lives),
+            epoch=lambda: self.epoch,
+            rng=self.rng,
+        )
+        self.driver = Driver(
+            storage=storage,
+            transport=self.transport,
+            clock=self.clock,
+            address_of=self.address_of,
+            address_of_peer=lambda peer: self.view.address(peer.node, peer.role),
+            admits=self.admits,
+            on_fatal=self.fatal,
+            election_timeout_ms=boot.settings.election_timeout_ms,
+            heartbeat_ms=boot.settings.heartbeat_ms,
+            elections_at_once=self.environment.elections_at_once,
+            receive_budget_bytes=self.environment.receive_budget_bytes,
+        )
+        storage.on_failure = self.fatal
+        self.repairs = Repairs(
+            cluster_id=lambda: self.cluster_id,
+            call=self.transport.call,
+            nodes_of=self.holders_of,
+            address_of=self.holder_address,
+            hand_over=self._hand_over_to,
+            spawn=self.spawn,
+            rng=self.rng,
+        )
+        storage.on_damage = self.repairs.found
+        self.methods[REPAIR] = self.repairs.answer
+        self.transport.on_call = self._on_call
+        self.transport.on_lost = self._on_lost
+        self.transport.on_outdated = lambda text: self.fatal(Hopeless(f"{text}. {STARTED_ANEW}"))
+
+    # -- to be said by each kind ---------------------------------------------------------
+
+    def knows(self, node: str) -> bool:
+        """Whether this process has heard of a node: from the catalog, or from what helps to find it."""
+        raise AssertionError("each kind of process says what it knows of the others")
+
+    def known_life(self, node: str) -> Life | None:
+        """The newest life of another node's data folder that this process has heard of from the catalog."""
+        raise AssertionError("each kind of process says what it knows of the others")
+
+    def address_of(self, node: str, replica: Replica) -> Address | None:
+        """Address of the process on `node` that owns the replica's group."""
+        raise AssertionError("each kind of process says where its groups live")
+
+    def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
+        """As `address_of`, for a group that may not be driven here yet."""
+        raise AssertionError("each kind of process says where its groups live")
+
+    def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
+        """Nodes of the other members of a group, the leader's first."""
+        if replica is None:
+            return [node for member, node in entry.voters if member != entry.replica_id]
+        leader = replica.leader_node
+        nodes = [
+            replica.nodes[member]
+            for member in replica.configuration.members()
+            if member != replica.replica_id
+        ]
+        return sorted(nodes, key=lambda node: node != leader)
+
+    def _hand_over_to(self, replica: Replica, node: str) -> None:
+        """Let the voter on `node` lead, if it holds what is committed."""
+        for member in replica.configuration.voters:
+            held = replica.match_index(member) >= replica.core.committed_index
+            if replica.nodes[member] == node and held and replica.core.is_leader:
+                self.driver.transfer(replica, member)
+
+    # -- transport -----------------------------------------------------------------------
+
+    def admits(self, peer: Peer) -> bool:
+        """Whether what a process says may count: not of a node that nobody here has heard of, nor where its
+        node's folder is an older copy of itself.
+        """
+        if peer.node == self.boot.node:
+            return True
+        told = self.known_life(peer.node)
+        known = newer(told, self._greeted.get(peer.node))
+        verdict = self._verdicts.get((peer.node, peer.role))
+        if verdict is not None and verdict[0] is peer and verdict[1] is known:
+            return verdict[2]
+        if not self.knows(peer.node):
+            return False
+        admitted = known is None or not chain_contradicts(peer.chain, known)
+        self._verdicts[peer.node, peer.role] = peer, known, admitted
+        if admitted:
+            self._greeted_by(peer)
+        elif known is not None:
+            # The last words of a process that has ended may come after its successor's first.
+            _log.log(
+                logging.ERROR if known is told else logging.WARNING,
+                "nothing that process %d of node %s says of consensus is heard: the node's data folder is an "
+                "older copy than that of start %d, page %d",
+                *(peer.role, peer.node, known.number, known.page),
+            )
+        return admitted
+
+    def _greeted_by(self, peer: Peer) -> None:
+        """Whatever its node is promised in this life must be known to its folder from now on, also before the
+        catalog has heard of that life.
+        """
+        lives = msgspec.msgpack.decode(peer.chain, type=list[Life]) if peer.chain else []
+        shown = newer(self._greeted.get(peer.node), lives[-1] if lives else None)
+        if shown is not None:
+            self._greeted[peer.node] = shown
+
+    async def listen(self) -> None:
+        """Serve the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
+        await self.transport.serve_unix(self.boot.unix_name(self.boot.role))
+        await self.transport.serve_tcp(self.boot.peer)
+
+    async def _on_call(self, peer: Peer, method: str, payload: bytes) -> bytes:
+        handler = self.methods.get(method)
+        if handler is None:
+            raise LookupError(f"no method {method!r}")
+        return await handler(peer, payload)
+
+    def _on_lost(self, lost: Peer | Address) -> None:
+        address = self.view.address(lost.node, lost.role) if isinstance(lost, Peer) else lost
+        if address is None or self.stopping.is_set():
+            return
+        self.driver.lost(address, lost if isinstance(lost, Peer) else None)
+
+    # -- replicas ------------------------------------------------------------------------
+
+    async def open_replica(
+        self,
+        entry: ReplicaEntry,
+        *,
+        name: str,
+        machine: Machine,
+        known_up_to: int = 0,
+        configurations: Sequence[tuple[int, ConfigurationRecord]] = (),
+        past_damage: Callable[[int], bool] = lambda index: False,
+    ) -> Replica:
+        """A replica that the manifest names: its state is made from its log, then it is driven.
+
+        The machine has the state up to the committed entry `known_up_to` already, with the `configurations`
+        that were set up to there; the log is replayed behind it. `past_damage(index)`: what this damaged
+        entry would have told the machine is done without. Else raises `DamagedRange`.
+
+        `machine.replica` must be set by the caller before messages arrive: do it in the same turn.
+        """
+        assert self.cluster_id is not None
+        log = self.storage.logs[self.storage.resolve(entry.log_id)]
+        found: list[tuple[int, ConfigurationRecord]] = [
+            (0, ConfigurationRecord(voters=tuple((replica, node) for replica, node in entry.voters))),
+            *configurations,
+        ]
+        committed_index = max(log.start.index, known_up_to)
+        index = committed_index + 1
+        while index <= log.last_index:
+            try:
+                frames = await log.read(index, log.last_index, max_bytes=_READ_BYTES)
+            except DamagedRange as damage:
+                if not past_damage(index):
+                    raise
+                index = damage.last_index + 1
+                continue
+            found.extend(replay(frames, machine))
+            committed_index = max(committed_index, replay_committed(frames))
+            index += len(frames)
+        hard = self.storage.hard_states.get(entry.replica_id)
+        if hard is not None and hard.term >= NUMBER_LIMIT:
+            raise BadTerm(
+                f"{name}: its term {hard.term} is above {NUMBER_LIMIT - 1}, which no election reaches: it is "
+                "from a forged message, and this replica can take part in nothing any more"
+            )
+        assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
+        if log.least_term > (hard.term if hard is not None else 0):
+            # Its folder went back: in the term of that copy, and in later ones, it may have voted.
+            self.storage.record_hard_state(entry.replica_id, term=log.least_term, vote=0)
+            hard = self.storage.hard_states[entry.replica_id]
+        return Replica(
+            name=name,
+            cluster=self.cluster_id,
+            group=entry.group,
+            replica_id=entry.replica_id,
+            # The log's rises with every loss, and is durable since the recovery that found it.
+            incarnation=entry.incarnation + log.incarnation,
+            log=log,
+            machine=machine,
+            hard_state=HardState(hard.term, hard.vote) if hard is not None else HardState(),
+            committed_index=min(committed_index, log.last_index),
+            configurations=found,
+            settings=self.raft_settings,
+            rng=random.Random(self.rng.getrandbits(64)),
+            now_ms=self.clock.monotonic_ms(),
+            wall_ms=self.clock.wall_ms,
+            trace=self.environment.trace(name),
+        )
+
+    # -- logs that failed -----------------------------------------------------------------
+
+    def look_for_failed(self) -> Coroutine[Any, Any, None] | None:
+        """What brings back the logs that have failed, if any has."""
+        return self._come_back() if self.waits_to_come_back() else None
+
+    def waits_to_come_back(self) -> list[str]:
+        """Name and reason of all that only another start of this process brings back soon."""
+        return failed_logs(self.storage)
+
+    async def _come_back(self) -> None:
+        """Wait, and until there is room, then let this process be started anew."""
+        wait_s = pause_s(self.boot.comebacks)
+        waiting = ", ".join(self.waits_to_come_back())
+        _log.warning("in %d s this process starts again, if the disk has room: %s", wait_s, waiting)
+        if await self.stopped_within(wait_s):
+            return
+        while not await self._has_room():
+            if await self.stopped_within(LOOK_S):
+                return
+        self.fatal(ComeBack(", ".join(self.waits_to_come_back())))
+
+    async def _has_room(self) -> bool:
+        """Whether a recovery would find room for a journal of its own."""
+        if self.storage.refusal == "disk":
+            return False
+        disk, directory = self.environment.disk, self.boot.data_directory
+        try:
+            free = await asyncio.get_running_loop().run_in_executor(None, disk.free_bytes, directory)
+        except DiskError:
+            return False
+        return free >= 2 * self.boot.settings.journal_file_bytes
+
+    # -- life ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until stopped."""
+        raise AssertionError("each kind of process says what it serves")
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside the rest; its failure is logged and ends the process."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def every(self, period_s: float, look: Look, *, to_the_end: bool = False) -> None:
+        """Look every `period_s` seconds until told to stop; `to_the_end`: also while the rest ends in order.
+
+        What a look raises ends the process, as does what its work raises.
+        """
+        self._rounds.every(
+            period_s, look if to_the_end else lambda: None if self.stopping.is_set() else look()
+        )
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            self.fatal(task.exception())
+
+    def fatal(self, error: BaseException | None) -> None:
+        """Something this process cannot go on from: it ends, and is started again by the supervisor."""
+        if self.failure is None:
+            self.failure = error
+            if isinstance(error, ComeBack):
+                _log.warning("%s ends in order, so that these come back: %s", self.transport, error)
+            elif not isinstance(error, Hopeless):  # its text is all there is to say, and is said at the end
+                _log.critical("%s ends: %r", self.transport, error, exc_info=error)
+        self.stopping.set()
+
+    async def stopped_within(self, timeout_s: float) -> bool:
+        """Sleep, but no longer than until this process is told to stop."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Ask the process to end in order."""
+        self.stopping.set()
+
+    async def close(self) -> None:
+        """End: no more messages, what was recorded is synced."""
+        self._rounds.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.driver.close()
+        await self.transport.close()
+        await self.storage.close()
+
+
+def encode_chain(lives: Sequence[Life]) -> bytes:
+    """What a folder shows of its past, as it stands in a greeting."""
+    return msgspec.msgpack.encode(lives)
+
+
+def chain_contradicts(chain: bytes, known: Life) -> bool:
+    """As `contradicts`. What can't be read shows nothing."""
+    try:
+        return contradicts(msgspec.msgpack.decode(chain, type=list[Life]) if chain else (), known)
+    except msgspec.DecodeError:
+        return True
+
+
+def open_home(boot: Boot, home: str) -> Storage:
+    """Lock and recover the home of a controller or shard. Blocks; needs no loop.
+
+    A shard asks the catalog what it held, should its manifest be lost. A controller has nobody to ask.
+    """
+    settings = boot.settings
+    return boot.environment.storage(
+        home,
+        logs_directory(boot.data_directory),
+        settings=StorageSettings(
+            segment_size_bytes=settings.segment_size_bytes,
+            journal_file_bytes=settings.journal_file_bytes,
+            scrub_bytes_per_s=settings.scrub_bytes_per_s,
+        ),
+        forget=isinstance(boot.role, int),
+    )
+
+
+def _open_when_there_is_room(boot: Boot, home: str) -> Storage | None:
+    """As `open_home`, again and again while the disk is full; None when told to stop meanwhile."""
+    tries = 0
+    while True:
+        try:
+            return open_home(boot, home)
+        except DiskError as error:
+            if not may_pass(error):
+                raise
+            _log.error("%s cannot be recovered now: %s", home, error)
+        # The pipe ends when the supervisor does.
+        if select.select([boot.lifeline], [], [], min(2.0**tries, _LONGEST_WAIT_S))[0]:
+            return None
+        tries += 1
+
+
+def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process]) -> int:
+    """The body of a forked child: recover its home, then turn one loop until told to stop; its exit code."""
+    storage = _open_when_there_is_room(boot, home)
+    if storage is None:
+        return 0
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        process = make(boot, storage)
+        loop.add_signal_handler(signal.SIGTERM, process.stop)
+        loop.add_reader(boot.lifeline, process.stop)
+        gc.collect()
+        gc.freeze()
+        process.health.start()
+        process.spawn(_give_back_when_quiet(storage))
+        await process.run()
+        if isinstance(process.failure, Hopeless):
+            raise process.failure
+        if isinstance(process.failure, ComeBack):
+            return EXIT_COMEBACK
+        return 0 if process.failure is None else 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+async def _give_back_when_quiet(storage: Storage) -> None:
+    """Hand free memory back to the system when a burst of writes is over.
+
+    glibc keeps what lies free between small objects: after a burst that is up to as much again as is in use.
+    While records come in it is left alone, as they need it at once (giving it back each time cost a tenth of
+    the throughput). Another libc has no such call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trimmed = before = storage.statistics()["journal_lsn"]
+    while trim is not None:
+        await asyncio.sleep(_QUIET_S)
+        lsn = storage.statistics()["journal_lsn"]
+        if lsn == before != trimmed:
+            trim(0)
+            trimmed = lsn
+        before = lsn
+
+
+def recovering_text(name: str, log: Log) -> str:
+    """What a person should know of a replica that comes back marked (docs/consensus.md#marks)."""
+    why = (
+        "power was lost with flush=interval, so appends of the last interval may be gone here"
+        if log.power_lost
+        else "its journal or the end of its log is damaged"
+    )
+    return (
+        f"{name}: {why}; it goes on at offset {log.next_offset} and takes part, but its vote does not count "
+        "before a leader has sent it again what it may have forgotten"
+    )
+
+
+def replay_committed(frames: Sequence[Buffer]) -> int:
+    """The highest commit index that a leader stamped on these frames: certainly committed.
+
+    Not the last frame's: a later leader may have known of less.
+    """
+    return max((Header.unpack(frame).committed_index for frame in frames), default=0)

@@ -1,0 +1,131 @@
+"""A shard whose manifest was lost: what the catalog records for it is entered as lost, before all else.
+
+Nothing on this node tells any more which replicas were here and what they promised. One of them, born again,
+would vote a second time in a term that it has forgotten. So the catalog is asked, by a copy as new as its
+leader's confirmed word: every replica that it records for this store and this shard comes into the manifest,
+durably, as one whose log is missing. Also where its group is still being created, or it is to leave: it may
+have been made and have voted. What is recorded later is born as ever, as it was never here before.
+
+Until then this shard makes, deletes and moves nothing, and denies no promise
+(`laminar.node.consensus.lost_majority`). What becomes of the lost ones is decided elsewhere, as of any others
+(docs/consensus.md#births-and-removals).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from laminar.http.api.problems import Problem
+from laminar.log.format.manifest import ReplicaEntry
+from membership.records import CatalogState, PartitionRecord, ReplicaRecord
+from router import owner_shard, partition_hash
+
+if TYPE_CHECKING:
+    from laminar.node.shard.shard import Shard
+
+_log = logging.getLogger("laminar.shard")
+
+# No log has this id: whoever looks for it finds that the replica is lost.
+NO_LOG = 0
+# So many partitions are named in one line.
+MOST_NAMES = 50
+
+
+class LostManifest:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def settle(self) -> bool:
+        """Let the manifest name all that was here; whether it does. False while the catalog cannot be asked.
+
+        Raises `TransportError`, or `StorageError` where the manifest cannot be written.
+        """
+        shard = self._shard
+        manifest = shard.storage.manifest
+        if manifest.known:
+            return True
+        try:
+            await shard.refresh_view()
+        except Problem as error:
+            _log.debug("which replicas were here cannot be asked now: %s", error.detail)
+            return False
+        assert shard.view.message is not None, "a view that is as new as the catalog"
+        held = {entry.group for entry in manifest.entries}
+        lost = [
+            entry
+            for entry in recorded_here(
+                shard.view.message.catalog,
+                node=shard.boot.node,
+                store_id=shard.boot.store_id,
+                shard=shard.number,
+                shards=shard.boot.shards,
+            )
+            # What is in the manifest has been there since its birth: no other replica of its group was.
+            if entry.group not in held
+        ]
+        await shard.storage.change_manifest(lambda entries: [*entries, *lost], known=True)
+        _log.critical(
+            "the manifest of this shard was lost. By the catalog it held %d replicas, which are lost: %s",
+            len(lost),
+            _names(lost) or "none",
+        )
+        alone = [entry for entry in lost if len(entry.voters) == 1]
+        if alone:
+            _log.critical(
+                "%d partitions have no other replica, so they have no leader any more: %s. What was written "
+                "of them is kept in folders of their names in logs/; `laminar group recover` lets them go "
+                "on, empty",
+                len(alone),
+                _names(alone),
+            )
+        for entry in lost:
+            await shard.open(entry)
+        return True
+
+
+def _names(entries: list[ReplicaEntry]) -> str:
+    names = [f"{entry.topic}/{entry.partition}" for entry in entries]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def recorded_here(
+    catalog: CatalogState, *, node: str, store_id: bytes, shard: int, shards: int
+) -> list[ReplicaEntry]:
+    """An entry, without a log, for each replica that the catalog records for a shard of this store."""
+    return [
+        _entry(catalog, record, replica)
+        for record in catalog.partitions.values()
+        if owner_shard(partition_hash(record.topic, record.number), shards) == shard
+        for replica in _members(record)
+        if (replica.node, replica.store_id) == (node, store_id)
+    ]
+
+
+def _members(record: PartitionRecord) -> Iterator[ReplicaRecord]:
+    """Those that have a place, and those that are to leave. One that is removed never has one again."""
+    yield from record.replicas
+    for each in record.leaving:
+        yield each.replica
+
+
+def _entry(catalog: CatalogState, record: PartitionRecord, replica: ReplicaRecord) -> ReplicaEntry:
+    topic = catalog.topics.get(record.topic)
+    return ReplicaEntry(
+        log_id=NO_LOG,
+        replica_id=replica.replica_id,
+        incarnation=1,
+        group=record.group,
+        topic=record.topic,
+        partition=record.number,
+        partition_hash=partition_hash(record.topic, record.number),
+        # Also where it never was made: so a group that is being created goes on, and then replaces it.
+        state="made",
+        created_ms=record.created_ms,
+        voters=[(each.replica_id, each.node) for each in _members(record)],
+        settings=dict(topic.settings) if topic is not None else {},
+    )

@@ -1,0 +1,279 @@
+"""A shard brought in line with the catalog: replicas made and removed, policies changed, first elections.
+
+A replica is born, and data is deleted, only on the confirmed word of the catalog's leader: the copy in a view
+passes through old states (docs/consensus.md#births-and-removals). Each step may be cut short anywhere and is
+done again. It decides what one view asks of this shard; replicas that move are `replica_moves`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.log.disk.errors import DiskError, LogGone, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.node.catalog.service import ConfirmRequest, MadeRequest, RemovedRequest
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.consensus.replica import initial_frame
+from laminar.node.partition.flush_policy import policy_of
+from membership.records import AcceptedLoss, PartitionRecord
+from router import owner_shard, partition_hash
+
+if TYPE_CHECKING:
+    from laminar.node.shard.shard import Shard
+
+_log = logging.getLogger("laminar.shard")
+
+RETRY_S = 0.2
+# How soon it is looked again at a batch that is being committed.
+PINNED_S = 1.0
+FIRST_TERM = 1
+
+
+def with_empty_log(
+    shard: Shard, record: PartitionRecord, replica_id: int, *, voters: list[tuple[int, str]]
+) -> ReplicaEntry:
+    """A new log, and the `making` entry of the replica that is to have it: not in the manifest yet."""
+    topic = shard.view.topics().get(record.topic)
+    log = shard.storage.create_log(f"{record.topic}-{record.number}")
+    return ReplicaEntry(
+        log_id=log.log_id,
+        replica_id=replica_id,
+        incarnation=1,
+        group=record.group,
+        topic=record.topic,
+        partition=record.number,
+        partition_hash=partition_hash(record.topic, record.number),
+        state="making",
+        created_ms=record.created_ms,
+        voters=voters,
+        settings=dict(topic.settings) if topic is not None else {},
+    )
+
+
+class InLine:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        # Groups whose first replica has stood, or need not.
+        self._stood: set[bytes] = set()
+
+    async def make_missing(self) -> None:
+        """Make what the catalog wants to be made here, and tell it what is made."""
+        shard = self._shard
+        wanted: list[tuple[PartitionRecord, int]] = []
+        for record in shard.view.partitions().values():
+            if record.state != "creating" or not shard.is_mine(record):
+                continue
+            for replica in record.replicas:
+                own = replica.node == shard.boot.node and replica.store_id == shard.boot.store_id
+                if own and not replica.made:
+                    wanted.append((record, replica.replica_id))
+        if not wanted:
+            return
+        held = {entry.group: entry for entry in shard.storage.manifest.entries}
+        ours = {record.group for record, _ in wanted}
+        # The manifest could be written once, and not twice.
+        await self._finish([each for each in held.values() if each.state == "making" and each.group in ours])
+        new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
+        if new:
+            # The copy of the catalog in the view passes through old states; only the leader's
+            # confirmed word lets a replica be born.
+            answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
+            creating = set(answer.creating)
+            await self._make([(record, replica) for record, replica in new if record.group in creating])
+        made = {entry.group for entry in shard.storage.manifest.entries if entry.state == "made"}
+        groups = [record.group for record, _ in wanted if record.group in made]
+        if groups:
+            answer = await shard.ask_catalog(MadeRequest(shard.boot.node, shard.boot.store_id, groups))
+            if answer.error:
+                asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)
+
+    async def _make(self, new: Sequence[tuple[PartitionRecord, int]]) -> None:
+        """`making` in the manifest, then the log with entry 1, then `made`; only then may a message leave."""
+        shard = self._shard
+        if not new:
+            return
+        entries = [
+            with_empty_log(
+                shard,
+                record,
+                replica_id,
+                voters=[(replica.replica_id, replica.node) for replica in record.replicas],
+            )
+            for record, replica_id in new
+        ]
+        try:
+            await shard.storage.change_manifest(lambda known: [*known, *entries])
+        except StorageError:
+            # Nobody knows of these logs, and the next look makes others.
+            for entry in entries:
+                shard.storage.delete_log(entry.log_id).add_done_callback(_looked_at)
+            raise
+        await self._finish(entries)
+
+    async def _finish(self, entries: Sequence[ReplicaEntry]) -> None:
+        """From `making` to `made`. It may be cut short by a full disk, and is done again then."""
+        shard = self._shard
+        if not entries:
+            return
+        for entry in entries:
+            log = shard.storage.logs[entry.log_id]
+            if log.last_index > log.start.index:
+                continue
+            first = initial_frame(
+                ConfigurationRecord(voters=tuple((member, node) for member, node in entry.voters)),
+                created_ms=entry.created_ms,
+            )
+            log.append([first])
+            shard.storage.record_hard_state(entry.replica_id, term=FIRST_TERM, vote=0)
+        await shard.storage.sync()
+        # Only now: a replica's first entry outlives also a power loss.
+        await asyncio.gather(
+            *(
+                shard.storage.set_policy(shard.storage.logs[entry.log_id], policy_of(entry.settings))
+                for entry in entries
+            )
+        )
+        # Not in place: what the manifest in memory says is what stands on the disk.
+        made = {entry.replica_id: msgspec.structs.replace(entry, state="made") for entry in entries}
+        await shard.storage.change_manifest(lambda known: [made.get(each.replica_id, each) for each in known])
+        for entry in made.values():
+            await shard.open(entry)
+
+    async def change_policies(self) -> None:
+        """Bring each replica's flush policy in line with its topic's settings, while appends go on.
+
+        Not to `interval` while a batch is pinned: what is published then is synced as it was promised.
+        """
+        shard = self._shard
+        changed = []
+        for (topic, number), partition in list(shard.partitions.items()):
+            record = shard.view.topics().get(topic)
+            if record is None or partition.log.policy == policy_of(record.settings):
+                continue
+            if policy_of(record.settings).is_interval and partition.tables.stages.pinned:
+                asyncio.get_running_loop().call_later(PINNED_S, shard.bring_in_line)
+                continue
+            try:
+                await shard.storage.set_policy(partition.log, policy_of(record.settings))
+            except LogGone:
+                continue  # who put another log in its place has this done again
+            except StorageError as error:
+                _log.error("%s/%d: the flush policy cannot be changed: %s", topic, number, error)
+                continue
+            changed.append((partition.replica.group, dict(record.settings)))
+        if changed:
+            settings = dict(changed)
+            await shard.storage.change_manifest(
+                lambda known: [
+                    msgspec.structs.replace(entry, settings=settings.get(entry.group, entry.settings))
+                    for entry in known
+                ]
+            )
+
+    def stop_given_up(self) -> None:
+        """Replicas that a person's decision left behind say no more, at once: no view takes that back.
+
+        Together with others that came back they would be a majority of the group as it was.
+        """
+        shard = self._shard
+        for record in shard.view.partitions().values():
+            gone = {replica_id for loss in record.losses for replica_id in loss.given_up}
+            partition = shard.by_group.get(record.group) if gone else None
+            if partition is not None and partition.replica.replica_id in gone:
+                shard.driver.remove(record.group, ReplicaStopped("its group goes on without it, by decision"))
+
+    async def go_on_alone(self) -> None:
+        """Let replicas go on without their majorities where a person has decided so; again until it is done.
+
+        On the confirmed word of the catalog's leader: in an old copy the replica may have its place yet.
+        """
+        shard = self._shard
+        due: dict[bytes, AcceptedLoss] = {}
+        for record in shard.view.partitions().values():
+            partition = shard.by_group.get(record.group) if record.losses else None
+            if partition is None or partition.replica.replica_id != record.losses[-1].kept:
+                continue
+            if not set(record.losses[-1].given_up) <= set(partition.replica.configuration.given_up):
+                due[record.group] = record.losses[-1]
+        if not due:
+            return
+        answer = await shard.ask_catalog(ConfirmRequest(list(due)))
+        for group, loss in due.items():
+            partition = shard.by_group.get(group)
+            if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
+                shard.driver.go_on_alone(partition.replica, loss.given_up, node=shard.boot.node)
+                if not set(loss.given_up) <= set(partition.replica.configuration.given_up):
+                    asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)  # it leads as yet
+
+    def stand_where_first(self) -> None:
+        """The first replica of a partition that has just become live stands for election at once."""
+        shard = self._shard
+        for record in shard.view.partitions().values():
+            if record.state != "live" or record.group in self._stood:
+                continue
+            partition = shard.by_group.get(record.group)
+            if partition is None:
+                continue
+            self._stood.add(record.group)
+            core = partition.replica.core
+            fresh = core.term == FIRST_TERM and not core.leader_id
+            if fresh and record.replicas[0].node == shard.boot.node:
+                shard.driver.campaign(partition.replica)
+
+    async def remove_deleted(self) -> None:
+        """Data goes only on an explicit tombstone that the catalog's leader confirms, and to the trash."""
+        shard = self._shard
+        if shard.view.message is None:
+            return
+        stones = shard.view.message.catalog.tombstones
+        candidates = [entry for entry in shard.storage.manifest.entries if entry.group.hex() in stones]
+        reported = [
+            bytes.fromhex(group)
+            for group, stone in stones.items()
+            if owner_shard(partition_hash(stone.topic, stone.number), shard.boot.shards) == shard.number
+            and any(replica.node == shard.boot.node for replica in stone.replicas)
+        ]
+        if not reported:
+            return
+        answer = await shard.ask_catalog(ConfirmRequest(reported))
+        deleted = set(answer.deleted)
+        gone = [entry for entry in candidates if entry.group in deleted]
+        for entry in gone:
+            shard.let_go(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
+        if gone:
+            groups = {entry.group for entry in gone}
+            logs = [(shard.storage.resolve(entry.log_id), entry.replica_id) for entry in gone]
+            # A log that no manifest names any more leads nowhere, so the manifest comes first, unless the
+            # disk is too full for it. What the logs take is the room that it needs, and a manifest that
+            # still names a log of a deleted group does no harm: it is written when there is room.
+            try:
+                await shard.storage.change_manifest(
+                    lambda known: [entry for entry in known if entry.group not in groups]
+                )
+            except DiskError as error:
+                if not error.is_full:
+                    raise
+                await self._delete_logs(logs)
+                raise
+            await self._delete_logs(logs)
+        if deleted:
+            await shard.ask_catalog(RemovedRequest(shard.boot.node, shard.boot.store_id, sorted(deleted)))
+
+    async def _delete_logs(self, logs: Sequence[tuple[int, int]]) -> None:
+        storage = self._shard.storage
+        for log_id, replica_id in logs:
+            if log_id in storage.logs:
+                await storage.delete_log(log_id, replica_id=replica_id)
+
+
+def _looked_at(done: asyncio.Future[None]) -> None:
+    """That it failed is told by what comes next."""
+    if not done.cancelled():
+        done.exception()

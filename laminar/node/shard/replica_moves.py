@@ -1,0 +1,366 @@
+"""Replicas that come and go in live groups, as one shard sees to them.
+
+Two roles. As a *home*: make the empty replica that the catalog promised to this store, report it once its log
+holds something durably, report replicas that are lost, and delete one whose removal the group has committed.
+As a *leader*: take the group's own configuration step by step to the placement that the catalog wants, one
+change at a time, and report what is committed.
+
+A new replica begins empty and as nobody: not in its manifest's voters, without entries, so it can neither
+stand nor count. All it ever holds comes from the group. It becomes a voter only after its node has reported
+it as `made`, which it does when its manifest no longer says that an empty log is all right; so a voter whose
+log has vanished is lost, like any other. More of this: docs/consensus.md#births-and-removals.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.log.disk.errors import StorageClosed, StorageError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
+from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.cluster_view import ViewMessage
+from laminar.node.shard.reconcile import with_empty_log
+from laminar.node.transport.transport import TransportError
+from membership.records import (
+    PartitionRecord,
+    ReplicaChange,
+    ReplicaRecord,
+    ReportConfiguration,
+    ReportReplicas,
+)
+from raft.configuration import ConfigurationRefused
+from raft.progress import Flow
+from raft.values import NotLeader
+
+if TYPE_CHECKING:
+    from laminar.node.shard.shard import Shard
+
+_log = logging.getLogger("laminar.moves")
+
+LOOK_S = 1.0
+# Empty replicas that a shard makes and fills at one time.
+AT_ONCE = 2
+# In the manifest: made, and perhaps without an entry yet.
+EMPTY = "empty"
+
+
+def next_step(
+    record: PartitionRecord,
+    current: ConfigurationRecord,
+    caught_up: Callable[[int], bool],
+    hears: Callable[[ConfigurationRecord], bool],
+) -> ConfigurationRecord | None:
+    """The group's next configuration on the way to the wanted placement; None: nothing to do now.
+
+    Dead or lost: remove, add, promote; moved: add, promote, remove. `hears`: whether the leader hears a
+    majority of its voters. Where it would not without one that is thought dead, another must be dead too, and
+    this one may be all that is left beside the leader: so it stays until the new one votes.
+
+    The placement may be an old one. Ids of replicas only grow, and the newest of a partition is in its place
+    or was followed there by a newer one: so a member that is newer than all in `record` says that others
+    know better, and an older one that `record` does not name has left. A leader with an old placement may
+    have brought it back; its node deletes it all the same.
+    """
+    members = current.nodes()
+    newest = max(replica.replica_id for replica in record.replicas)
+    if any(member > newest for member in members):
+        return None
+    named = {each.replica_id for each in record.replicas} | {
+        each.replica.replica_id for each in record.leaving
+    }
+    for member in members:
+        if member not in named:
+            return current.without(member)
+    for each in record.leaving:
+        if each.why != "moved" and each.replica.replica_id in members:
+            without = current.without(each.replica.replica_id)
+            if hears(without):
+                return without
+    for replica in record.replicas:
+        if replica.replica_id not in members and not replica.given_up:
+            return current.with_learner(replica.replica_id, replica.node)
+    made = {replica.replica_id for replica in record.replicas if replica.made}
+    for replica_id, _ in current.learners:
+        if replica_id in made and caught_up(replica_id):
+            return current.promoted(replica_id)
+    voters = dict(current.voters)
+    if all(replica.replica_id in voters for replica in record.replicas):
+        for each in record.leaving:
+            if each.replica.replica_id in members:
+                return current.without(each.replica.replica_id)
+    return None
+
+
+class Moves:
+    """See the module. `look` is one pass; the shard's own loop of keeping in line calls it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        # Whether there is anything on its way, in the view that was looked at last.
+        self._looked_at: ViewMessage | None = None
+        self._moving = False
+        # The replicas that each live group should have, in that view.
+        self._wanted: dict[bytes, frozenset[int]] = {}
+        self.steps = 0
+        self.made = 0
+        self.deleted = 0
+
+    @property
+    def needed(self) -> bool:
+        """Whether `look` may find something to do."""
+        message = self._shard.view.message
+        if message is not self._looked_at and message is not None:
+            self._looked_at = message
+            self._moving = any(
+                record.leaving
+                or not all(each.made for each in record.replicas)
+                # Those of a node that is gone for good stay for good.
+                or any(self._is_own(each) for each in record.removed)
+                for record in message.catalog.partitions.values()
+            )
+            self._wanted = {
+                record.group: frozenset(each.replica_id for each in record.replicas)
+                for record in message.catalog.partitions.values()
+                if record.state == "live" and self._shard.is_mine(record)
+            }
+        return (
+            self._moving
+            or bool(self._shard.lost)
+            or any(
+                partition.replica.leading and self._is_elsewhere(partition)
+                for partition in self._shard.partitions.values()
+            )
+            or any(entry.state == EMPTY for entry in self._shard.storage.manifest.entries)
+        )
+
+    def _is_own(self, replica: ReplicaRecord) -> bool:
+        boot = self._shard.boot
+        return (replica.node, replica.store_id) == (boot.node, boot.store_id)
+
+    def _is_elsewhere(self, partition: Partition) -> bool:
+        """Whether a group's members are not those that the catalog wants, or not all promoted yet."""
+        current = partition.replica.configuration
+        wanted = self._wanted.get(partition.replica.group)
+        return bool(current.learners) or (wanted is not None and wanted != frozenset(current.voters))
+
+    # -- as a home -------------------------------------------------------------------------
+
+    async def at_home(self) -> None:
+        """Make, report and delete this shard's own replicas. Raises `TransportError`."""
+        shard = self._shard
+        entries = {entry.replica_id: entry for entry in shard.storage.manifest.entries}
+        groups = {entry.group for entry in entries.values()}
+        joining: list[tuple[PartitionRecord, int]] = []
+        removed: list[tuple[PartitionRecord, int]] = []
+        unfinished: list[ReplicaEntry] = []
+        report = ReportReplicas(shard.boot.node, shard.boot.store_id)
+        lost = {entry.replica_id for entry in shard.lost}
+        for record in shard.view.partitions().values():
+            if record.state != "live" or not shard.is_mine(record):
+                continue
+            for replica in record.replicas:
+                if not self._is_own(replica):
+                    continue
+                if replica.replica_id in lost:
+                    if not replica.lost:
+                        report.lost.append(replica.replica_id)
+                elif not replica.made:
+                    entry = entries.get(replica.replica_id)
+                    if entry is None:
+                        if record.group not in groups:
+                            joining.append((record, replica.replica_id))
+                    elif entry.state == "making":
+                        unfinished.append(entry)  # the manifest could be written once, and not twice
+                    elif await self._is_filled(entry):
+                        report.made.append(replica.replica_id)
+                elif (entry := entries.get(replica.replica_id)) is not None and entry.state == EMPTY:
+                    await self._is_filled(entry)  # it began anew
+            for replica in record.removed:
+                if self._is_own(replica):
+                    removed.append((record, replica.replica_id))
+        await self._begin(unfinished)
+        if joining or removed:
+            asked = [record.group for record, _ in (*joining, *removed)]
+            answer = await shard.ask_catalog(ConfirmRequest(asked))
+            await self._make([each for each in joining if each[1] in answer.joining])
+            gone = [replica_id for _, replica_id in removed if replica_id in answer.removed]
+            await self._delete([entries[replica_id] for replica_id in gone if replica_id in entries])
+            report.deleted.extend(gone)
+        if report.made or report.lost or report.deleted:
+            await self._tell(report)
+
+    async def _tell(self, change: ReplicaChange) -> bool:
+        answer = await self._shard.ask_catalog(ReplicaRequest(change))
+        return answer.result is not None
+
+    async def _make(self, new: list[tuple[PartitionRecord, int]]) -> None:
+        """`making` in the manifest, with an empty log and no vote; `_begin` does the rest."""
+        shard = self._shard
+        storage = shard.storage
+        filling = sum(entry.state in ("making", EMPTY) for entry in storage.manifest.entries)
+        new = new[: max(AT_ONCE - filling, 0)]
+        if not new:
+            return
+        entries = []
+        for record, replica_id in new:
+            entries.append(with_empty_log(shard, record, replica_id, voters=[]))
+            storage.record_hard_state(replica_id, term=0, vote=0)
+        await storage.sync()
+        try:
+            await storage.change_manifest(lambda known: [*known, *entries])
+        except StorageError:
+            # Nobody knows of these logs, and the next look makes others.
+            for entry in entries:
+                await storage.delete_log(entry.log_id, replica_id=entry.replica_id)
+            raise
+        await self._begin(entries)
+
+    async def _begin(self, entries: list[ReplicaEntry]) -> None:
+        """`empty` in the manifest; only then may a message leave."""
+        shard = self._shard
+        if not entries:
+            return
+        ids = {entry.replica_id for entry in entries}
+        await shard.storage.change_manifest(
+            lambda known: [
+                msgspec.structs.replace(each, state=EMPTY) if each.replica_id in ids else each
+                for each in known
+            ]
+        )
+        for entry in [each for each in shard.storage.manifest.entries if each.replica_id in ids]:
+            await shard.open(entry)
+            self.made += 1
+            _log.info("%s/%d: an empty replica %d", entry.topic, entry.partition, entry.replica_id)
+
+    async def _is_filled(self, entry: ReplicaEntry) -> bool:
+        """Whether a replica holds entries durably, and the manifest says that it must."""
+        storage = self._shard.storage
+        log = storage.logs.get(storage.resolve(entry.log_id))
+        if log is None or log.synced_index <= log.start.index:
+            return False
+        if entry.state == EMPTY:
+            await storage.change_manifest(
+                lambda known: [
+                    msgspec.structs.replace(each, state="made")
+                    if each.replica_id == entry.replica_id
+                    else each
+                    for each in known
+                ]
+            )
+        return True
+
+    async def _delete(self, entries: list[ReplicaEntry]) -> None:
+        """The group has committed that they are no members, and its leader said so to the catalog."""
+        shard = self._shard
+        if not entries:
+            return
+        for entry in entries:
+            shard.let_go(entry, StorageClosed(f"replica {entry.replica_id} was removed from its group"))
+        ids = {entry.replica_id for entry in entries}
+        # A log that no manifest names any more leads nowhere.
+        log_ids = [shard.storage.resolve(entry.log_id) for entry in entries]
+        await shard.storage.change_manifest(
+            lambda known: [entry for entry in known if entry.replica_id not in ids]
+        )
+        for entry, log_id in zip(entries, log_ids, strict=True):
+            if log_id in shard.storage.logs:
+                await shard.storage.delete_log(log_id, replica_id=entry.replica_id)
+            self.deleted += 1
+            _log.info("%s/%d: removed replica %d is deleted", entry.topic, entry.partition, entry.replica_id)
+
+    # -- as a leader -----------------------------------------------------------------------
+
+    async def as_leader(self) -> None:
+        """One pass over the groups that are led here. Raises `TransportError`."""
+        shard = self._shard
+        for partition in list(shard.partitions.values()):
+            if not partition.leads:
+                continue
+            record = self._record_of(partition)
+            if record is None:
+                continue
+            members = partition.replica.configuration.members()
+            if any(
+                each.made and each.replica_id not in members and not each.given_up for each in record.replicas
+            ):
+                # Who is made was a member once. Its addition was cut, or it has left since this view was new;
+                # then its node may be about to delete what it would acknowledge again.
+                if not await self._view_is_newest():
+                    continue
+                record = self._record_of(partition)
+                if record is None or not partition.leads:
+                    continue
+            try:
+                self._step(partition, record)
+            except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                partition.stop(error)
+                continue
+            if record.leaving:
+                await self._report(partition, record)
+
+    def _record_of(self, partition: Partition) -> PartitionRecord | None:
+        record = self._shard.view.partition(partition.topic, partition.number)
+        live = record is not None and record.group == partition.replica.group and record.state == "live"
+        return record if live else None
+
+    async def _view_is_newest(self) -> bool:
+        """Whether our copy of the catalog is as new as its leader's. Raises `TransportError`."""
+        answer = await self._shard.ask_catalog(ConfirmRequest([]))
+        return not answer.error and answer.version <= self._shard.view.version
+
+    def _step(self, partition: Partition, record: PartitionRecord) -> None:
+        replica = partition.replica
+        current = replica.configuration_record
+        core = replica.core
+
+        def caught_up(replica_id: int) -> bool:
+            # Roughly; exactly, the core says: it refuses one that lacks what was committed a heartbeat ago.
+            progress = core.progress.get(replica_id)
+            return progress is not None and progress.flow is Flow.REPLICATE
+
+        def hears(step: ConfigurationRecord) -> bool:
+            return core.hears_majority(step.configuration().voters)
+
+        step = next_step(record, current, caught_up, hears)
+        if step is None:
+            return
+        try:
+            self._shard.driver.propose_configuration(replica, step)
+        except (ConfigurationRefused, NotLeader) as error:
+            _log.debug("%s: not now: %s", replica.name, error)
+            return
+        self.steps += 1
+        _log.info("%s: voters %s, learners %s", replica.name, step.voters, step.learners)
+
+    async def _report(self, partition: Partition, record: PartitionRecord) -> None:
+        """Say which of those that leave are no members any more, once that is committed."""
+        history = partition.tables.configurations_up_to(partition.committed_index)
+        if not history or not partition.leads:
+            return
+        index, configuration = history[-1]
+        members = configuration.nodes()
+        gone = [each for each in record.leaving if each.replica.replica_id not in members]
+        # What is committed here is committed for good, and no replica comes back: an old leader's word is as
+        # good as a new one's.
+        if gone and index > record.configuration_index:
+            await self._tell(
+                ReportConfiguration(f"{record.topic}/{record.number}", record.group, index, sorted(members))
+            )
+
+    async def look(self) -> None:
+        """One pass of both roles; what the catalog can't be asked now comes with the next."""
+        try:
+            await self.as_leader()
+            await self.at_home()
+        except (TransportError, StorageError) as error:
+            _log.debug("replicas that come and go wait: %s", error)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters."""
+        return {"steps": self.steps, "made": self.made, "deleted": self.deleted}

@@ -1,0 +1,339 @@
+"""How a shard's replicas come from their logs back into their groups.
+
+A replica takes part only when what it may have promised is there: its log, and its term and vote. Where
+entries that its state needs are damaged, others have them: it waits for these a while, then votes without
+them, and leads when it is whole. An only voter stands when the catalog has confirmed that this folder is the
+newest. One that power may have left with other last entries than its group, and that was never a voter as far
+as it knows, begins again with an empty log. It decides for one replica at a time; which replicas there are is
+the manifest's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.batch import Kind
+from laminar.log.disk.errors import (
+    DamagedRange,
+    EntriesGone,
+    ReplicaStopped,
+    StorageClosed,
+    StorageError,
+)
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.partition_log.log import Log
+from laminar.node.catch_up.install import new_name
+from laminar.node.consensus.replica import replay
+from laminar.node.partition import snapshot
+from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.state import Tables
+from laminar.node.runtime.process import recovering_text
+from laminar.node.shard.replica_moves import EMPTY
+
+if TYPE_CHECKING:
+    from laminar.node.shard.shard import Shard
+
+_log = logging.getLogger("laminar.shard")
+
+# A replica whose state needs damaged entries waits so long for them before it votes without.
+MEND_PATIENCE_S = 3.0
+MEND_LOOK_S = 1.0
+READ_BYTES = 4 * 1024 * 1024
+# What a replica may vote without: not configurations, nor starts of the log, which repeat them.
+_DONE_WITHOUT = (
+    Kind.DATA,
+    Kind.CURSOR,
+    Kind.NOOP,
+    Kind.STAGED,
+    Kind.PIN,
+    Kind.PUBLISH,
+    Kind.SINK,
+    Kind.FENCE,
+)
+
+
+class Opening:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        # Only voters of their groups that do not stand before the catalog has confirmed this node's folder.
+        self._alone: list[Partition] = []
+
+    async def open_all(self) -> None:
+        """Open what the manifest names. One in `making` never sent a message: it is made anew."""
+        shard = self._shard
+        entries = shard.storage.manifest.entries
+        unfinished = [entry for entry in entries if entry.state == "making"]
+        if unfinished:
+            for entry in unfinished:
+                if entry.log_id in shard.storage.logs:
+                    await shard.storage.delete_log(entry.log_id, replica_id=entry.replica_id)
+            await shard.storage.write_manifest([entry for entry in entries if entry.state != "making"])
+        await shard.catch_up.drop_unfinished()
+        for entry in shard.storage.manifest.entries:
+            await self.open(entry, comes_back=True)
+        self.stand_alone()
+
+    def stand_alone(self) -> None:
+        """Let those stand whose groups have no other voter, once they may."""
+        shard = self._shard
+        for partition in list(self._alone):
+            if self._may_lead_alone(partition):
+                self._alone.remove(partition)
+                if shard.driver.drives(partition.replica):
+                    partition.replica.core.sit_out(False, now_ms=shard.clock.monotonic_ms())
+                    shard.driver.campaign(partition.replica)
+
+    def _may_lead_alone(self, partition: Partition) -> bool:
+        """Nobody could object to an only voter that has forgotten that there are others, so the catalog must.
+
+        It says whether this node's folder is the newest; and of a marked replica, whose log may lack a
+        configuration, whether its group has ever had another place since.
+        """
+        message, replica = self._shard.view.message, partition.replica
+        if message is None or not message.confirmed:
+            return False
+        if not replica.core.marked:
+            return True
+        record = self._shard.view.partition(partition.topic, partition.number)
+        return (
+            record is not None
+            and record.group == replica.group
+            and [each.replica_id for each in record.replicas] == [replica.replica_id]
+            and not record.leaving
+        )
+
+    async def open(self, entry: ReplicaEntry, *, comes_back: bool = False) -> None:
+        """Let a replica of the manifest take part, if what it may have promised is there.
+
+        `comes_back`: its log is from an earlier life of this process, not from its group just now.
+        """
+        shard = self._shard
+        log = shard.storage.logs.get(shard.storage.resolve(entry.log_id))
+        voted = entry.replica_id in shard.storage.hard_states
+        sure = voted and entry.replica_id not in shard.storage.lost_hard_states
+        empty = log is not None and log.last_index == log.start.index
+        if log is None or (empty and entry.state != EMPTY) or not sure:
+            # In the manifest, but its files are gone: it may have voted and promised. It stays away.
+            shard.lost.append(entry)
+            _log.error("%s/%d: this replica is lost, its files are missing", entry.topic, entry.partition)
+            return
+        if log.recovering:
+            # Mark and incarnation are durable: the recovery that found the loss wrote them before all else.
+            _log.warning("%s", recovering_text(f"{entry.topic}/{entry.partition}", log))
+        shard.repairs.keep(entry, log)
+        try:
+            await self._start(entry, log, comes_back=comes_back)
+        except DamagedRange:
+            # Others have what is missing. Who opens the rest need not wait for them.
+            shard.spawn(self._start_damaged(entry, log, comes_back=comes_back))
+        except StorageError as error:
+            # One log that cannot be read stays away alone; the shard's others serve.
+            shard.repairs.forget(entry.group)
+            shard.lost.append(entry)
+            _log.error("%s/%d: this replica is damaged: %s", entry.topic, entry.partition, error)
+        except Exception as error:  # noqa: BLE001  # this one stays away alone
+            self._stays_away(entry, error)
+
+    def _stays_away(self, entry: ReplicaEntry, error: Exception) -> None:
+        """A mistake was met while a replica was made from its log: it takes no part before a restart.
+
+        It is not lost: nothing of it is missing, and nobody takes its place for that.
+        """
+        shard = self._shard
+        shard.repairs.forget(entry.group)
+        if (entry.topic, entry.partition) in shard.partitions:
+            shard.driver.remove(entry.group, ReplicaStopped(str(error)))
+        shard.failed[entry.replica_id] = (entry, f"{type(error).__name__}: {error}")
+        shard.driver.say_stopped(f"{entry.topic}/{entry.partition}", error)
+
+    async def _start(
+        self, entry: ReplicaEntry, log: Log, *, comes_back: bool, leave_out: bool = False
+    ) -> Partition:
+        """Make a replica's state from its log and let it take part. Raises `DamagedRange`.
+
+        `comes_back` as in `open`. `leave_out`: it votes and acknowledges also where damaged entries can be
+        done without for that only.
+        """
+        shard = self._shard
+        partition = Partition(
+            topic=entry.topic,
+            number=entry.partition,
+            driver=shard.driver,
+            log=log,
+            refusal=lambda: shard.refusal(),
+            min_replicas=lambda: self._min_replicas(entry),
+        )
+        name = f"{entry.topic}/{entry.partition}"
+
+        def past_damage(index: int) -> bool:
+            if shard.repairs.is_trimmed(entry.group, index):
+                # What its group kept of it comes with the entry that lets this log, too, begin behind it.
+                partition.tables.left_out.append(index)
+                return True
+            # No other replica could answer, and most of it can be served.
+            if len(entry.voters) == 1 or shard.repairs.is_gone(entry.group, index):
+                _log.error("%s: goes on without what entry %d said of producers and cursors", name, index)
+                return True
+            if not leave_out or log.row(index).kind not in _DONE_WITHOUT:
+                return False
+            partition.tables.left_out.append(index)
+            return True
+
+        known = snapshot.read(log)
+        if known is not None:
+            partition.tables.restore(known.state, known.configurations, known.start)
+        replica = await shard.open_replica(
+            entry,
+            name=name,
+            machine=partition,
+            known_up_to=known.index if known is not None else 0,
+            configurations=known.configurations if known is not None else (),
+            past_damage=past_damage,
+        )
+        if comes_back and _ends_elsewhere(entry, log) and _never_voted(entry, partition):
+            return await self._begin_anew(entry, log)
+        partition.replica = replica
+        partition.committed(replica.core.committed_index)
+        shard.partitions[(entry.topic, entry.partition)] = partition
+        shard.by_group[entry.group] = partition
+        if replica.configuration.voters == (replica.replica_id,) and not self._may_lead_alone(partition):
+            self._alone.append(partition)
+            replica.core.sit_out(True, now_ms=shard.clock.monotonic_ms())
+        shard.driver.add(replica)
+        shard.repairs.drives(replica)
+        record = shard.view.partition(entry.topic, entry.partition)
+        if record is not None and any(replica.replica_id in loss.given_up for loss in record.losses):
+            shard.driver.remove(entry.group, ReplicaStopped("its group goes on without it, by decision"))
+        return partition
+
+    def _min_replicas(self, entry: ReplicaEntry) -> int:
+        """The topic's `min_replicas` now; as it was written down here until a view has come."""
+        topic = self._shard.view.topics().get(entry.topic)
+        settings = topic.settings if topic is not None else entry.settings
+        return int(settings.get("min_replicas", 1))
+
+    async def _begin_anew(self, entry: ReplicaEntry, log: Log) -> Partition:
+        """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.
+
+        Its group waits for no copy of a learner's: where the voters have lost the same entries, they go on
+        without, and write others. What it knows to be committed may thus be what nobody else has; it would
+        serve that, and take none of what the leader has there. Voters ask each other before they go on
+        (docs/consensus.md#marks). It may have been promoted by an entry that it forgot: so it keeps its id,
+        its term and vote, and its mark, and answers those who stand, who may need everybody's grant.
+        """
+        shard, storage = self._shard, self._shard.storage
+        name = f"{entry.topic}/{entry.partition}"
+        _log.warning("%s: no voter, and it may have forgotten something: it begins again, empty", name)
+        anew = msgspec.structs.replace(entry, state=EMPTY, voters=[])
+        # First: a crash behind it finds the old log, and comes here again.
+        await storage.change_manifest(lambda entries: _replaced(entries, anew))
+        if not shard.repairs.keeps(log):
+            raise StorageClosed(f"{name} was let go meanwhile")
+        shard.repairs.forget(entry.group)
+        # What it acknowledged in its former incarnation is gone. The new log takes over both.
+        log.mark(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
+        new = storage.create_log(new_name(entry.topic, entry.partition))
+        await storage.replace_log(log.log_id, new)
+        named = msgspec.structs.replace(anew, log_id=new.log_id)
+        await storage.change_manifest(lambda entries: _replaced(entries, named))
+        shard.repairs.keep(named, new)
+        return await self._start(named, new, comes_back=False)
+
+    async def _start_damaged(self, entry: ReplicaEntry, log: Log, *, comes_back: bool) -> None:
+        """A replica whose state needs damaged entries: fetch them first; vote without them if that lasts."""
+        shard = self._shard
+        loop = asyncio.get_running_loop()
+        name, patient_until = f"{entry.topic}/{entry.partition}", loop.time() + MEND_PATIENCE_S
+        while True:
+            try:
+                late = loop.time() >= patient_until
+                partition = await self._start(entry, log, comes_back=comes_back, leave_out=late)
+                break
+            except DamagedRange:
+                await self._mended_within(entry, MEND_LOOK_S)
+            except StorageClosed:
+                return
+            except StorageError as error:
+                shard.lost.append(entry)
+                _log.error("%s: this replica is damaged: %s", name, error)
+                return
+            except Exception as error:  # noqa: BLE001  # this one stays away alone
+                self._stays_away(entry, error)
+                return
+            if not shard.repairs.keeps(log):
+                return  # let go meanwhile: no news of it will ever come
+        if partition.tables.left_out:
+            _log.warning("%s: takes part without entries %s, and won't lead", name, partition.tables.left_out)
+        while partition.tables.left_out and shard.by_group.get(entry.group) is partition:
+            await self._mended_within(entry, MEND_LOOK_S)
+            missing = [index for index in partition.tables.left_out if log.quarantine.at(index) is not None]
+            if partition.tables.left_out and not missing:
+                try:
+                    await self._complete(partition)
+                except Exception as error:  # noqa: BLE001  # stops this partition's replica
+                    partition.stop(error)
+                    return
+                continue
+            if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
+                _log.error("%s: goes on without what entries %s said", name, missing)
+                partition.tables.left_out.clear()
+                shard.repairs.drives(partition.replica)
+
+    async def _mended_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
+        """Wait for news of a log's damage, a while."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._shard.repairs.news(entry.group)
+        except TimeoutError:
+            pass
+
+    async def _complete(self, partition: Partition) -> None:
+        """What was left out is there: make producers and cursors anew, while the replica goes on."""
+        log = partition.log
+        whole = Tables(log.start.index)
+        known = snapshot.read(log)
+        if known is not None:
+            whole.restore(known.state, known.configurations, known.start)
+        index = max(log.start.index, known.index if known is not None else 0) + 1
+        before = log.changes
+        while index <= log.last_index:
+            try:
+                frames = await log.read(index, log.last_index, max_bytes=READ_BYTES)
+            except (DamagedRange, EntriesGone):
+                return
+            if log.changes != before:
+                return  # the next look tries again
+            replay(frames, whole)
+            index += len(frames)
+        # Nothing was waited for since the end of the log was looked at.
+        partition.tables.adopt(whole)
+        self._shard.repairs.drives(partition.replica)
+
+
+def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEntry]:
+    """With the entry of one replica changed. The shard may be adding others meanwhile: they stay."""
+    return [new if each.replica_id == new.replica_id else each for each in entries]
+
+
+def _ends_elsewhere(entry: ReplicaEntry, log: Log) -> bool:
+    """Whether a loss of power may have left this log and those of its group with different ends.
+
+    A new replica's log is synced with each append until its topic's `interval` policy reaches it. Till then
+    no mark tells of a loss of power, which took more from the others.
+    """
+    if log.last_index == log.start.index:
+        return False
+    return log.recovering or (policy_of(entry.settings).is_interval and not log.policy.is_interval)
+
+
+def _never_voted(entry: ReplicaEntry, partition: Partition) -> bool:
+    """Whether no configuration that a replica has ever known, as its log was replayed, has it as a voter."""
+    known = [record for _, record in partition.tables.configurations_up_to(partition.log.last_index)]
+    return all(entry.replica_id not in dict(voters) for voters in (entry.voters, *(r.voters for r in known)))

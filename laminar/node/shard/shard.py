@@ -1,0 +1,460 @@
+"""A shard: one event loop on one CPU core, with the partitions it owns.
+
+It serves HTTP (on the shared port and on its own), drives its partitions' replicas, makes
+new ones when the catalog says so, and passes on what belongs to others. It shares nothing
+with other shards but the node's data folder, where each has its own home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.http.server.server import HttpServer, ServerLimits
+from laminar.log.disk.document import Document
+from laminar.log.disk.errors import StorageError
+from laminar.log.disk.open_files import raise_open_file_limit
+from laminar.log.disk.trash import Trash
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.recovery.node import Map, shard_home, trash_directory
+from laminar.log.storage import Storage
+from laminar.node.api.app import Api
+from laminar.node.catalog.lost_majority_members import PartitionMembers
+from laminar.node.catalog.service import (
+    CatalogAnswer,
+    CatalogRequest,
+    ConfirmRequest,
+    decode_answer,
+    encode_request,
+)
+from laminar.node.catch_up.service import LOOK_S as CATCH_UP_CHECK_S
+from laminar.node.catch_up.service import CatchUp
+from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
+from laminar.node.consensus.lost_majority import Releases
+from laminar.node.consensus.replica import Replica
+from laminar.node.host.disk_space import Space
+from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
+from laminar.node.host.periodic import Work
+from laminar.node.partition import snapshot
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.retention import Retention, Rules
+from laminar.node.runtime.boot import CONTROLLER, Boot
+from laminar.node.runtime.cluster_view import ViewMessage
+from laminar.node.runtime.listeners import BACKLOG
+from laminar.node.runtime.process import Process, run_process
+from laminar.node.shard.lost_manifest import LostManifest
+from laminar.node.shard.reconcile import InLine
+from laminar.node.shard.replica_moves import LOOK_S as LINE_CHECK_S
+from laminar.node.shard.replica_moves import Moves
+from laminar.node.shard.replica_startup import Opening
+from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
+from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
+from membership.lives import Life
+from membership.records import PartitionRecord
+from router import owner_shard, partition_hash
+
+_log = logging.getLogger("laminar.shard")
+
+CATALOG_TIMEOUT_S = 25.0
+RETRY_S = 0.2
+STORAGE_RETRY_S = 2.0
+HAND_OVER_S = 1.0
+VIEW_WAIT_S = 2.0
+DERIVED_CHECK_S = 1.0
+SPACE_CHECK_S = 1.0
+TRASH_CHECK_S = 3600.0
+# While the disk is low, what comes into the trash goes at once.
+LOW_TRASH_CHECK_S = 1.0
+
+
+def max_connections(open_files: int) -> int:
+    """How many HTTP connections a process may have that may open so many files.
+
+    The logs take half at most. An eighth is left for the journal, for other nodes, and for connections that
+    are accepted only to be closed.
+    """
+    return min(ServerLimits().max_connections, max(8, open_files * 3 // 8))
+
+
+_view_decoder = msgspec.msgpack.Decoder(ViewMessage)
+
+
+class Shard(Process):
+    """One shard of a node. `run` ends when it is stopped or can't go on."""
+
+    def __init__(self, boot: Boot, *, storage: Storage) -> None:
+        super().__init__(boot, storage=storage)
+        assert isinstance(boot.role, int)
+        self.number = boot.role
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        self.lost: list[ReplicaEntry] = []
+        # Replicas that could not be made from their logs by a mistake of ours, and what it was.
+        self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
+        self._derived = snapshot.DerivedKeeper(storage)
+        self.by_group: dict[bytes, Partition] = {}
+        # Whether a view has come that is not followed yet, and whether there is that or something to move.
+        self._out_of_line = False
+        self._line_due = asyncio.Event()
+        self._opened = False
+        self._view_changed: list[asyncio.Future[None]] = []
+        self._ready = False
+        settings = boot.settings
+        self.space = Space(
+            self.environment.disk,
+            boot.data_directory,
+            low_water_bytes=settings.low_water_bytes,
+            low_water_percent=settings.low_water_percent,
+        )
+        self.api = Api(self)
+        self.http = HttpServer(
+            self.api,
+            ServerLimits(
+                max_body_bytes=self.api.limits.max_body_bytes,
+                max_connections=max_connections(raise_open_file_limit()),
+            ),
+            shard=self.number,
+        )
+        self.catch_up = CatchUp(self, by_group=self.by_group)
+        self.moves = Moves(self)
+        self._opening = Opening(self)
+        self._in_line = InLine(self)
+        self._lost_manifest = LostManifest(self)
+        self.releases = Releases(self, PartitionMembers(self), address_of=self.address_of)
+        self.retention = Retention(
+            clock=self.clock,
+            rules_of=self._rules_of,
+            space_is_low=lambda: self.space.low,
+            hold_ms=settings.retention_hold_ms,
+            reading_from=self.catch_up.source.reading_from,
+        )
+        self.methods["view"] = self._on_view
+        self.methods |= self.catch_up.methods
+        self.methods |= self.api.methods
+
+    # -- life ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until stopped."""
+        await self.listen()
+        if self.cluster_id is None:
+            await self._first_view()
+        if self.stopping.is_set():
+            await self.close()
+            return
+        await self.space.look()
+        self.every(SPACE_CHECK_S, self.space.look)
+        await self._opening.open_all()
+        self._opened = True
+        self.spawn(self.storage.scrubber.run())
+        self.every(FAILED_CHECK_S, self.look_for_failed)
+        servers = []
+        loop = asyncio.get_running_loop()
+        for sock in (self.boot.http_shared, self.boot.http_own):
+            if sock is not None:
+                duplicate = sock.dup()  # a loop closes its server's socket; the supervisor's order stays
+                duplicate.setblocking(False)
+                backlog = min(BACKLOG, self.http.limits.max_connections // 4)
+                servers.append(
+                    await loop.create_server(self.http.protocol_factory, sock=duplicate, backlog=backlog)
+                )
+        await self.api.datagrams.serve()
+        if not self.view.version:
+            await self._first_view()
+        self.spawn(self._keep_in_line())
+        self.every(LINE_CHECK_S, self._look_at_line)
+        self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
+        self.every(CATCH_UP_CHECK_S, self.catch_up.look)
+        self.every(RELEASE_CHECK_S, self.releases.look)
+        self.every(DERIVED_CHECK_S, self._keep_derived)
+        if self.number == 0:
+            self.spawn(self._empty_trash())
+        await self.stopping.wait()
+        for server in servers:
+            server.close()
+        for partition in self.partitions.values():
+            partition.stop_waiting()
+        await self.driver.hand_over(timeout_s=HAND_OVER_S)
+        await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
+        self.api.datagrams.close()
+        await asyncio.gather(self.storage.sync(), return_exceptions=True)
+        for partition in list(self.partitions.values()):
+            if partition.tables.underived_bytes >= snapshot.WORTH_BYTES:
+                await self._derived.write(partition)
+        await self.close()
+
+    async def _first_view(self) -> None:
+        """Wait for the controller to say what the cluster looks like: pushed to us, or asked for here."""
+        address = UnixAddress(self.boot.unix_name(CONTROLLER))
+        while self.view.message is None and not self.stopping.is_set():
+            try:
+                payload = await self.transport.call(address, "view", b"", timeout=2.0)
+                if payload:
+                    self._take_view(payload)
+                    return
+            except TransportError:
+                pass
+            await self.stopped_within(RETRY_S / 4)
+
+    # -- the view ------------------------------------------------------------------------
+
+    async def _on_view(self, peer: Peer, payload: bytes) -> bytes:
+        self._take_view(payload)
+        return b""
+
+    def _take_view(self, payload: bytes) -> None:
+        message = _view_decoder.decode(payload)
+        if message.catalog.version < self.view.version:
+            return
+        known = self.view.nodes()
+        self.view.message = message
+        if known != message.catalog.nodes:
+            self.driver.addresses_changed()
+        self._in_line.stop_given_up()
+        if self.cluster_id is None:
+            self.cluster_id, self.epoch = message.cluster_id, message.epoch
+        if not self._ready and self.boot.node in message.catalog.nodes:
+            self._ready = True
+            self.boot.ready()
+        waiting, self._view_changed = self._view_changed, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        self.bring_in_line()
+
+    async def refresh_view(self) -> None:
+        """Return once the view is at least as new as the catalog was when this was called.
+
+        A view may be old, so what is missing in it may exist all the same. Raises `Problem` while the
+        catalog has no leader, and where this node does not hear what is new: then nobody can say.
+        """
+        try:
+            answer = await self.ask_catalog(ConfirmRequest([]))
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
+        if answer.error:
+            raise Problem("no_leader", "the catalog has no leader now")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + VIEW_WAIT_S
+        while self.view.version < answer.version and loop.time() < deadline:
+            await self.view_change(deadline - loop.time())
+        if self.view.version < answer.version:
+            raise Problem(
+                "no_leader", "this node has not heard yet what the catalog knows", outcome="not_applied"
+            )
+
+    @property
+    def ready(self) -> bool:
+        """Whether this shard knows its cluster and has opened its replicas."""
+        return self._ready and self._opened
+
+    async def view_change(self, timeout_s: float) -> bool:
+        """Wait until the controller sends another view."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._view_changed.append(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            if future in self._view_changed:
+                self._view_changed.remove(future)
+        return True
+
+    # -- replicas ------------------------------------------------------------------------
+
+    def knows(self, node: str) -> bool:
+        """See Process."""
+        return node in self.view.nodes()
+
+    def known_life(self, node: str) -> Life | None:
+        """See Process."""
+        return self.view.message.lives.get(node) if self.view.message is not None else None
+
+    def admits(self, peer: Peer) -> bool:
+        """See Process; nobody of another node before it is known who was put back."""
+        return self.view.message is not None and super().admits(peer)
+
+    def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
+        """See Process."""
+        return self.view.partition_address(node, entry.topic, entry.partition)
+
+    def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
+        """See Process. Before its log is read, a replica that came later knows nobody but by the catalog."""
+        nodes = super().holders_of(entry, replica)
+        record = self.view.partition(entry.topic, entry.partition)
+        if replica is None and record is not None and record.group == entry.group:
+            known = [*record.replicas, *(each.replica for each in record.leaving)]
+            others = [each.node for each in known if each.replica_id != entry.replica_id]
+            nodes += dict.fromkeys(node for node in others if node not in nodes)
+        return nodes
+
+    def address_of(self, node: str, replica: Replica) -> Address | None:
+        """See Process."""
+        machine = self.by_group.get(replica.group)
+        if machine is None:
+            return None
+        return self.view.partition_address(node, machine.topic, machine.number)
+
+    async def open(self, entry: ReplicaEntry) -> None:
+        """Let a replica of the manifest take part, if what it may have promised is there."""
+        await self._opening.open(entry)
+
+    def refusal(self) -> Problem | None:
+        """Why this shard takes no appends now; None if it does."""
+        resource = self.storage.refusal
+        if resource == "disk":
+            return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
+        if resource is not None:
+            files, limit = self.storage.journal_files
+            return Problem(
+                "overloaded",
+                f"the journal of this shard has {files} files no checkpoint covers; the limit is {limit}",
+                field="journal_files",
+                value=files,
+                limit=limit,
+                retry_after_ms=100,
+                outcome="not_applied",
+            )
+        return self.space.refusal()
+
+    # -- room ----------------------------------------------------------------------------
+
+    def _rules_of(self, topic: str) -> Rules:
+        if topic == COORDINATORS:
+            # What it knows is in its tables, which each start of its log carries: no entry is needed twice.
+            return Rules(retention_bytes=0)
+        record = self.view.topics().get(topic)
+        return Rules.of(record.settings) if record is not None else Rules()
+
+    def _retain(self) -> Work | None:
+        """Give up what the topics' retention no longer keeps, in the partitions that are led here."""
+        return self.retention.look_at_all(self.partitions.values())
+
+    def _keep_derived(self) -> Work | None:
+        """So that a start after a crash has little to replay."""
+        due = [partition for partition in self.partitions.values() if self._derived.due(partition)]
+        return self._write_derived(due) if due else None
+
+    async def _write_derived(self, due: Sequence[Partition]) -> None:
+        for partition in due:
+            await self._derived.write(partition)
+
+    async def _empty_trash(self) -> None:
+        """At the start, every hour, and as long as space is low: then nothing is kept."""
+        directory = trash_directory(self.boot.data_directory)
+        trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
+        low = asyncio.Event()
+        self.space.on_change = low.set
+        while True:
+            await trash.purge(now_ms=self.clock.wall_ms(), everything=self.space.low)
+            low.clear()
+            try:
+                async with asyncio.timeout(LOW_TRASH_CHECK_S if self.space.low else TRASH_CHECK_S):
+                    await low.wait()
+            except TimeoutError:
+                continue
+
+    # -- in line with the catalog --------------------------------------------------------
+
+    def bring_in_line(self) -> None:
+        """Look soon what the catalog wants of this shard."""
+        self._out_of_line = True
+        self._line_due.set()
+
+    def _look_at_line(self) -> None:
+        """What goes on by itself, without another view."""
+        self._opening.stand_alone()
+        if self.moves.needed:
+            self._line_due.set()
+
+    async def _keep_in_line(self) -> None:
+        """Make and remove replicas as the catalog says, whenever a view comes."""
+        while True:
+            await self._line_due.wait()
+            self._line_due.clear()
+            if not await self._knows_its_replicas():
+                continue
+            if self._out_of_line:
+                self._out_of_line = False
+                await self._follow_view()
+            if self.moves.needed:
+                await self.moves.look()
+
+    async def _knows_its_replicas(self) -> bool:
+        """Whether the manifest names all that was here. If it was lost, nothing is born before it does."""
+        again_s = RETRY_S
+        try:
+            if await self._lost_manifest.settle():
+                return True
+        except TransportError as error:
+            _log.debug("the catalog cannot be asked now: %s", error)
+        except StorageError as error:
+            _log.error("the manifest of this shard cannot be begun anew now: %s", error)
+            again_s = STORAGE_RETRY_S
+        asyncio.get_running_loop().call_later(again_s, self.bring_in_line)
+        return False
+
+    async def _follow_view(self) -> None:
+        """Each step by itself: what one waits for, as room on the disk, another may bring."""
+        self._opening.stand_alone()
+        again_s = 0.0
+        in_line = self._in_line
+        for step in (
+            in_line.remove_deleted,
+            in_line.go_on_alone,
+            self.catch_up.name_switched,
+            in_line.make_missing,
+            in_line.change_policies,
+        ):
+            try:
+                await step()
+            except TransportError as error:
+                _log.debug("the catalog cannot be asked now: %s", error)
+                again_s = max(again_s, RETRY_S)
+            except StorageError as error:
+                _log.error("this shard cannot follow the catalog now, and tries again: %s", error)
+                again_s = STORAGE_RETRY_S
+        if again_s:
+            asyncio.get_running_loop().call_later(again_s, self.bring_in_line)
+        in_line.stand_where_first()
+
+    def is_mine(self, record: PartitionRecord) -> bool:
+        """Whether a partition belongs to this shard, wherever its replicas are."""
+        return owner_shard(partition_hash(record.topic, record.number), self.boot.shards) == self.number
+
+    async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
+        """Ask the catalog's leader through this node's controller. Raises TransportError."""
+        address = UnixAddress(self.boot.unix_name(CONTROLLER))
+        payload = await self.transport.call(
+            address, "catalog", encode_request(request), timeout=CATALOG_TIMEOUT_S
+        )
+        return decode_answer(payload)
+
+    def let_go(self, entry: ReplicaEntry, error: StorageError) -> None:
+        """A replica is no more: nothing drives, repairs or serves it."""
+        self.driver.remove(entry.group, error)
+        self.repairs.forget(entry.group)
+        self.lost = [each for each in self.lost if each.replica_id != entry.replica_id]
+        self.failed.pop(entry.replica_id, None)
+        partition = self.by_group.pop(entry.group, None)
+        # A topic of the same name may have been made since: what has its place now stays.
+        if partition is not None and self.partitions.get((entry.topic, entry.partition)) is partition:
+            del self.partitions[(entry.topic, entry.partition)]
+
+
+def home_of(boot: Boot) -> str:
+    """Where the shard's home lies. Blocks."""
+    assert isinstance(boot.role, int)
+    payload = Document(boot.environment.disk, boot.data_directory, "map").read()
+    assert payload is not None, f"no map of shards in {boot.data_directory}: recovery comes first"
+    return shard_home(boot.data_directory, msgspec.msgpack.decode(payload, type=Map), boot.role)
+
+
+def run(boot: Boot) -> int:
+    """The shard's process."""
+    return run_process(boot, home_of(boot), lambda boot, storage: Shard(boot, storage=storage))

@@ -1,0 +1,317 @@
+"""What the leader of a partition does for sinks: take their stages, pin them, publish them, drop the rest.
+
+Every step may be asked for again: what is there already is answered as it was the first time. It decides for
+one partition by its table alone (`laminar.node.partition.state.staged_batches`); it never drops a pinned
+batch by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from laminar.batch import Header, Kind, as_staged
+from laminar.batch.header import HEADER_SIZE, seal
+from laminar.http.api.problems import Problem
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
+from laminar.node.partition.state.staged_batches import (
+    MAX_PUBLISHED_ONCE,
+    BatchKey,
+    PinOperation,
+    PinRecord,
+    Published,
+    PublishRecord,
+    Stage,
+)
+
+# Stages of one batch in one partition: their numbers fit into one request, and one entry.
+MAX_STAGES = 262_144
+# Publishes that one entry makes forgotten.
+FORGOTTEN_IN_ONE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch of a sink: the sink's id (16 bytes), the number, and the epoch of who staged it."""
+
+    sink: bytes
+    number: int
+    epoch: int
+
+    @property
+    def key(self) -> BatchKey:
+        return (self.sink, self.number, self.epoch)
+
+
+class Staging:
+    """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def stage(
+        self, batch: Batch, stage: int, frame: bytearray | memoryview, header: Header
+    ) -> asyncio.Future[Receipt]:
+        """Take a verified, unstamped batch of records as stage number `stage`; done when it is committed.
+
+        One that is there already is not taken twice; another one under its number is refused.
+        """
+        partition = self._partition
+        partition.check_leads()
+        self._refuse_interval()
+        self._refuse_published(batch)
+        known = partition.tables.stages.stage(batch.key, stage)
+        if known is not None:
+            if (known.records, known.body_crc) != (header.count, header.body_crc):
+                raise Problem(
+                    "invalid",
+                    "another batch of records was staged under this number",
+                    field="stage",
+                    value=stage,
+                    outcome="not_applied",
+                )
+            return partition.when_committed(known.index, Receipt(partition.number, 0, known.records, True))
+        pinned = partition.tables.stages.batch(batch.key)
+        if pinned is not None and pinned.pinned:
+            raise Problem(
+                "in_progress", "this batch is being committed: nothing is added to it", outcome="not_applied"
+            )
+        if pinned is not None and pinned.count >= MAX_STAGES:
+            raise Problem(
+                "invalid",
+                "a batch has no more stages in one partition, those of tries that failed included",
+                field="stages",
+                value=pinned.count + 1,
+                limit=MAX_STAGES,
+                hint="Commit more often, or stage larger batches of records.",
+                outcome="not_applied",
+            )
+        as_staged(
+            frame,
+            sink=batch.sink,
+            epoch=batch.epoch,
+            number=batch.number,
+            stage=stage,
+            records=header.count,
+        )
+        return partition.append_control(frame)
+
+    def pin(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
+        """Promise to keep these stages of a batch, and drop its others; done when that is committed.
+
+        Refused with `no_stage` when one of them is not there: dropped for its age, or never taken.
+        """
+        partition = self._partition
+        partition.check_leads()
+        self._refuse_interval()
+        self._refuse_published(batch)
+        known = partition.tables.stages.batch(batch.key)
+        have = {each.number for each in known.stages} if known is not None else set()
+        missing = sorted(set(stages) - have)
+        if missing or not stages:
+            raise Problem(
+                "no_stage",
+                f"{partition.topic}/{partition.number} does not hold what is to be committed",
+                field="stages",
+                value=missing[0] if missing else None,
+                limit=len(have),
+                outcome="not_applied",
+            )
+        if known is None or not known.pinned:
+            self._refuse_crowd(batch)
+            return self._pin(batch, PinOperation.PIN, stages)
+        if have != set(stages):
+            # A commit may be decided on what was pinned: only a newer epoch may want something else.
+            raise Problem(
+                "in_progress",
+                "other stages of this batch are being committed in this epoch",
+                field="stages",
+                value=len(set(stages)),
+                limit=len(have),
+                outcome="not_applied",
+            )
+        return partition.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
+        )
+
+    def pinned(self, batch: Batch, count: int) -> asyncio.Future[Receipt]:
+        """Answer for so many stages of a batch that were pinned before: nobody can have pinned others."""
+        partition = self._partition
+        partition.check_leads()
+        self._refuse_interval()
+        self._refuse_published(batch)
+        known = partition.tables.stages.batch(batch.key)
+        have = known.count if known is not None and known.pinned else 0
+        if have != count:
+            raise Problem(
+                "no_stage",
+                f"{partition.topic}/{partition.number} has not pinned what is to be committed",
+                field="pinned",
+                value=count,
+                limit=have,
+                outcome="not_applied",
+            )
+        return partition.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
+        )
+
+    def pin_of(self, batch: Batch) -> int:
+        """The index of the entry that pins a batch; 0 where there is none, or it is not known."""
+        known = self._partition.tables.stages.batch(batch.key)
+        return known.pin if known is not None and known.pinned else 0
+
+    def knows(self, batch: Batch, pin: int = 0) -> bool:
+        """Whether `publish` would publish the batch, or recognise that it is."""
+        stages = self._partition.tables.stages
+        done, known = stages.published(batch.sink), stages.batch(batch.key)
+        if done is not None and done.number >= batch.number:
+            return True
+        return known is not None and known.pinned and (not pin or not known.pin or known.pin == pin)
+
+    def publish(self, batch: Batch, pin: int = 0) -> asyncio.Future[Receipt]:
+        """Give a pinned batch its offsets; done when that is committed. Again: the first receipt.
+
+        `pin` is the one that was decided; 0 in decisions that were made before they named it. What was
+        pinned by another is of requests that came late: the batch was published, and forgotten, before.
+        """
+        partition = self._partition
+        partition.check_leads()
+        done = partition.tables.stages.published(batch.sink)
+        if done is not None and done.number >= batch.number:
+            return self._done(batch, done)
+        known = partition.tables.stages.batch(batch.key)
+        if known is None or not self.knows(batch, pin):
+            raise Problem(
+                "no_stage",
+                f"{partition.topic}/{partition.number} holds no stages of this batch that were pinned for it",
+                field="number",
+                value=batch.number,
+                outcome="not_applied",
+            )
+        stages = sorted(known.stages, key=_number)
+        record = PublishRecord(
+            batch.sink, batch.number, batch.epoch, [(each.index, each.records) for each in stages]
+        )
+        tag_mask = 0
+        for each in stages:
+            tag_mask |= each.tag_mask
+        count = sum(each.records for each in stages)
+        frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
+        # It is decided, and takes little room: also where new records are refused for want of it.
+        return partition.append_control(
+            seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
+        )
+
+    def drop(self, batch: Batch) -> asyncio.Future[Receipt]:
+        """Forget the stages of a batch that was not decided and can't be any more; done when committed."""
+        self._partition.check_leads()
+        if self._partition.tables.stages.batch(batch.key) is None:
+            return self._partition.when_committed(
+                self._partition.log.last_index, Receipt(self._partition.number, 0, 0, duplicate=True)
+            )
+        return self._pin(batch, PinOperation.DROP, [])
+
+    def forget(self, sink: bytes, epoch: int) -> asyncio.Future[Receipt]:
+        """Forget what is known of a sink that was deleted, up to an epoch that decides nothing any more: what
+        is staged, and which batch was published last. Done when that is committed.
+        """
+        partition = self._partition
+        partition.check_leads()
+        stages = partition.tables.stages
+        published = stages.published(sink)
+        if stages.of_sink(sink, epoch=epoch) or (published is not None and published.epoch <= epoch):
+            return self._pin(Batch(sink=sink, number=0, epoch=epoch), PinOperation.FORGET, [])
+        return partition.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
+        )
+
+    def forget_published(self, published: Sequence[tuple[bytes, int]]) -> None:
+        """Propose to forget publishes of sinks that write once: sink, and index. Nothing of them is under
+        way, by what their coordinator has committed.
+        """
+        for first in range(0, len(published), FORGOTTEN_IN_ONE):
+            some = list(published[first : first + FORGOTTEN_IN_ONE])
+            record = PinRecord(bytes(16), 0, 0, PinOperation.FORGET_PUBLISHED, published=some)
+            self._append(record, even_if_full=True).add_done_callback(_ignore)
+
+    def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
+        """Propose to drop what is `Stages.left_behind`; returns how many batches.
+
+        The times are of the log's clock: all replicas do it at the same entry, none by a clock of its own.
+        """
+        keys = self._partition.tables.stages.left_behind(
+            idle_before_ms=idle_before_ms, begun_before_ms=begun_before_ms
+        )
+        for sink, number, epoch in keys:
+            self.drop(Batch(sink=sink, number=number, epoch=epoch)).add_done_callback(_ignore)
+        return len(keys)
+
+    def _pin(self, batch: Batch, operation: PinOperation, stages: Sequence[int]) -> asyncio.Future[Receipt]:
+        record = PinRecord(batch.sink, batch.number, batch.epoch, operation, sorted(set(stages)))
+        return self._append(record, even_if_full=operation is not PinOperation.PIN)
+
+    def _append(self, record: PinRecord, *, even_if_full: bool) -> asyncio.Future[Receipt]:
+        frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
+        return self._partition.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
+
+    def _refuse_crowd(self, batch: Batch) -> None:
+        """Behind the pin it is too late: what is decided must be published."""
+        known = self._partition.tables.stages.published_once
+        if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
+            raise Problem(
+                "quota",
+                f"{self._partition.topic}/{self._partition.number} knows of too many writes of sinks that"
+                " write once: they are forgotten when their commit is over",
+                field="published",
+                value=known,
+                limit=MAX_PUBLISHED_ONCE,
+                retry_after_ms=1_000,
+                outcome="not_applied",
+            )
+
+    def _refuse_interval(self) -> None:
+        """What is pinned stays, so it must be on the disks of a majority when that is said."""
+        if self._partition.log.policy.is_interval:
+            raise Problem(
+                "invalid",
+                "a transaction needs partitions with the flush policy `commit`: what is pinned stays",
+                field="flush",
+                value="interval",
+                limit="commit",
+                outcome="not_applied",
+            )
+
+    def _refuse_published(self, batch: Batch) -> None:
+        done = self._partition.tables.stages.published(batch.sink)
+        if done is not None and done.number >= batch.number:
+            raise Problem(
+                "already_committed",
+                f"batch {done.number} of this sink is published in {self._partition.topic}/"
+                f"{self._partition.number}",
+                field="number",
+                value=batch.number,
+                limit=done.number,
+                outcome="not_applied",
+            )
+
+    def _done(self, batch: Batch, done: Published) -> asyncio.Future[Receipt]:
+        known = done.number == batch.number
+        receipt = Receipt(
+            self._partition.number, done.offset if known else 0, done.count if known else 0, duplicate=True
+        )
+        return self._partition.when_committed(done.index, receipt)
+
+
+def _number(stage: Stage) -> int:
+    return stage.number
+
+
+def _ignore(future: asyncio.Future[Receipt]) -> None:
+    """Whoever leads next looks for himself."""
+    if not future.cancelled():
+        future.exception()

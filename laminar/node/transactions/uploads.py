@@ -1,0 +1,255 @@
+"""What the leader of a partition does for records larger than a batch: take their parts, publish, drop.
+
+An upload is of one partition, so this leader decides alone, by its table
+(`laminar.node.partition.state.staged_batches`), in the turn in which it proposes. Every step may be asked for
+again: what is there already is answered as it was the first time. Parts of an upload that nobody goes on with
+are dropped for their age, as stages are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+
+import msgspec
+
+from laminar.batch import Header, Kind
+from laminar.batch.header import HEADER_SIZE, seal
+from laminar.batch.large_record import combine
+from laminar.http.api.problems import Problem
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.staged_batches import (
+    BatchKey,
+    LargeRecord,
+    PublishedUpload,
+    PublishRecord,
+    Stage,
+    Stages,
+    upload_key,
+)
+from laminar.node.transactions.participant import Batch, Staging
+
+# So many parts has a record at most: its publish, which is read before any of them, names each.
+MAX_PARTS = 50_000
+# Uploads under way in one partition: what they hold is kept from retention.
+MAX_OPEN = 256
+# What those of one partition hold at most, if no setting says otherwise.
+MAX_BYTES = 64 << 30
+# Of too many, or too much, one that had no part added for so long makes way for a new one.
+IDLE_MS = 60_000
+# Checksums that are joined in one turn: 3 ms, or less; and of how many parts of a length it knows a table.
+_AT_ONCE = 64
+_OFTEN = 64
+
+
+def id_of(name: str) -> bytes:
+    """The 16 bytes that stand for an upload in the heads of its parts."""
+    return hashlib.sha256(b"upload\0" + name.encode()).digest()[:16]
+
+
+class Uploads:
+    """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
+
+    def __init__(self, partition: Partition, *, max_bytes: int = MAX_BYTES) -> None:
+        self._partition = partition
+        self._max_bytes = max_bytes
+
+    @property
+    def _stages(self) -> Stages:
+        return self._partition.tables.stages
+
+    def part(self, upload: bytes, frame: bytearray) -> asyncio.Future[Receipt]:
+        """Take a part (`build_part`); done when it is committed.
+
+        One that is there already is not taken twice; another one under its number is refused.
+        """
+        partition = self._partition
+        partition.check_leads()
+        header = Header.unpack(frame)
+        number = header.checkpoint
+        if number >= MAX_PARTS:
+            raise _refused("parts are numbered from 0", field="part", value=number, limit=MAX_PARTS - 1)
+        done = self._stages.upload(upload)
+        if done is not None:
+            raise self._published_already(done)
+        key = upload_key(upload)
+        known = self._stages.stage(key, number)
+        if known is not None:
+            if (known.size_bytes, known.body_crc) != (header.frame_size, header.body_crc):
+                raise _refused("other bytes were uploaded under this number", field="part", value=number)
+            return partition.when_committed(known.index, Receipt(partition.number, 0, 1, duplicate=True))
+        if self._stages.batch(key) is None:
+            self._make_room()
+        self._make_room_for(key, header.frame_size)
+        return partition.append_control(frame)
+
+    async def publish(
+        self, upload: bytes, *, parts: int, size_bytes: int, crc32c: int, stub: bytes
+    ) -> Receipt:
+        """Give the record of an upload its offset; returns when that is committed. Again: the first receipt.
+
+        Refused where its parts are not exactly those from 0 to `parts` - 1, or not what they should be.
+        """
+        return await (await self._publish(upload, parts, size_bytes, crc32c, stub))
+
+    async def _publish(
+        self, upload: bytes, parts: int, size_bytes: int, crc32c: int, stub: bytes
+    ) -> asyncio.Future[Receipt]:
+        partition = self._partition
+        checked: list[Stage] | None = None
+        while True:
+            partition.check_leads()
+            done = self._stages.upload(upload)
+            if done is not None:
+                if (done.parts, done.size_bytes, done.crc32c) != (parts, size_bytes, crc32c):
+                    raise self._published_already(done)
+                receipt = Receipt(partition.number, done.offset, 1, duplicate=True)
+                return partition.when_committed(done.index, receipt)
+            held = self._parts(upload, parts)
+            # Others have their turn while it is computed: what is proposed is what was looked at.
+            if held == checked:
+                break
+            await _check(held, size_bytes=size_bytes, crc32c=crc32c)
+            checked = held
+        record = PublishRecord(
+            upload,
+            0,
+            0,
+            [(part.index, part.body_bytes) for part in held],
+            LargeRecord(size_bytes, crc32c, stub),
+        )
+        frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
+        seal(frame, Kind.PUBLISH, count=1, tag_mask=Header.unpack(stub).tag_mask)
+        # It takes little room, and ends what was begun: also where new records are refused for want of it.
+        return partition.append_control(frame, count=1, even_if_full=True)
+
+    def drop(self, upload: bytes) -> asyncio.Future[Receipt]:
+        """Forget the parts of an upload that is not published; done when that is committed."""
+        sink, number, epoch = upload_key(upload)
+        return Staging(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
+
+    def _parts(self, upload: bytes, parts: int) -> list[Stage]:
+        """Those from 0 to `parts` - 1, if they are what is there."""
+        batch = self._stages.batch(upload_key(upload))
+        held = {part.number: part for part in batch.stages} if batch is not None else {}
+        missing = next((number for number in range(parts) if number not in held), None)
+        if missing is not None or not parts:
+            raise Problem(
+                "no_stage",
+                f"{self._partition.topic}/{self._partition.number} holds {len(held)} parts of this upload",
+                field="parts",
+                value=missing,
+                limit=len(held),
+                hint="Upload what is missing; parts to which nothing is added are dropped after an hour.",
+                outcome="not_applied",
+            )
+        if len(held) > parts:
+            raise _refused("more parts were uploaded", field="parts", value=parts, limit=len(held))
+        return [held[number] for number in range(parts)]
+
+    def _make_room(self) -> None:
+        """For one more upload: where too many are under way, one that nobody goes on with is dropped.
+
+        Raises 429 `quota` where somebody went on with each a moment ago.
+        """
+        count = self._stages.open_uploads()
+        if count < MAX_OPEN:
+            return
+        idle = self._stages.idle_upload(before_ms=self._idle_since_ms())
+        if idle is None:
+            raise self._quota("so many uploads are under way", field="uploads", value=count, limit=MAX_OPEN)
+        self._drop(idle)
+
+    def _make_room_for(self, key: BatchKey, size_bytes: int) -> None:
+        """For a part of so many bytes: where unfinished uploads hold too much, others that nobody goes on
+        with are dropped, those that have waited longest first.
+
+        Raises 413 `too_large` where this upload alone would hold too much, and 429 `quota` where somebody
+        goes on with the others.
+        """
+        limit = self._max_bytes
+        own = self._stages.batch(key)
+        alone = size_bytes + (own.size_bytes if own is not None else 0)
+        if alone > limit:
+            raise Problem(
+                "too_large",
+                "this upload would hold more than all unfinished uploads of a partition may",
+                field="upload_bytes",
+                value=alone,
+                limit=limit,
+                hint="The node's setting max_upload_bytes allows more.",
+                outcome="not_applied",
+            )
+        wanted = self._stages.open_upload_bytes() + size_bytes
+        if wanted <= limit:
+            return
+        idle = [each for each in self._stages.idle_uploads(before_ms=self._idle_since_ms()) if each[2] != key]
+        if wanted - sum(size for _, size, _ in idle) > limit:
+            raise self._quota(
+                "unfinished uploads hold too much", field="upload_bytes", value=wanted, limit=limit
+            )
+        for _, size, other in idle:
+            self._drop(other)
+            wanted -= size
+            if wanted <= limit:
+                return
+
+    def _idle_since_ms(self) -> int:
+        partition = self._partition
+        return max(partition.replica.wall_ms(), partition.log.last_append_time_ms) - IDLE_MS
+
+    def _drop(self, key: BatchKey) -> None:
+        sink, number, epoch = key
+        dropped = Staging(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
+        dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _quota(self, why: str, *, field: str, value: int, limit: int) -> Problem:
+        return Problem(
+            "quota",
+            f"{self._partition.topic}/{self._partition.number}: {why}",
+            field=field,
+            value=value,
+            limit=limit,
+            hint="Publish or drop what was begun; what nobody adds to for a minute makes way.",
+            retry_after_ms=1000,
+            outcome="not_applied",
+        )
+
+    def _published_already(self, done: PublishedUpload) -> Problem:
+        return Problem(
+            "already_committed",
+            f"this upload is the record at offset {done.offset}: {done.parts} parts, {done.size_bytes} bytes",
+            field="upload",
+            value=done.offset,
+            hint="Another record needs an upload of another name.",
+            outcome="not_applied",
+        )
+
+
+async def _check(held: list[Stage], *, size_bytes: int, crc32c: int) -> None:
+    size = sum(part.body_bytes for part in held)
+    if size != size_bytes:
+        raise _refused("the parts have other bytes in all", field="size_bytes", value=size_bytes, limit=size)
+    found = 0
+    lengths = Counter(part.body_bytes for part in held)
+    for place, part in enumerate(held):
+        length = part.body_bytes
+        found = combine(found, part.body_crc, length, often=lengths[length] >= _OFTEN)
+        if place % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)
+    if found != crc32c:
+        raise Problem(
+            "bad_checksum",
+            "the parts are not the bytes that this is the checksum of",
+            field="crc32c",
+            value=f"{crc32c:08x}",
+            limit=f"{found:08x}",
+            hint="Bytes changed on their way; drop the upload, and begin again.",
+            outcome="not_applied",
+        )
+
+
+def _refused(detail: str, *, field: str, value: int, limit: int | None = None) -> Problem:
+    return Problem("invalid", detail, field=field, value=value, limit=limit, outcome="not_applied")

@@ -1,0 +1,227 @@
+"""Who is at the other end of a connection: the greeting of two processes, as pure values.
+
+The initiator sends a `Hello`; the acceptor answers with its own and a proof; the initiator sends its proof
+and may send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* greetings,
+each of which carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a
+secret both proofs are empty, and a side that has a secret accepts no empty one. The secret says who may
+speak, not what is said: frames travel unencrypted and carry checksums only.
+
+This module reads no socket, clock or randomness: `laminar.node.transport.transport` passes bytes and
+challenges in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from enum import IntEnum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+CHALLENGE_SIZE = 32
+EPOCH_SIZE = 16
+MAX_HANDSHAKE_BYTES = 4096
+"""A frame before the handshake is over is never longer, so a stranger can't make us reserve memory."""
+
+MAX_NONCE_BYTES = 64
+# As the setting `node`; role 0 is the controller's, others are one above their shard's number.
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", re.ASCII)
+_MAX_ROLE = 1 << 16
+
+_INITIATOR = b"laminar handshake: initiator"
+_ACCEPTOR = b"laminar handshake: acceptor"
+
+
+class Channel(IntEnum):
+    """What a connection is for. Each channel to an address is a connection of its own."""
+
+    CONTROL = 1
+    """Votes, heartbeats, acknowledgements: small, bounded, never paused."""
+    BULK = 2
+    """Appends: under flow control in both directions."""
+    CALL = 3
+    """Questions with answers (RPC); the only channel a node without a cluster id may use."""
+
+
+class HandshakeError(Exception):
+    """The peer's greeting was refused. `.reason` is the counter's name in `Transport.statistics()`."""
+
+    def __init__(self, reason: str, detail: str, *, outdated: bool = False) -> None:
+        """`outdated`: the peer has shown that the cluster was recovered, without this node."""
+        super().__init__(detail)
+        self.reason = reason
+        self.outdated = outdated
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """One side's greeting; new fields go last and have defaults."""
+
+    version: int
+    cluster: bytes
+    """16 bytes, or none while this node is joining."""
+    node: str
+    role: int
+    """0 for the controller, k + 1 for shard k."""
+    nonce: bytes
+    """Drawn anew each time a process starts: a peer that comes back with another one has lost its memory."""
+    channel: int
+    challenge: bytes
+    chain: bytes = b""
+    """What its data folder shows of its past, in a form that is the caller's."""
+    epoch: bytes = b""
+    """Which recovery of its catalog the cluster goes on from; empty for none."""
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """The acceptor's answer: its greeting as encoded bytes (they are what the proofs cover) and its proof."""
+
+    hello: bytes
+    proof: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_hello = msgspec.msgpack.Decoder(Hello).decode
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The greeting as it travels and as the proofs cover it."""
+    assert len(hello.challenge) == CHALLENGE_SIZE, f"challenge of {len(hello.challenge)} bytes"
+    return _encode(hello)
+
+
+def encode_reply(hello: bytes, proof: bytes) -> bytes:
+    """The acceptor's answer."""
+    return _encode(Reply(hello, proof))
+
+
+def decode_reply(payload: bytes | memoryview) -> Reply:
+    """Read an acceptor's answer; `HandshakeError` if it isn't one."""
+    try:
+        return _decode_reply(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HandshakeError("malformed", f"answer to our greeting can't be read: {error}") from error
+
+
+def decode_hello(payload: bytes | memoryview) -> Hello:
+    """Read and check a greeting's form; `HandshakeError` if it isn't one or speaks another version."""
+    try:
+        hello = _decode_hello(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HandshakeError("malformed", f"greeting can't be read: {error}") from error
+    if hello.version != PROTOCOL_VERSION:
+        raise HandshakeError("version", f"peer speaks version {hello.version}, we {PROTOCOL_VERSION}")
+    if len(hello.challenge) != CHALLENGE_SIZE or len(hello.cluster) not in (0, 16):
+        raise HandshakeError("malformed", "greeting with a challenge or cluster id of a wrong length")
+    if not _NODE.match(hello.node) or not 0 <= hello.role < _MAX_ROLE or len(hello.nonce) > MAX_NONCE_BYTES:
+        raise HandshakeError("malformed", f"greeting of {hello.node!r}, role {hello.role}: no node and role")
+    if len(hello.epoch) not in (0, EPOCH_SIZE):
+        raise HandshakeError("malformed", "greeting with an epoch of a wrong length")
+    if hello.channel not in (Channel.CONTROL, Channel.BULK, Channel.CALL):
+        raise HandshakeError("malformed", f"greeting for unknown channel {hello.channel}")
+    return hello
+
+
+def check_cluster(mine: bytes | None, hello: Hello) -> None:
+    """Refuse a peer of another cluster; one without a cluster yet (or when we are) may only call."""
+    theirs = hello.cluster or None
+    if mine is not None and mine == theirs:
+        return
+    if hello.channel == Channel.CALL and (mine is None or theirs is None):
+        return
+    names = [cluster.hex() if cluster else "none yet" for cluster in (theirs, mine)]
+    raise HandshakeError("cluster", f"node {hello.node!r} is of cluster {names[0]}, we are of {names[1]}")
+
+
+def check_epoch(mine: Hello, theirs: Hello) -> None:
+    """Refuse a peer of the same cluster by another recovery of its catalog. Only once it has shown its proof:
+    who believes this ends.
+    """
+    if not mine.cluster or not theirs.cluster or mine.epoch == theirs.epoch:
+        return
+    # The first eight bytes count the recoveries.
+    if theirs.epoch[:8] > mine.epoch[:8]:
+        detail = (
+            f"the catalog of this cluster was recovered without this node (node {theirs.node!r} is of epoch "
+            f"{theirs.epoch.hex()}, this one of {mine.epoch.hex() or 'none'}): what it holds was given up"
+        )
+        raise HandshakeError("epoch", detail, outdated=True)
+    detail = (
+        f"node {theirs.node!r} is of epoch {theirs.epoch.hex() or 'none'}, we are of {mine.epoch.hex()}: "
+        "the catalog was recovered without it"
+    )
+    raise HandshakeError("epoch", detail)
+
+
+def acceptor_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
+    """What the acceptor sends to show that it knows the secret; empty without one."""
+    return _proof(secret, _ACCEPTOR, initiator, acceptor)
+
+
+def initiator_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
+    """What the initiator sends to show that it knows the secret; empty without one."""
+    return _proof(secret, _INITIATOR, initiator, acceptor)
+
+
+def check_proof(expected: bytes, proof: bytes | memoryview) -> None:
+    """Refuse a peer whose proof isn't the expected one (in constant time)."""
+    if not hmac.compare_digest(expected, proof):
+        raise HandshakeError("secret", "authentication failed: secrets differ")
+
+
+def _proof(secret: bytes | None, label: bytes, initiator: bytes, acceptor: bytes) -> bytes:
+    if secret is None:
+        return b""
+    # Hashing each greeting first fixes where one ends and the other begins.
+    transcript = hashlib.sha256(initiator).digest() + hashlib.sha256(acceptor).digest()
+    return hmac.digest(secret, label + transcript, "sha256")
+
+
+class Initiator:
+    """The greeting as the side that connected sees it: send `hello`, give the reply to `take_reply`."""
+
+    def __init__(self, hello: Hello, secret: bytes | None) -> None:
+        self.hello = encode_hello(hello)
+        self._mine = hello
+        self._secret = secret
+
+    def take_reply(self, payload: bytes | memoryview) -> tuple[bytes, Hello]:
+        """The proof to send now, and who the acceptor is. `HandshakeError` if it isn't one of us."""
+        reply = decode_reply(payload)
+        theirs = decode_hello(reply.hello)
+        check_proof(acceptor_proof(self._secret, self.hello, reply.hello), reply.proof)
+        check_cluster(self._mine.cluster or None, theirs)
+        check_epoch(self._mine, theirs)
+        return initiator_proof(self._secret, self.hello, reply.hello), theirs
+
+
+class Acceptor:
+    """The greeting as the accepting side sees it: `take_hello` gives the reply, `take_proof` ends it."""
+
+    def __init__(self, mine: Hello, secret: bytes | None) -> None:
+        self._mine = mine
+        self._secret = secret
+        self._theirs: Hello | None = None
+        self._expected = b""
+
+    def take_hello(self, payload: bytes | memoryview) -> bytes:
+        """The reply to send. `HandshakeError` if the greeting is not acceptable."""
+        theirs = decode_hello(payload)
+        if self._theirs is not None:
+            raise HandshakeError("malformed", "greeted twice")
+        check_cluster(self._mine.cluster or None, theirs)
+        self._theirs = theirs
+        initiator = bytes(payload)
+        acceptor = encode_hello(msgspec.structs.replace(self._mine, channel=theirs.channel))
+        self._expected = initiator_proof(self._secret, initiator, acceptor)
+        return encode_reply(acceptor, acceptor_proof(self._secret, initiator, acceptor))
+
+    def take_proof(self, payload: bytes | memoryview) -> Hello:
+        """Who the initiator is, now that it has shown that it may speak."""
+        if self._theirs is None:
+            raise HandshakeError("malformed", "a proof before a greeting")
+        check_proof(self._expected, payload)
+        check_epoch(self._mine, self._theirs)
+        return self._theirs

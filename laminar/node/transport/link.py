@@ -1,0 +1,396 @@
+"""One connection between two processes: frames in, frames out, nothing about their meaning.
+
+A frame is a header of 16 bytes, little-endian, and a payload:
+
+    0 length u32 (of the payload) | 4 kind u8 | 5 zero u8 | 6 zero u16 | 8 number u32 | 12 crc u32
+
+`number` counts the frames of one direction of one connection from 0, so a lost or doubled one can't go
+unnoticed; `crc` is the CRC32C of header bytes 0..12 and the payload. A frame that breaks a rule ends the
+connection.
+
+In: the first bytes of a frame arrive in a buffer that all links of a transport share; a frame that is
+complete there is copied out (it is small), the rest of an incomplete one is received straight into a buffer
+of its own, so a frame of 1 MiB is not copied a second time (but for its first 16 KiB at most). Either way
+the receiver may keep what it gets. A message of a bulk link that is larger than a frame travels as frames of
+kind PART and a last one of its own kind, and is received as one.
+
+Out: parts are never joined when they are big, and everything that is sent in one turn of the loop leaves in
+one write. Handshake, calls, pings and reconnecting are `laminar.node.transport.transport`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol, cast
+
+from crc32c import crc32c
+
+from laminar.node.transport.handshake import MAX_HANDSHAKE_BYTES, Channel
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER = struct.Struct("<IBBHI")
+_CRC = struct.Struct("<I")
+HEADER_SIZE = HEADER.size + _CRC.size
+MAX_FRAME_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 512 << 20
+"""What a bulk link carries in parts. No entry is taken that needs them (`max_entry_bytes` of
+`raft.values.Settings`); logs written before that limit may have larger ones, which must reach the followers.
+"""
+SHARED_BUFFER_BYTES = 256 << 10
+_BULK_READ_BYTES = 16 << 10
+"""A bulk link reads no more than this ahead of a frame's own buffer: it bounds what is copied of a big
+frame.
+"""
+_JOIN_BELOW_BYTES = 4 << 10
+"""Neighbouring parts smaller than this are joined: copying them costs less than an entry in the write
+vector.
+"""
+_BULK_HIGH_WATER_BYTES = 1 << 20
+STUCK_MS = 60_000
+"""What the other end has not acknowledged for so long ends a connection; else the kernel tries for a quarter
+of an hour. Longer than a peer that has no room stops reading.
+"""
+
+
+class FrameKind(IntEnum):
+    """What a frame is; the payload's form is decided by `laminar.node.transport.transport`."""
+
+    HELLO = 1
+    REPLY = 2
+    PROOF = 3
+    REFUSED = 4
+    DATA = 5
+    CALL = 6
+    ANSWER = 7
+    FAILURE = 8
+    PING = 9
+    PONG = 10
+    PART = 11
+
+
+_KINDS = frozenset(FrameKind)
+
+
+class LinkOwner(Protocol):
+    """What a link tells, all from inside the loop."""
+
+    def link_made(self, link: Link) -> None: ...
+    def link_frame(self, link: Link, kind: int, payload: memoryview) -> None: ...
+    def link_lost(self, link: Link, error: Exception | None) -> None: ...
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection, in or out. `queue_limit_bytes` bounds what waits to leave.
+
+    Frames offered before `establish` wait; handshake frames go out by `send_at_once`.
+    """
+
+    def __init__(
+        self,
+        owner: LinkOwner,
+        loop: asyncio.AbstractEventLoop,
+        shared: memoryview,
+        *,
+        channel: Channel | None,
+        queue_limit_bytes: int,
+    ) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._shared = shared
+        self.channel = channel
+        self.queue_limit_bytes = queue_limit_bytes
+        self.established = False
+        self.closing = False
+        self.close_reason = ""
+        self.heard = False
+        """Set whenever bytes arrive; the owner clears it when it looks for silence."""
+        self.frames_in = 0
+        self.frames_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.transport: asyncio.Transport | None = None
+        self._max_frame_bytes = MAX_HANDSHAKE_BYTES
+        self._remnant = b""
+        self._body: bytearray | None = None
+        self._body_view = memoryview(b"")
+        self._body_filled = 0
+        self._body_kind = 0
+        self._body_crc = 0
+        self._body_header_crc = 0
+        self._received_parts = bytearray()
+        self._outgoing: list[Buffer] = []
+        self._outgoing_bytes = 0
+        self._flush_scheduled = False
+        self._writing_paused = False
+
+    def __repr__(self) -> str:
+        state = "closing" if self.closing else "established" if self.established else "opening"
+        channel = self.channel.name.lower() if self.channel else "unknown"
+        return (
+            f"<Link {channel} {state} in={self.frames_in} out={self.frames_out} queued={self.queued_bytes}>"
+        )
+
+    # ---- outgoing
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that were offered and have not been given to the kernel."""
+        held = 0 if self.transport is None or self.closing else self.transport.get_write_buffer_size()
+        return self._outgoing_bytes + held
+
+    def has_room(self, size: int) -> bool:
+        """Whether a payload of `size` bytes fits the queue. An empty queue takes any frame, or it would
+        never go.
+        """
+        queued = self.queued_bytes
+        return queued == 0 or queued + size + HEADER_SIZE <= self.queue_limit_bytes
+
+    def send(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> None:
+        """Queue one frame of `size` bytes; it leaves at the end of this turn of the loop.
+
+        `parts` are kept, not copied: the caller must not change them afterwards. `size` is at most `largest`.
+        """
+        if size > MAX_FRAME_BYTES:
+            assert size <= self.largest, f"message of {size} bytes, at most {self.largest}"
+            parts, size = self._send_beginning(parts, size)
+        self._queue(kind, parts, size)
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest message that can be sent."""
+        return MAX_MESSAGE_BYTES if self.channel is Channel.BULK else MAX_FRAME_BYTES
+
+    def _send_beginning(self, parts: Sequence[Buffer], size: int) -> tuple[list[Buffer], int]:
+        """Queue all but what fits the last frame of a message; returns that, and its bytes."""
+        rest = deque(memoryview(part) for part in parts)
+        while size > MAX_FRAME_BYTES:
+            frame: list[Buffer] = []
+            room = MAX_FRAME_BYTES
+            while room:
+                part = rest.popleft()
+                if len(part) > room:
+                    rest.appendleft(part[room:])
+                frame.append(part[:room])
+                room -= len(frame[-1])
+            self._queue(FrameKind.PART, frame, MAX_FRAME_BYTES)
+            size -= MAX_FRAME_BYTES
+        return list(rest), size
+
+    def _queue(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> None:
+        self._outgoing.append(self._header(kind, parts, size))
+        self._outgoing += parts
+        self._outgoing_bytes += HEADER_SIZE + size
+        if self.established and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def send_at_once(self, kind: FrameKind, payload: bytes) -> None:
+        """Write a frame of the handshake, ahead of what waits for the handshake's end."""
+        assert self.transport is not None and not self.established, f"handshake frame {kind!r} out of place"
+        # Handshake frames are not numbered: what waits already has its numbers.
+        number, self.frames_out = self.frames_out, 0
+        self.transport.write(self._header(kind, (payload,), len(payload)) + payload)
+        self.frames_out = number
+
+    def _header(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> bytes:
+        assert size <= MAX_FRAME_BYTES, f"frame of {size} bytes, at most {MAX_FRAME_BYTES}"
+        head = HEADER.pack(size, kind, 0, 0, self.frames_out & 0xFFFFFFFF)
+        self.frames_out += 1
+        crc = crc32c(head)
+        for part in parts:
+            crc = crc32c(part, crc)
+        return head + _CRC.pack(crc)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._writing_paused or self.closing or self.transport is None or not self._outgoing:
+            return
+        self.bytes_out += self._outgoing_bytes
+        outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
+        self.transport.writelines(join_small(outgoing))
+
+    def establish(self, channel: Channel) -> None:
+        """The handshake is over: big frames may come, and what waited leaves."""
+        assert self.transport is not None and not self.established, f"established twice: {self!r}"
+        self.channel = channel
+        self.established = True
+        self._max_frame_bytes = MAX_FRAME_BYTES
+        high = _BULK_HIGH_WATER_BYTES if channel is Channel.BULK else 2 * self.queue_limit_bytes
+        self.transport.set_write_buffer_limits(high=high)
+        self._flush()
+
+    def close(self, reason: str) -> None:
+        """Send what is queued, then end the connection. The first reason given is kept."""
+        self._flush()
+        self._end(reason)
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self, reason: str) -> None:
+        """End the connection at once. The first reason given is kept."""
+        self._end(reason)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _end(self, reason: str) -> None:
+        self.close_reason = self.close_reason or reason
+        self.closing = True
+        self._outgoing = []
+        self._outgoing_bytes = 0
+
+    def pause_reading(self) -> None:
+        """Let the kernel's buffer fill, so that the peer has to wait."""
+        if self.transport is not None and not self.closing:
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self.transport is not None and not self.closing:
+            self.transport.resume_reading()
+
+    # ---- asyncio's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        _end_when_stuck(self.transport)
+        if self.closing:  # aborted while the connection was being made
+            self.transport.abort()
+            return
+        self._owner.link_made(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end("connection closed")
+        self._body = None
+        self._body_view = memoryview(b"")
+        self._received_parts = bytearray()
+        self._owner.link_lost(self, error)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._flush()
+
+    def eof_received(self) -> bool:
+        return False  # a half-closed connection is of no use to us: close it
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is not None:
+            return self._body_view[self._body_filled :]
+        # The loop calls `buffer_updated` before it asks any other link, so one buffer serves them all; only
+        # the beginning of a header may have to be kept in between, and is put back here.
+        kept = len(self._remnant)
+        self._shared[:kept] = self._remnant
+        end = _BULK_READ_BYTES if self.channel is Channel.BULK else SHARED_BUFFER_BYTES
+        return self._shared[kept:end]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard = True
+        self.bytes_in += nbytes
+        if self._body is not None:
+            self._body_filled += nbytes
+            if self._body_filled == len(self._body):
+                self._finish_body()
+            return
+        end = len(self._remnant) + nbytes
+        self._remnant = b""
+        self._split(end)
+
+    # ---- incoming
+
+    def _split(self, end: int) -> None:
+        """Deliver the complete frames of the shared buffer's first `end` bytes, and keep the rest."""
+        position = 0
+        shared = self._shared
+        while end - position >= HEADER_SIZE:
+            length, kind, zero, zeros, number = HEADER.unpack_from(shared, position)
+            if not self._acceptable(length, kind, zero | zeros, number):
+                return
+            (crc,) = _CRC.unpack_from(shared, position + HEADER.size)
+            header_crc = crc32c(shared[position : position + HEADER.size])
+            begin = position + HEADER_SIZE
+            position = begin + length
+            if position > end:
+                self._begin_body(shared[begin:end], length, kind, crc=crc, header_crc=header_crc)
+                return
+            payload = bytes(shared[begin:position])
+            # A handler may run the loop's other business but never reads this link again, so `shared` stays
+            # ours.
+            self._deliver(kind, memoryview(payload), crc=crc, header_crc=header_crc)
+            if self.closing:
+                return
+        self._remnant = bytes(shared[position:end])
+
+    def _acceptable(self, length: int, kind: int, zeros: int, number: int) -> bool:
+        expected = self.frames_in & 0xFFFFFFFF if self.established else 0
+        if length <= self._max_frame_bytes and kind in _KINDS and zeros == 0 and number == expected:
+            return True
+        self.abort(f"bad frame: length {length}, kind {kind}, number {number}, expected {expected}")
+        return False
+
+    def _begin_body(self, first: memoryview, length: int, kind: int, *, crc: int, header_crc: int) -> None:
+        self._body = bytearray(length)
+        self._body_view = memoryview(self._body)
+        self._body_filled = len(first)
+        self._body_view[: len(first)] = first
+        self._body_kind = kind
+        self._body_crc = crc
+        self._body_header_crc = header_crc
+
+    def _finish_body(self) -> None:
+        payload = self._body_view
+        self._body = None
+        self._body_view = memoryview(b"")
+        self._deliver(self._body_kind, payload, crc=self._body_crc, header_crc=self._body_header_crc)
+
+    def _deliver(self, kind: int, payload: memoryview, *, crc: int, header_crc: int) -> None:
+        if crc32c(payload, header_crc) != crc:
+            self.abort(f"bad frame: checksum of frame {self.frames_in} does not match")
+            return
+        if self.established:
+            self.frames_in += 1
+        if kind == FrameKind.PART or self._received_parts:
+            if (
+                self.channel is not Channel.BULK
+                or len(self._received_parts) + len(payload) > MAX_MESSAGE_BYTES
+            ):
+                self.abort(f"bad frame: a part too many, at frame {self.frames_in}")
+                return
+            self._received_parts += payload
+            if kind == FrameKind.PART:
+                return
+            payload, self._received_parts = memoryview(self._received_parts), bytearray()
+        self._owner.link_frame(self, kind, payload)
+
+
+def join_small(parts: Sequence[Buffer]) -> list[Buffer]:
+    """The same bytes with runs of small parts joined; big parts are passed on as they are, empty ones left
+    out.
+    """
+    joined: list[Buffer] = []
+    run: list[Buffer] = []
+    for part in parts:
+        if len(part) < _JOIN_BELOW_BYTES:
+            run.append(part)
+            continue
+        if run:
+            joined.append(b"".join(run))
+            run = []
+        joined.append(part)
+    if run:
+        joined.append(b"".join(run))
+    return joined
+
+
+def _end_when_stuck(transport: asyncio.Transport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
