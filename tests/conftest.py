@@ -35,12 +35,8 @@ TEARDOWN_LIMIT_S = 20
 PURE = (
     "raft/",
     "router/",
-    "test_batch",
-    "test_route",
-    "test_arrow",
-    "test_frame",
-    "test_columns",
-    "test_flat",
+    "batch/",
+    "wire/test_key_route",
 )
 
 hypothesis.settings.register_profile(

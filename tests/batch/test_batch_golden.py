@@ -12,7 +12,7 @@ import pytest
 
 from laminar.batch import Batch, Codec, Column, Kind, build, build_control, check_directory, split, stamp
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def golden(name: str) -> bytes:

@@ -24,7 +24,7 @@ from laminar.batch.batch import Batch
 from laminar.batch.projection import narrow
 from laminar.http.api.append_body import records_of
 from laminar.http.api.fetch_body import FetchFormat, encode_fetch
-from tests.test_batch_damage import full_frame, read_everything, resealed
+from tests.batch.test_batch_damage import full_frame, read_everything, resealed
 
 LIMITS: dict[str, Any] = {"max_records": 100, "max_record_bytes": 1000, "max_plain_bytes": 10_000}
 CELLS = CellLimits(max_key_bytes=20, max_tag_bytes=10, max_headers_bytes=30)

@@ -35,7 +35,7 @@ from router import partition_hash as routers_partition_hash
 SECRET = b"sixteen or more characters"
 KEYS = Keys(SECRET)
 NUMBER = b"12345678"
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "datagram.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "datagram.json").read_text())
 
 topics = st.text(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-", min_size=1, max_size=200

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from laminar.batch import tag_bit, tag_hash
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "route.json").read_text())
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "route.json").read_text())
 
 
 def test_hashes_are_frozen() -> None:
