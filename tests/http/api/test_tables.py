@@ -16,7 +16,7 @@ from laminar.http.api.problems import CODES, Problem, code_of_status
 from laminar.http.api.routes import ROUTES, check_query, match
 from laminar.http.protocol.messages import Response
 
-PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+PROTOCOL = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
 
 @pytest.mark.parametrize("code", CODES)
