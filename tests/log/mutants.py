@@ -24,18 +24,18 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
-JOURNAL = "tests/log/test_journal.py"
-JOURNAL_END = "tests/log/test_journal_end.py"
-INTERVALS = "tests/log/test_intervals.py"
-INTERVAL_CRASHES = "tests/log/test_interval_crashes.py"
-RESTARTS = "tests/log/test_restarts.py"
-NODE_RECOVERY = "tests/log/test_node_recovery.py"
-LOST_MANIFEST = "tests/log/test_lost_manifest.py"
-HOLES = "tests/log/test_holes.py"
-CRASHES = "tests/log/test_crashes.py"
+JOURNAL = "tests/log/commit/test_journal.py"
+JOURNAL_END = "tests/log/commit/test_end_mark.py"
+INTERVALS = "tests/log/commit/test_interval_flush.py"
+INTERVAL_CRASHES = "tests/log/recovery/test_interval_crashes.py"
+RESTARTS = "tests/log/recovery/test_restarts.py"
+NODE_RECOVERY = "tests/log/recovery/test_node.py"
+LOST_MANIFEST = "tests/log/recovery/test_lost_manifest.py"
+HOLES = "tests/log/segment/test_holes.py"
+CRASHES = "tests/log/recovery/test_crashes.py"
 STORAGE = "tests/log/test_storage.py"
-FULL_DISK = "tests/log/test_full_disk.py"
-SCRUBBER = "tests/log/test_scrubber.py"
+FULL_DISK = "tests/log/commit/test_full_disk.py"
+SCRUBBER = "tests/log/integrity/test_scrubber.py"
 MACHINE = "tests/log/test_machine.py::test_ten_thousand_steps_of_a_storage_agree_with_lists"
 TIMEOUT_S = 240
 
@@ -142,7 +142,7 @@ MUTANTS = (
         "Writer._add_dirty",
         "len(self._waiting) > files.resources.files.unsynced_limit",
         "False",
-        "tests/log/test_open_files.py",
+        "tests/log/disk/test_open_files.py",
     ),
     _one(
         "a sync covers a write that was under way when it began",
@@ -150,7 +150,7 @@ MUTANTS = (
         "Handle.sync",
         "writes = self._ended",
         "writes = self._begun",
-        "tests/log/test_write_under_way.py",
+        "tests/log/commit/test_write_under_way.py",
     ),
     _one(
         "journal files used again without the hard states in the checkpoint",
@@ -281,7 +281,7 @@ MUTANTS = (
                 "laminar.log.disk.document", "Document.write", "for _, name in files:", "for _, name in ():"
             ),
         ),
-        ("tests/log/test_document.py::test_rot_in_one_copy_and_a_crash_at_any_step_of_the_next_write",),
+        ("tests/log/disk/test_document.py::test_rot_in_one_copy_and_a_crash_at_any_step_of_the_next_write",),
     ),
     _one(
         "a document that could not be written is there",
@@ -289,7 +289,7 @@ MUTANTS = (
         "Document.write",
         "self._remove([*final, *fresh])",
         "pass",
-        "tests/log/test_document.py",
+        "tests/log/disk/test_document.py",
     ),
     _one(
         "a document's copies are in no synced directory when the old ones go",
@@ -297,7 +297,7 @@ MUTANTS = (
         "Document.write",
         "self.disk.sync_directory(self.directory)",
         "pass",
-        "tests/log/test_document.py",
+        "tests/log/disk/test_document.py",
     ),
     _one(
         "log_start without its term",

@@ -226,14 +226,14 @@ NODES = [
         "laminar.log.commit.journal:Journal.write",
         "self._file.pwritev_synced(",
         "self._file.pwritev(",
-        tests=("tests/log/test_restarts.py",),
+        tests=("tests/log/recovery/test_restarts.py",),
     ),
     case(
         "a truncation is not journaled",
         "laminar.log.recovery.replay:Replay._apply_to_log",
         "elif kind is RecordKind.TRUNCATE:",
         "elif kind is RecordKind.TRUNCATE and False:",
-        tests=("tests/log/test_restarts.py", "tests/log/test_crashes.py"),
+        tests=("tests/log/recovery/test_restarts.py", "tests/log/recovery/test_crashes.py"),
     ),
     case(
         "a joining node is taken before the founder is known",
@@ -362,7 +362,7 @@ NODES = [
         "laminar.log.storage:Storage.replace_log",
         "if old.recovering or old.incarnation > new.incarnation:",
         "if False:",
-        tests=("tests/log/test_restarts.py",),
+        tests=("tests/log/recovery/test_restarts.py",),
     ),
     case(
         "a repair takes a batch of another term",

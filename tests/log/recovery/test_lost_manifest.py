@@ -15,7 +15,7 @@ from laminar.log.format.manifest import Manifest
 from laminar.log.tools.verification import verify
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import HOME, SMALL, manifest_entry, open_inline, run
-from tests.log.test_node_recovery import _fill, _recover, _shard_of
+from tests.log.recovery.test_node import _fill, _recover, _shard_of
 
 HOW = ("rotten", "missing", "home gone")
 
