@@ -1,9 +1,9 @@
 """The client without a loop: what `laminar.connect` returns.
 
-Thin wrappers around the async face, run by a `Portal`; `tests/client/test_sync.py` holds each class to the
-methods and parameters of its twin. Each module wraps the one of its name above; here is the client itself.
-Three are more than wrappers, because a thread hop per record would cost more than the record: producer,
-reader and sink.
+Thin wrappers around the async face, run by a `Portal`; `tests/client/sync/test_sync.py` holds each class to
+the methods and parameters of its twin. Each module wraps the one of its name above; here is the client
+itself. Three are more than wrappers, because a thread hop per record would cost more than the record:
+producer, reader and sink.
 """
 
 from __future__ import annotations

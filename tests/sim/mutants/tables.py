@@ -8,7 +8,7 @@ NODE = ("tests/node/test_consensus.py",)
 DERIVED = ("tests/node/test_derived.py",)
 KEYS = ("tests/node/test_keys.py",)
 WINDOW = ("tests/node/test_window.py",)
-ACCEPTED = ("tests/client/test_accepted.py",)
+ACCEPTED = ("tests/client/produce/test_accepted.py",)
 
 TABLES = [
     case(
