@@ -91,7 +91,7 @@ raft-fuzz: .venv/.core
 # 10,000 ordinary connections for each number of shards, and how evenly they are spread; 100,000 appends by
 # datagram over 64 partitions, each done by its owner.
 steer-long: .venv/.core
-	CONNECTIONS=10000 $(BIN)/python -m pytest -q -s -p no:xdist tests/node/test_reuseport.py -k spread
+	CONNECTIONS=10000 $(BIN)/python -m pytest -q -s -p no:xdist tests/node/runtime/test_reuseport.py -k spread
 	DATAGRAMS=100000 $(BIN)/python -m pytest -q -s -p no:xdist tests/cluster/test_datagrams.py -k owner \
 	  --timeout=1800
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-NODE = ("tests/node/test_consensus.py",)
-QUIET = ("tests/node/test_quiet.py",)
-ELECTIONS = ("tests/node/test_elections.py",)
-STOPPED = ("tests/node/test_stopped_replica.py",)
-OPENING = ("tests/node/test_opening.py",)
-LOST_MANIFEST = ("tests/node/test_lost_manifest.py",)
+NODE = ("tests/node/consensus/test_consensus.py",)
+QUIET = ("tests/node/consensus/test_quiescence.py",)
+ELECTIONS = ("tests/node/consensus/test_election_throttle.py",)
+STOPPED = ("tests/node/consensus/test_stopped_replica.py",)
+OPENING = ("tests/node/shard/test_replica_startup.py",)
+LOST_MANIFEST = ("tests/node/shard/test_lost_manifest.py",)
 LOST_MANIFESTS = ("tests/sim/test_lost_manifest.py",)
-OLD_CATALOG = ("tests/node/test_old_catalog.py",)
-CATCH_UP = ("tests/node/test_catch_up.py",)
-REPAIR = ("tests/node/test_repair.py",)
+OLD_CATALOG = ("tests/node/shard/test_old_catalog.py",)
+CATCH_UP = ("tests/node/catch_up/test_catch_up.py",)
+REPAIR = ("tests/node/consensus/test_peer_repair.py",)
 WIPED = ("tests/sim/test_replacement.py::test_pitfall_35_a_wiped_node_is_refused_under_its_old_name",)
 MOVED = (
     "tests/sim/test_replacement.py::"
     "test_pitfall_50_what_was_moved_is_kept_until_no_loss_of_power_brings_it_back",
 )
 
-COPIES = ("tests/node/test_copies.py",)
+COPIES = ("tests/node/partition/test_min_replicas.py",)
 FEWER = ("tests/test_embedded.py::test_no_topic_is_born_silently_with_fewer_replicas_than_asked",)
 
 PUT_BACK = (
@@ -29,7 +29,7 @@ PUT_BACK = (
 ENDS = ("tests/sim/test_roll_back.py::test_a_node_whose_folder_was_put_back_ends_and_says_why",)
 ACCEPTED = ("tests/sim/test_marks.py::test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins",)
 
-DIED = ("tests/node/test_placement.py",)
+DIED = ("tests/node/catalog/test_placement.py",)
 
 NODES = [
     case(
@@ -125,7 +125,7 @@ NODES = [
         "laminar.node.shard.reconcile:InLine._make",
         "change_manifest(lambda known: [*known, *entries])",
         "write_manifest([*shard.storage.manifest.entries, *entries])",
-        tests=("tests/node/test_old_catalog.py",),
+        tests=("tests/node/shard/test_old_catalog.py",),
         tests_only=True,
     ),
     case(
@@ -141,7 +141,7 @@ NODES = [
         "laminar.node.api.accept_loss:_Standing.voters",
         "voters or (",
         "(",
-        tests=("tests/node/test_recover.py",),
+        tests=("tests/node/api/test_accept_loss.py",),
         tests_only=True,
     ),
     case(
@@ -204,7 +204,7 @@ NODES = [
         "laminar.node.transport.handshake:check_epoch",
         "if not mine.cluster or not theirs.cluster or mine.epoch == theirs.epoch:",
         "if True:",
-        tests=("tests/node/test_catalog_recovery.py",),
+        tests=("tests/node/catalog/test_recovery.py",),
         tests_only=True,
     ),
     case(
@@ -247,7 +247,7 @@ NODES = [
         "laminar.node.consensus.quiescence:Pairs.heard",
         "elif pair.nonce != peer.nonce:",
         "elif False:",
-        tests=("tests/node/test_quiet.py",),
+        tests=("tests/node/consensus/test_quiescence.py",),
     ),
     case(
         "a quiet leader rests without one whose return is no news",
@@ -334,14 +334,14 @@ NODES = [
         "laminar.node.shard.replica_moves:next_step",
         "if hears(without):",
         "if True:",
-        tests=("tests/node/test_moves.py",),
+        tests=("tests/node/shard/test_replica_moves.py",),
     ),
     case(
         "a removal is told to the catalog before it is committed",
         "laminar.node.shard.replica_moves:Moves._report",
         "configurations_up_to(partition.committed_index)",
         "configurations_up_to(1 << 60)",
-        tests=("tests/node/test_moves.py",),
+        tests=("tests/node/shard/test_replica_moves.py",),
     ),
     case(
         "a catch-up puts a shorter log in the place of a longer one",

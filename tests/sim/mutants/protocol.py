@@ -259,14 +259,14 @@ PROTOCOL = [
         "laminar.node.consensus.lost_majority:agree",
         "first.keys() == second.keys() and all(",
         "True or all(",
-        tests=("tests/node/test_release.py",),
+        tests=("tests/node/consensus/test_lost_majority.py",),
     ),
     case(
         "a release while one leads",
         "laminar.node.consensus.lost_majority:agree",
         "not end.leading",
         "True",
-        tests=("tests/node/test_release.py",),
+        tests=("tests/node/consensus/test_lost_majority.py",),
     ),
     case(
         "a mark falls by length",

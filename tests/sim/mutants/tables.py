@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-NODE = ("tests/node/test_consensus.py",)
-DERIVED = ("tests/node/test_derived.py",)
-KEYS = ("tests/node/test_keys.py",)
-WINDOW = ("tests/node/test_window.py",)
+NODE = ("tests/node/consensus/test_consensus.py",)
+DERIVED = ("tests/node/partition/test_snapshot.py",)
+KEYS = ("tests/node/partition/state/test_idempotency_keys.py",)
+WINDOW = ("tests/node/partition/test_window.py",)
 ACCEPTED = ("tests/client/produce/test_accepted.py",)
 
 TABLES = [
@@ -23,7 +23,7 @@ TABLES = [
         "laminar.node.partition.deduplication:check_room",
         '"""',
         'return\n    """',
-        tests=(*KEYS, "tests/node/test_producers.py"),
+        tests=(*KEYS, "tests/node/partition/state/test_producers.py"),
         tests_only=True,
     ),
     case(
@@ -31,7 +31,7 @@ TABLES = [
         "laminar.node.partition.state.producers:Producers.check",
         'return None if sequence == 0 else Refused("unknown_producer", 0)',
         "return None",
-        tests=("tests/node/test_producers.py",),
+        tests=("tests/node/partition/state/test_producers.py",),
         tests_only=True,
     ),
     case(
@@ -75,7 +75,7 @@ TABLES = [
         "known = self._producers.get(producer_id)",
         "known = next((was for _, who, was in self._undo if who == producer_id), "
         "self._producers.get(producer_id))",
-        tests=("tests/node/test_producers.py", "tests/node/test_append_outcomes.py"),
+        tests=("tests/node/partition/state/test_producers.py", "tests/node/api/test_append_outcomes.py"),
     ),
     case(
         "the window calls committed what is appended",
@@ -163,7 +163,7 @@ TABLES = [
         "laminar.node.partition.state.state:Tables.appended",
         "self._restore_tables(record.derived())",
         "pass",
-        tests=("tests/node/test_retention.py",),
+        tests=("tests/node/partition/test_retention.py",),
     ),
     case(
         "a start is carried out before it is committed",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-STAGES = ("tests/node/test_stages.py",)
-COORDINATOR = ("tests/node/test_coordinator.py",)
-ONCE = ("tests/node/test_once.py",)
+STAGES = ("tests/node/partition/state/test_staged_batches.py",)
+COORDINATOR = ("tests/node/transactions/test_coordinator.py",)
+ONCE = ("tests/node/transactions/test_single_use_sinks.py",)
 FINGERPRINTS = ("tests/spark/test_fingerprints.py",)
-PUBLISHED_ONCE = ("tests/node/test_published_once.py",)
-DELETION = ("tests/node/test_sink_deletion.py",)
+PUBLISHED_ONCE = ("tests/node/transactions/test_published_once.py",)
+DELETION = ("tests/node/transactions/test_sink_deletion.py",)
 
 TRANSACTIONS = [
     case(

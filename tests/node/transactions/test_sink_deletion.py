@@ -15,7 +15,7 @@ from laminar.node.partition.state.state import Tables
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
 from laminar.node.transactions.participant import Staging
 from tests.node.alone import lone_partition, values
-from tests.node.test_once import PART, SINK, Targets, coordinator_of, forget, stage
+from tests.node.transactions.test_single_use_sinks import PART, SINK, Targets, coordinator_of, forget, stage
 from tests.node.trio import trio
 
 

@@ -22,7 +22,7 @@ from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
 from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition, values
 from tests.node.entries import forget_published_entry, pin_entry, publish_entry, staged_entry
-from tests.node.test_once import PART, SINK, Targets, coordinator_of, janitor, stage
+from tests.node.transactions.test_single_use_sinks import PART, SINK, Targets, coordinator_of, janitor, stage
 from tests.node.trio import trio
 
 

@@ -18,7 +18,7 @@ from laminar.node.runtime.reuseport import partition_program
 from router import owner_shard
 from tests.node.hosts import HOSTS, have
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "router" / "golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "router" / "golden.json").read_text())
 # Ordinary connections for each number of shards; `make steer-long` has 10,000.
 CONNECTIONS = int(os.environ.get("CONNECTIONS", "1000"))
 # The 1 - 1e-6 quantiles of chi-squared, by degrees of freedom.

@@ -19,7 +19,7 @@ from router import owner_shard, partition_hash
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
 from tests.node.opened import entry
-from tests.node.test_old_catalog import HELD, OTHER, STORE, OldNode, creating, live
+from tests.node.shard.test_old_catalog import HELD, OTHER, STORE, OldNode, creating, live
 
 ELSEWHERE = ReplicaRecord(8, "there", b"t" * 16, made=True)
 

@@ -157,7 +157,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         "folder = open_data_folder(RealDisk(), sys.argv[1], node='', joining=False)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path), root], check=False).returncode == -9
 
     open_folder(tmp_path).close()
