@@ -63,8 +63,9 @@ skipped_key = pytest.StashKey[str]()
 
 
 def place(item: pytest.Item) -> str:
-    """The test's file below tests/, as "raft/test_core.py"."""
-    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else item.path.name
+    """Return the test's file below tests/, as "raft/test_core.py"; elsewhere below the run's root."""
+    root = TESTS if item.path.is_relative_to(TESTS) else item.config.rootpath
+    return item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else item.path.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

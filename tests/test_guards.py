@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 def run_pytest(folder: Path, source: str, *options: str, name: str = "test_it.py") -> tuple[int, str]:
     """(exit status, output) of a run, under our conftest, of one test file."""
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(source)
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "-q"]
@@ -109,7 +110,7 @@ def test_a_process_left_over_is_named_ended_and_fails_the_run(tmp_path: Path, op
     [
         (LEAVES_A_TASK, "test_it.py", "tasks left pending"),
         (LEAVES_A_FILE, "test_it.py", "open file"),
-        (OPENS_A_SOCKET, "test_batch_it.py", "is a pure test, and may not open a socket"),
+        (OPENS_A_SOCKET, "batch/test_it.py", "is a pure test, and may not open a socket"),
     ],
     ids=["task", "file", "socket"],
 )

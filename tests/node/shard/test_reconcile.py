@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,8 @@ async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_publis
         written: list[Any] = []
         again = asyncio.Event()
 
-        async def write_manifest(entries: list[Any]) -> None:
-            written.append(entries)
+        async def change_manifest(change: Callable[[list[Any]], list[Any]]) -> None:
+            written.append(change([]))
 
         storage = partition._driver._storage
         shard: Any = SimpleNamespace(
@@ -33,8 +34,7 @@ async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_publis
             view=SimpleNamespace(topics=lambda: {"t": SimpleNamespace(settings={"flush": "interval"})}),
             storage=SimpleNamespace(
                 set_policy=storage.set_policy,
-                manifest=SimpleNamespace(entries=[]),
-                write_manifest=write_manifest,
+                change_manifest=change_manifest,
             ),
             bring_in_line=again.set,
         )
