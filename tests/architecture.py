@@ -184,7 +184,6 @@ TOLERATED: dict[tuple[str, str], str] = {
     ("log.format.checkpoint_state", "log.segment.segment_file"): "`LogFiles.new_segment` is the writer's",
     ("log.partition_log.changes", "log.partition_log.log"): "the type of a log whose change is recorded",
     ("log.commit.checkpoints", "log.commit.segment_writer"): "the type of the writer that is asked",
-    ("client.net.session", "client.produce.*"): "types of the senders that a session closes",
     ("node.consensus.log_start", "node.partition.state.*"): "the entry's state is decoded where it is read",
     ("node.consensus.replica", "node.consensus.quiescence"): "a replica keeps what quiescence knows of it",
     ("node.consensus.lost_majority", "node.runtime.process"): "the type of the process it works for",

@@ -167,7 +167,7 @@ class Topic(Generic[T]):
             timeout_s=self._session.timeout_s if timeout is None else timeout,
             guard=guard,
         )
-        self._session.senders.add(sender)
+        self._session.opened(sender)
         return sender
 
     def producer(

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from laminar.batch import Header
@@ -24,10 +24,6 @@ from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, ju
 from laminar.client.policy.routing import Balancer, Seen, TopicMap, readers
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
-
-if TYPE_CHECKING:
-    from laminar.client.produce.datagrams import Datagrams
-    from laminar.client.produce.sender import Sender
 
 _log = logging.getLogger("laminar.client")
 
@@ -100,6 +96,17 @@ def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict
     return verdict, problem
 
 
+class Closable(Protocol):
+    """A sender that works on a session, and ends with it."""
+
+    @property
+    def resent(self) -> int:
+        """Number of times a batch was sent again."""
+
+    async def end(self, error: Error) -> None:
+        """Stop sending; what has no receipt fails with `error`."""
+
+
 class Session:
     """One client's state on its event loop. `close` ends it; nothing works afterwards."""
 
@@ -119,8 +126,7 @@ class Session:
         self.redirects = 0
         self._silent_until_ms: dict[str, int] = {}
         self.reads_by_node: dict[str, int] = {}
-        self.senders: set[Sender] = set()
-        self.datagrams: set[Datagrams[Any]] = set()
+        self._closables: set[Closable] = set()
         self._resent_before = 0
         self._nodes: list[str] = list(endpoints.urls)
         self._maps: dict[str, TopicMap] = {}
@@ -523,23 +529,24 @@ class Session:
         return url
 
     def resent_batches(self) -> int:
-        """How many batches were sent more than once."""
-        return self._resent_before + sum(sender.outbox.resent for sender in self.senders)
+        """Return how often a batch was sent again, by all senders of this session."""
+        return self._resent_before + sum(each.resent for each in self._closables)
 
-    def sender_closed(self, sender: Sender) -> None:
-        """Forget a sender, but not what it counted."""
-        if sender in self.senders:
-            self.senders.remove(sender)
-            self._resent_before += sender.outbox.resent
+    def opened(self, sender: Closable) -> None:
+        """End `sender` when the session is closed, and count what it sends again."""
+        self._closables.add(sender)
+
+    def ended(self, sender: Closable) -> None:
+        """Forget a sender, but not what it counted. Idempotent."""
+        if sender in self._closables:
+            self._closables.remove(sender)
+            self._resent_before += sender.resent
 
     async def close(self) -> None:
         """Fail what is under way and drop the connections. Idempotent."""
         self.closed = True
         gone = Unavailable("the client was closed", code="client_closed")
-        for sender in list(self.senders):
-            sender.close(gone)
-        for datagrams in list(self.datagrams):
-            await datagrams.close()
+        await asyncio.gather(*(each.end(gone) for each in list(self._closables)))
         for task in list(self._refreshing.values()):
             task.cancel()
         await self.pool.close()

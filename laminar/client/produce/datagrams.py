@@ -151,6 +151,11 @@ class Datagrams(Generic[T]):
         """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
         return dict(self._counts)
 
+    @property
+    def resent(self) -> int:
+        """Number of times a batch was sent again."""
+        return self._counts["resent"]
+
     # -- appending -----------------------------------------------------------------------------
 
     async def append(
@@ -229,7 +234,7 @@ class Datagrams(Generic[T]):
         if self._lanes:
             return self._lanes
         if self._beginning is None or (self._beginning.done() and self._beginning.exception() is not None):
-            self._session.datagrams.add(self)
+            self._session.opened(self)
             self._beginning = self._session.loop.create_task(self._begin())
             self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._beginning)
@@ -457,10 +462,14 @@ class Datagrams(Generic[T]):
         if waiting is not None:
             waiting.put_nowait(answer)
 
+    async def end(self, error: Error) -> None:
+        """Close with the session."""
+        await self.close()
+
     async def close(self) -> None:
         """Send nothing more. Idempotent; appends still waiting fail."""
         self._closed = True
-        self._session.datagrams.discard(self)
+        self._session.ended(self)
         tasks: list[asyncio.Task[Any]] = [lane.task for lane in self._lanes if lane.task is not None]
         if self._beginning is not None:
             tasks.append(self._beginning)

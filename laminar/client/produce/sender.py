@@ -464,12 +464,21 @@ class Sender:
         if resume_ms is not None:
             self._timer = self._loop.call_later(max(0, resume_ms - now + 1) / 1000, self.wake)
 
+    @property
+    def resent(self) -> int:
+        """Number of times a batch was sent again."""
+        return self.outbox.resent
+
+    async def end(self, error: Error) -> None:
+        """Close with the session."""
+        self.close(error)
+
     def close(self, error: Error) -> None:
         """Stop sending. What has no receipt fails with `error`."""
         if self.closed:
             return
         self.closed = True
-        self.session.sender_closed(self)
+        self.session.ended(self)
         if self._timer is not None:
             self._timer.cancel()
         self._silence.close()

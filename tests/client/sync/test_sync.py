@@ -45,6 +45,7 @@ TWINS = [
 # What only one face needs: the other's machinery.
 ONLY_ASYNC = {
     "session",
+    "end",
     "open_sender",
     "take_ready",
     "take",
