@@ -68,8 +68,10 @@ def _test(tests: tuple[str, ...]) -> str:
     import pytest
 
     quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    # A failing example need not be made small: that takes longer than to find it.
+    fast = ("-x", "--hypothesis-profile=mutants")
     code = pytest.main(
-        ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", *quiet, *tests]
+        ["-q", *fast, "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", *quiet, *tests]
     )
     return f"tests: {' '.join(tests)}" if code == pytest.ExitCode.TESTS_FAILED else ""
 

@@ -1,0 +1,21 @@
+"""Two journeys stay as short as they are: a change that makes one longer says so here.
+
+The election is only printed: how often candidates must try depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.traces.journeys import trace_of
+
+# Moves between files: those of November 2026, with room for a node's timers that fire meanwhile.
+MOST_MOVES = {"append": 200, "read": 460}
+
+
+@pytest.mark.parametrize("journey", MOST_MOVES)
+def test_a_journey_goes_back_and_forth_no_more_than_it_did(journey: str) -> None:
+    """`python -m tests.traces --path NAME` shows where it goes."""
+    figures = trace_of(journey, runs=3).figures()
+
+    assert 0 < figures.moves <= MOST_MOVES[journey], figures
