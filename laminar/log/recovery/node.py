@@ -31,11 +31,16 @@ _HOME = re.compile(r"(\d+)-(\d+)")
 ShardOf = Callable[[ReplicaEntry, int], int]
 
 
-class Map(msgspec.Struct, frozen=True):
-    """Which homes count: those of `number`, one for each of `shards`."""
+class Map(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which homes count: those of `number`, one for each of `shards`.
+
+    `made`: each of them is there. Not before the end of the first start, so that a home which is missing
+    then was never used.
+    """
 
     number: int
     shards: int
+    made: bool = True
 
 
 def shard_home(data_directory: str, shards: Map, shard: int) -> str:
@@ -74,7 +79,7 @@ def recover_node(
     disk.make_directory(os.path.join(data_directory, "shards"))
     document = Document(disk, data_directory, "map")
     found = _read_map(disk, data_directory, document)
-    current = found or Map(1, shards)
+    current = found or Map(1, shards, made=False)
     _check_homes(disk, data_directory, current)
     # Also what was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
@@ -82,12 +87,15 @@ def recover_node(
     if disk.exists(controller_home(data_directory)):
         node.recover(controller_home(data_directory)).close()
     homes = [shard_home(data_directory, current, shard) for shard in range(current.shards)]
-    if found is not None:
+    if current.made:
         node.begin_missing(homes)
-    homes = [home for home in homes if disk.exists(home)]
-    if shards == current.shards:
+    if shards == current.shards or not current.made:
         for home in homes:
             node.recover(home, forget=True).close()
+    if not current.made:
+        current = Map(current.number, current.shards)
+        document.write(msgspec.msgpack.encode(current))
+    if shards == current.shards:
         return current
     wanted = Map(current.number + 1, shards)
     recovered = [node.recover(home, forget=True) for home in homes]
@@ -196,8 +204,8 @@ class _Node:
         self._rng = rng
 
     def begin_missing(self, homes: list[str]) -> None:
-        """Begin those that a former start may have made, and that are gone, as homes without a manifest:
-        no replica that was there is born again.
+        """Begin those that a former start made, and that are gone, as homes without a manifest: no replica of
+        theirs is born again.
         """
         for home in homes:
             documents = [Document(self._disk, home, name) for name in ("manifest", "checkpoint")]

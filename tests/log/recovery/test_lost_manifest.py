@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laminar.log import DamagedDocument, Map, RealDisk, Storage, recover_node, shard_home
+from laminar.log import DamagedDocument, RealDisk, Storage, recover_node, shard_home
 from laminar.log.format.manifest import Manifest
 from laminar.log.tools.verification import verify
 from tests.disks.fault_disk import FaultDisk, PowerCut
@@ -212,18 +212,32 @@ def test_the_controllers_manifest_and_one_without_a_catalog_are_refused() -> Non
     run(main())
 
 
-def test_the_map_of_a_first_start_that_was_cut_off_costs_no_replica() -> None:
-    """The home is missing as it was never made: it does not know that, and the catalog does."""
-
-    async def main() -> None:
+def test_a_first_start_that_is_cut_off_at_any_step_leaves_no_home_that_was_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was never made is not missing: else what the catalog places here before it is asked what was here
+    would count as lost, and a partition of one replica would never have a leader.
+    """
+    step, done = 0, False
+    while not done:
+        step += 1
         disk = FaultDisk()
-        assert Map(1, 1) == _recover(disk, 1) == _recover(disk, 1)
-        assert not known(disk, HOME)
-        storage = open_inline(disk)
-        await storage.write_manifest([], known=True)
-        assert known(disk, HOME)
-
-    run(main())
+        disk.cut_after = step
+        try:
+            _recover(disk, 2)
+            done = True
+        except PowerCut:
+            pass
+        disk.crash(random.Random(step), keep=0.5)
+        caplog.clear()
+        for count in (2, 3):
+            shards = _recover(disk, count)
+            assert [True] * count == [
+                known(disk, shard_home("data", shards, shard)) for shard in range(count)
+            ]
+            assert (shards.number, True) == (count - 1, shards.made)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING], step
+    assert step > 50
 
 
 async def test_verify_says_that_a_home_lost_its_manifest(tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ def test_homes_of_an_unfinished_change_that_hold_nothing_stop_no_start() -> None
                 disk.remove_tree(f"data/shards/{home}")  # Laminar did not make them here, formerly
             assert 3 == _recover(disk, 3).shards
         assert begun > 2
+        disk.cut_after = None
 
         assert 3 == _recover(disk, 3).shards
 
