@@ -166,7 +166,9 @@ class GroupProcess(Process):
                 await asyncio.sleep(0)
             machine = Counting(self, entry.partition)
             self.machines.append(machine)
-            machine.replica = await self.open_replica(entry, name=f"g/{entry.partition}", machine=machine)
+            machine.replica = await self.replica_factory.open(
+                entry, name=f"g/{entry.partition}", machine=machine
+            )
             self.driver.add(machine.replica)
         gc.collect()
         gc.freeze()

@@ -190,8 +190,6 @@ TOLERATED: dict[tuple[str, str], str] = {
     ("node.partition.deduplication", "node.partition.partition"): "the type of the partition it is asked for",
     ("node.partition.min_replicas", "node.partition.partition"): "the type of the partition it is asked for",
     ("node.partition.problems", "node.partition.partition"): "the type of the partition it is asked for",
-    ("node.catalog.*", "node.catalog.controller"): "the type of the controller that they are parts of",
-    ("node.catalog.lost_majority_members", "node.shard.shard"): "the type of the shard that asks",
     ("node.catch_up.service", "node.shard.shard"): "the type of the shard that it works for",
     ("node.shard.*", "node.shard.shard"): "the type of the shard that they are parts of",
     ("node.shard.shard", "node.api.app"): "a shard makes its own application",

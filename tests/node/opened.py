@@ -13,8 +13,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.consensus.peer_repair import Repairs
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.host.clock import Clock
-from laminar.node.runtime.environment import Environment
-from laminar.node.runtime.process import Process
+from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.shard.replica_startup import Opening
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import TcpAddress
@@ -53,12 +52,15 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         driver=SimpleNamespace(add=driven.append, say_stopped=lambda name, error: None),
         driven=driven,
         cluster_id=CLUSTER,
-        raft_settings=Settings(),
-        rng=random.Random(1),
         clock=Clock(),
-        environment=Environment(),
+        replica_factory=ReplicaFactory(
+            cluster_id=lambda: CLUSTER,
+            storage=storage,
+            settings=Settings(),
+            clock=Clock(),
+            rng=random.Random(1),
+        ),
     )
-    shard.open_replica = lambda *args, **named: Process.open_replica(shard, *args, **named)
     shard.work = []
 
     def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -13,7 +13,6 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from laminar.batch import Batch, Header, build
@@ -27,8 +26,7 @@ from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.node.runtime.environment import Environment
-from laminar.node.runtime.process import Process
+from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
 from laminar.node.transport.transport import Address, Channel, Peer, TcpAddress, Transport
 from raft.messages import AnyMessage, AppendAnswer
@@ -201,21 +199,18 @@ class Member:
         log = self.storage.logs[self.replica_id]
         self.partition = self._made(log)
         entry = self.entry
-        process: Any = SimpleNamespace(
-            cluster_id=CLUSTER,
+        factory = ReplicaFactory(
+            cluster_id=lambda: CLUSTER,
             storage=self.storage,
-            raft_settings=SETTINGS,
-            rng=self.trio.rng,
+            settings=SETTINGS,
             clock=self.clock,
-            environment=Environment(),
+            rng=self.trio.rng,
         )
         if self.trio.heals:
             self.repairs.keep(entry, log)
         while True:
             try:
-                replica = await Process.open_replica(
-                    process, entry, name=f"t/0@{self.node}", machine=self.partition
-                )
+                replica = await factory.open(entry, name=f"t/0@{self.node}", machine=self.partition)
                 break
             except DamagedRange:
                 await self.repairs.news(GROUP)

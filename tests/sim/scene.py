@@ -37,9 +37,8 @@ class Scene:
 
         def narrow(machine: Machine, process: Process) -> None:
             """Appends in small windows: else a whole log is under way before anybody looks."""
-            process.raft_settings = replace(
-                process.raft_settings, max_inflight_bytes=2048, max_append_bytes=1024
-            )
+            factory = process.replica_factory
+            factory.settings = replace(factory.settings, max_inflight_bytes=2048, max_append_bytes=1024)
             seen(machine, process)
 
         self.world.watch = narrow

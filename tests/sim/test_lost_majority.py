@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from laminar.node.catalog.group import CatalogGroup
-from laminar.node.catalog.leader_duties import CatalogLead
+from laminar.node.catalog.leader_duties import LeaderDuties
 from laminar.node.catalog.local_replica import CATALOG_NAME
 from laminar.node.catalog.recovery import StoppedNode
 from laminar.node.consensus.replica import TERMS_PASSED
@@ -79,7 +79,7 @@ def test_a_partition_whose_majority_is_gone_goes_on_with_what_survives_and_gets_
     scene.world.close()
 
 
-async def _replaces_nothing(lead: CatalogLead, group: CatalogGroup, *, gone: set[str]) -> None:
+async def _replaces_nothing(lead: LeaderDuties, group: CatalogGroup, *, gone: set[str]) -> None:
     return None
 
 
@@ -89,7 +89,7 @@ def test_those_given_up_come_back_together_and_neither_lead_nor_serve(
     """They were a majority. Before they hear one another they hear from the catalog what was decided, also
     where no other node has taken their places yet.
     """
-    monkeypatch.setattr(CatalogLead, "_replace", _replaces_nothing)
+    monkeypatch.setattr(LeaderDuties, "_replace", _replaces_nothing)
     scene, survivor, gone = bereaved(4)
     status, _ = post(scene, survivor.node, RECOVER + "?accept_loss=true")
     assert status == 200

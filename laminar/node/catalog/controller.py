@@ -21,12 +21,13 @@ from laminar.log.recovery.node import controller_home
 from laminar.log.storage import Storage
 from laminar.node.catalog import controller_addresses
 from laminar.node.catalog.group import CatalogGroup
-from laminar.node.catalog.leader_duties import CatalogLead
-from laminar.node.catalog.local_replica import ANOTHER_NAME, OwnCatalog
+from laminar.node.catalog.leader_duties import LeaderDuties
+from laminar.node.catalog.local_replica import ANOTHER_NAME, LocalReplica
 from laminar.node.catalog.lost_majority_members import CatalogMembers
-from laminar.node.catalog.rollback_guard import OwnFolder
-from laminar.node.catalog.service import CatalogService, NodeRequest
-from laminar.node.catalog.view_publisher import ViewFeed
+from laminar.node.catalog.node_directory import NodeDirectory
+from laminar.node.catalog.rollback_guard import NEWEST_COPY, RollbackGuard
+from laminar.node.catalog.service import CatalogService, NodeRequest, ReplicaRequest
+from laminar.node.catalog.view_publisher import ViewPublisher
 from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
 from laminar.node.consensus.lost_majority import Releases
 from laminar.node.consensus.replica import Replica
@@ -41,7 +42,7 @@ from membership.catalog import NotCatalogLeader
 from membership.gossip import Gossip
 from membership.lives import Life
 from membership.packets import address_text
-from membership.records import CatalogState, NodeRecord
+from membership.records import CatalogState, NodeRecord, Result
 from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
 
@@ -61,26 +62,56 @@ class Controller(Process):
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         super().__init__(boot, storage=storage)
-        self.service = CatalogService(self)
         self.gossip: Gossip | None = None
-        self._where = controller_addresses.Whereabouts()
-        self._folder = OwnFolder(self)
+        self._addresses = controller_addresses.AddressBook()
+        self._guard = RollbackGuard(boot, self.clock)
         self._remembered_until_ms = 0
         self._reconcile_now = asyncio.Event()
         self._patient = True
-        self._own = OwnCatalog(
-            self,
-            self._where,
+        self._replica = LocalReplica(
+            boot,
+            addresses=self._addresses,
+            clock=self.clock,
+            storage=storage,
+            driver=self.driver,
+            repairs=self.repairs,
+            factory=self.replica_factory,
+            stopping=self.stopping,
             on_applied=self._applied,
             on_led=self._led,
+            on_match=lambda: self.service.changed(),
+            on_fatal=self.fatal,
         )
-        self._lead = CatalogLead(self, again=self._reconcile_now.set)
-        self._feed = ViewFeed(self)
-        self._releases = Releases(self, CatalogMembers(self), address_of=self.address_of)
+        self.directory = NodeDirectory(boot.node, replica=self._replica, addresses=self._addresses)
+        self.service = CatalogService(
+            self.directory,
+            driver=self.driver,
+            transport=self.transport,
+            clock=self.clock,
+            rng=self.rng,
+            max_partitions=boot.settings.max_partitions,
+        )
+        self._duties = LeaderDuties(
+            boot,
+            clock=self.clock,
+            driver=self.driver,
+            directory=self.directory,
+            again=self._reconcile_now.set,
+        )
+        self._publisher = ViewPublisher(
+            boot,
+            view=self.view,
+            make=self.view_message,
+            driver=self.driver,
+            transport=self.transport,
+            spawn=self.spawn,
+        )
+        members = CatalogMembers(replica=self._replica, directory=self.directory)
+        self._releases = Releases(self, members, address_of=self.address_of)
         self.methods |= {
             "catalog": lambda peer, payload: self.service.handle(payload),
             "join": self._on_join,
-            "view": self._feed.answer,
+            "view": self._publisher.answer,
             "stats": self._on_stats,
         }
 
@@ -89,89 +120,42 @@ class Controller(Process):
     @property
     def group(self) -> CatalogGroup | None:
         """Group 0 as this node takes part in it; None until it is opened."""
-        return self._own.group
+        return self._replica.group
 
     def state(self) -> CatalogState:
-        """The catalog as this node has it; before its own copy says more, what it joined with."""
-        state = self.group.catalog.state() if self.group is not None else CatalogState()
-        return state if state.version > 0 else self._where.joined
-
-    @property
-    def forgot_others(self) -> bool:
-        """Whether this node's catalog has forgotten who joined it: then it waits for one of them to lead."""
-        return self._own.sits_out
-
-    def remembered_nodes(self) -> set[str]:
-        """Nodes whose address is kept beside the catalog."""
-        return set(self._where.remembered)
-
-    def known_nodes(self) -> dict[str, NodeRecord]:
-        """A new node's own copy of the catalog begins with the first nodes: perhaps all are gone by now."""
-        return self._where.joined.nodes | self.state().nodes
-
-    def controller_address(self, node: str) -> Address | None:
-        """Where a node's controller listens for its peers."""
-        return self._where.address(node, self.state())
+        """Return the catalog as this node has it; while it has none, the one it joined with."""
+        return self.directory.state()
 
     def knows(self, node: str) -> bool:
         """See Process. Also by gossip: our copy of the catalog may be older than the leader's node."""
-        return self._where.address(node, self.state()) is not None
+        return self.directory.address(node) is not None
 
     def known_life(self, node: str) -> Life | None:
         """See Process."""
-        return self._where.life(node, self.state())
+        return self.directory.life(node)
 
     def remembers(self, node: str, life: Life) -> bool:
-        """Whether this node will know of that life of `node` also when it begins anew."""
-        return self._where.lives.get(node) == life
+        """Return whether this start of `node` is known here also after a restart of this process."""
+        return self._addresses.lives.get(node) == life
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """See Process."""
-        return self.controller_address(node)
+        return self.directory.address(node)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
         """See Process."""
-        return self.controller_address(node)
+        return self.directory.address(node)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
         """See Process: every node follows the catalog."""
         nodes = super().holders_of(entry, replica) if replica is not None else []
-        return nodes + [node for node in self._where.remembered if node not in (self.boot.node, *nodes)]
-
-    def placement_weights(self) -> dict[str, float]:
-        """Nodes that new replicas may be placed on: known to the catalog, not put back, not seen dead."""
-        statuses = self.statuses()
-        return {
-            name: record.weight
-            for name, record in self.state().nodes.items()
-            if record.weight > 0
-            and not record.rolled_back
-            and statuses.get(name, "unknown") in ("alive", "suspect")
-        }
-
-    def unheard_nodes(self) -> int:
-        """How many nodes the catalog knows that gossip has not heard of since this controller started."""
-        statuses = self.statuses()
-        return sum(
-            name not in statuses and record.weight > 0 and not record.rolled_back
-            for name, record in self.state().nodes.items()
-        )
-
-    def statuses(self) -> dict[str, str]:
-        """What gossip says of each node of this cluster that it knows."""
-        statuses = {self.boot.node: "alive"}
-        if self.gossip is not None:
-            own = self.cluster_id.hex() if self.cluster_id is not None else ""
-            for name, member in self.gossip.members().items():
-                if member.info.get("cluster") == own:
-                    statuses.setdefault(name, member.status)
-        return statuses
+        return nodes + [node for node in self._addresses.remembered if node not in (self.boot.node, *nodes)]
 
     # -- life ----------------------------------------------------------------------------
 
     def waits_to_come_back(self) -> list[str]:
         """See Process: without its catalog a controller has little to do, so it may start again."""
-        failure = self._own.failure
+        failure = self._replica.failure
         own = [] if failure is None else [f"the catalog ({failure})"]
         return [*super().waits_to_come_back(), *own]
 
@@ -180,7 +164,7 @@ class Controller(Process):
         await self.listen()
         if self.boot.cluster_id is not None:
             await self._check_cluster()
-            await self._own.open()
+            await self._replica.open()
         else:
             await self._join()
         if self.cluster_id is None:
@@ -192,7 +176,7 @@ class Controller(Process):
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
-                self.spawn(self._feed.push(role))
+                self.spawn(self._publisher.push(role))
         self.spawn(self._reconcile())
         self.every(RECONCILE_S, self._reconcile_now.set)
         asyncio.get_running_loop().call_later(UNCONFIRMED_S, self._be_ready_unconfirmed)
@@ -218,19 +202,19 @@ class Controller(Process):
             },
             rng=self.rng,
         )
+        self.directory.follow(self.gossip, cluster_id=self.cluster_id)
         self.gossip.on_change = lambda member: self._gossiped()
         self.gossip.start(self._gossip_seeds())
 
     def _gossiped(self) -> None:
-        assert self.gossip is not None and self.cluster_id is not None
-        self._where.gossiped(self.gossip.members(), cluster=self.cluster_id.hex())
-        self._feed.changed()
+        self.directory.gossip_changed()
+        self._publisher.changed()
         self.service.changed()
 
     def _gossip_seeds(self) -> list[str]:
         return [
             address_text(record.host, record.gossip_port)
-            for name, record in self.known_nodes().items()
+            for name, record in self.directory.known_nodes().items()
             if name != self.boot.node
         ]
 
@@ -250,7 +234,7 @@ class Controller(Process):
             shards=self.boot.shards,
             weight=self.boot.settings.weight,
             catalog_replica=self._catalog_replica(known),
-            life=self._folder.life,
+            life=self._guard.life,
         )
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
@@ -279,7 +263,7 @@ class Controller(Process):
 
     async def _join(self) -> None:
         """Ask a member of the cluster for a place in it, until one answers."""
-        request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._folder.former))
+        request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._guard.former))
         said: set[str] = set()
         while not self.stopping.is_set():
             addresses = await self.environment.find_controllers(self.boot.settings.join)
@@ -306,8 +290,8 @@ class Controller(Process):
 
     async def _accept(self, answer: JoinAnswer) -> None:
         self.cluster_id, self.epoch = answer.cluster_id, answer.epoch
-        self._where.joined = answer.catalog
-        await self._own.join(answer)
+        self._addresses.joined = answer.catalog
+        await self._replica.join(answer)
         _log.info("joined cluster %s", answer.cluster_id.hex())
 
     async def _on_join(self, peer: Peer, payload: bytes) -> bytes:
@@ -339,7 +323,7 @@ class Controller(Process):
 
     def _applied(self) -> None:
         self.service.changed()
-        self._feed.changed()
+        self._publisher.changed()
         if self.gossip is not None:
             self.gossip.set_seeds(self._gossip_seeds())
         self._reconcile_now.set()
@@ -351,15 +335,16 @@ class Controller(Process):
     async def _remember(self) -> None:
         """Keep the other controllers' addresses: when one is new, and now and then, as they may rot."""
         known: dict[str, Address] = {
-            name: TcpAddress(record.host, record.peer_ports[0]) for name, record in self.known_nodes().items()
+            name: TcpAddress(record.host, record.peer_ports[0])
+            for name, record in self.directory.known_nodes().items()
         }
         # What a catalog that stands still says is old: that is when the others must be remembered.
         group = self.group
-        if group is None or group.stalled or self._own.sits_out or not known:
+        if group is None or group.stalled or self._replica.sits_out or not known:
             return
         lives = {name: life for name in known if (life := self.known_life(name)) is not None}
         now_ms = self.clock.monotonic_ms()
-        same = known == self._where.remembered and lives == self._where.lives
+        same = known == self._addresses.remembered and lives == self._addresses.lives
         if same and now_ms < self._remembered_until_ms:
             return
         self._remembered_until_ms = now_ms + REMEMBER_MS
@@ -370,20 +355,20 @@ class Controller(Process):
         except StorageError as error:
             _log.debug("where the others are is not kept: %s", error)  # if new: again at the next tick
         else:
-            self._where.remembered, self._where.lives = known, lives
+            self._addresses.remembered, self._addresses.lives = known, lives
 
     async def _reconcile(self) -> None:
         while not self.stopping.is_set():
             self._reconcile_now.clear()
             try:
-                self._own.stand_again()
+                self._replica.stand_again()
                 if self.view.message is not None and self.view.message.catalog_leader != self._leader():
-                    self._feed.changed()
+                    self._publisher.changed()
                 await self._remember()
-                await self._folder.keep()
+                await self._guard.keep(self.state().nodes)
                 await self._register()
                 if self.group is not None:
-                    await self._lead.look(self.group)
+                    await self._duties.look(self.group)
             except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
                 _log.debug("reconciling: %s", error)
             await self._reconcile_now.wait()
@@ -397,17 +382,24 @@ class Controller(Process):
             await group.catalog.found_cluster(self.cluster_id)
         own = self._own_record()
         if state.nodes.get(self.boot.node) != own:
-            answer = await self.service.ask(self._folder.request(own))
+            answer = await self.service.ask(NodeRequest(own, self._guard.former))
             if answer.result is not None and answer.result.outcome == "store_changed":
                 self.fatal(Hopeless(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
                 return
             if answer.result is not None and answer.result.outcome == "rolled_back":
-                await self._folder.end(answer.result)
+                await self._end_as_older_copy(answer.result)
                 return
-        if self._folder.heard(group.catalog.state().nodes.get(self.boot.node)):
-            self._feed.changed()
+        if self._guard.heard(group.catalog.state().nodes.get(self.boot.node)):
+            self._publisher.changed()
             self._reconcile_now.set()
         self._be_ready()
+
+    async def _end_as_older_copy(self, result: Result) -> None:
+        """The catalog knows a later state of this node's folder: let the others see that, and end."""
+        report = self._guard.report(result)
+        if report is not None:
+            await self.service.ask(ReplicaRequest(report))
+        self.fatal(Hopeless(f"{result.detail}. {NEWEST_COPY}"))
 
     def _be_ready_unconfirmed(self) -> None:
         """Nobody leads the catalog, it seems: what this node holds is served all the same."""
@@ -420,11 +412,11 @@ class Controller(Process):
         A moment is waited for the catalog's word: by it this node learns which of its replicas were given up
         while it was away, before they take part (docs/consensus.md#accepting-a-loss).
         """
-        if self._patient and not self._folder.confirmed:
+        if self._patient and not self._guard.confirmed:
             return
-        if not self._feed.ready and self.boot.node in self.state().nodes:
-            self._feed.ready = True
-            self._feed.changed()
+        if not self._publisher.ready and self.boot.node in self.state().nodes:
+            self._publisher.ready = True
+            self._publisher.changed()
             self.boot.ready()
 
     # -- the view that shards get --------------------------------------------------------
@@ -434,10 +426,10 @@ class Controller(Process):
         return ViewMessage(
             cluster_id=self.cluster_id or b"",
             catalog=self.state(),
-            statuses=self.statuses(),
+            statuses=self.directory.statuses(),
             catalog_leader=self._leader(),
             lives={node: life for node in self.state().nodes if (life := self.known_life(node)) is not None},
-            confirmed=self._folder.confirmed,
+            confirmed=self._guard.confirmed,
             epoch=self.epoch,
         )
 
@@ -464,7 +456,7 @@ class Controller(Process):
                     "version": self.state().version,
                     "voters": len(core.configuration.voters) if core is not None else 0,
                 },
-                "statuses": dict(self.statuses()),
+                "statuses": dict(self.directory.statuses()),
                 "gossip": self.gossip.statistics() if self.gossip is not None else {},
             }
         )

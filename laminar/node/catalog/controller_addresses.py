@@ -34,8 +34,8 @@ NAME = "peers"
 HOST, PORT = "peer_host", "peer_port"
 
 
-class Whereabouts:
-    """See the module: `address` asks the sources in turn."""
+class AddressBook:
+    """The sources of the module's head; `address` asks them in turn."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Address] = {}
@@ -44,7 +44,7 @@ class Whereabouts:
         self.remembered: dict[str, Address] = {}
         self.lives: dict[str, Life] = {}
 
-    def gossiped(self, members: Mapping[str, Member], *, cluster: str) -> None:
+    def announce(self, members: Mapping[str, Member], *, cluster: str) -> None:
         """What gossip knows now; of nodes that seem dead nothing is believed."""
         self._announced = {
             name: TcpAddress(host, port)

@@ -10,26 +10,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.catalog.replacement import Absence, plan
 from laminar.node.catalog.voters import next_step
+from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.raft_wire import ConfigurationRecord
-
-if TYPE_CHECKING:
-    from laminar.node.catalog.controller import Controller
+from laminar.node.host.clock import Clock
+from laminar.node.runtime.boot import Boot
 
 _log = logging.getLogger("laminar.controller")
 
 NEXT_STEP_S = 0.02
 
 
-class CatalogLead:
-    """See the module. `again()`: look once more soon, as a step was taken."""
+class LeaderDuties:
+    """Those of one controller. `again()` is called when a step was taken that another may follow."""
 
-    def __init__(self, controller: Controller, *, again: Callable[[], None]) -> None:
-        self._controller = controller
+    def __init__(
+        self,
+        boot: Boot,
+        *,
+        clock: Clock,
+        driver: Driver,
+        directory: NodeDirectory,
+        again: Callable[[], None],
+    ) -> None:
+        self._boot = boot
+        self._clock = clock
+        self._driver = driver
+        self._directory = directory
         self._again = again
         self._absence = Absence()
 
@@ -41,17 +52,16 @@ class CatalogLead:
             return
         if group.committed_index < replica.log.last_index:
             return  # a step is taken when all before it is committed; the next look sees it
-        controller = self._controller
-        now_ms = controller.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         absent = self._absent(group)
         self._absence.look(absent, now_ms=now_ms)
-        gone = self._absence.longer_than(controller.boot.settings.replace_after_ms, now_ms=now_ms)
+        gone = self._absence.longer_than(self._boot.settings.replace_after_ms, now_ms=now_ms)
         if not self._change_voters(group, gone=gone, absent=absent):
             await self._replace(group, gone=gone)
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
         """Take group 0 a step further; whether there was one to take."""
-        if not self._controller.boot.company:
+        if not self._boot.company:
             return False  # its folder does not say yet that there are others
         replica = group.replica
 
@@ -65,7 +75,7 @@ class CatalogLead:
         step = next_step(current, group.catalog.state(), gone=gone, ready=ready, hears=hears)
         if step is None:
             return False
-        self._controller.driver.propose_configuration(replica, step)
+        self._driver.propose_configuration(replica, step)
         _log.info("catalog voters %s, learners %s", step.voters, step.learners)
         asyncio.get_running_loop().call_later(NEXT_STEP_S, self._again)
         return True
@@ -73,7 +83,7 @@ class CatalogLead:
     async def _replace(self, group: CatalogGroup, *, gone: set[str]) -> None:
         """Give replicas of nodes long gone, and lost ones, new places."""
         voting = {node for _, node in group.replica.configuration_record.voters}
-        weights = self._controller.placement_weights()
+        weights = self._directory.placement_weights()
         for step in plan(group.catalog.state(), gone=gone, weights=weights, voting=voting):
             result = await group.catalog.change_replicas(step)
             _log.warning(
@@ -89,7 +99,7 @@ class CatalogLead:
     def _absent(self, group: CatalogGroup) -> set[str]:
         """Nodes that neither gossip nor group 0 has seen lately."""
         core = group.replica.core
-        statuses = self._controller.statuses()
+        statuses = self._directory.statuses()
         absent = set()
         for name, record in group.catalog.state().nodes.items():
             seen = core.progress.get(record.catalog_replica)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,16 +17,18 @@ from laminar.batch import Kind
 from laminar.log.disk.errors import DamagedRange
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
+from laminar.log.storage import Storage
 from laminar.node.catalog import controller_addresses
 from laminar.node.catalog.group import CatalogGroup
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.peer_repair import Repairs
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Replica, initial_frame
+from laminar.node.host.clock import Clock
 from laminar.node.host.fork import Hopeless
+from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.join import JoinAnswer
-from laminar.node.runtime.process import BadTerm, recovering_text
-
-if TYPE_CHECKING:
-    from laminar.node.catalog.controller import Controller
+from laminar.node.runtime.replica_factory import BadTerm, ReplicaFactory, recovering_text
 
 _log = logging.getLogger("laminar.controller")
 
@@ -38,21 +39,41 @@ ANOTHER_NAME = (
 )
 
 
-class OwnCatalog:
-    """See the module. `group` is None until it is opened; `on_applied` and `on_led` are the group's."""
+class LocalReplica:
+    """The replica of one node; `group` is None until it is opened.
+
+    `on_applied`, `on_led` and `on_match` say that the catalog changed, that this replica began or ceased to
+    lead, and that a member acknowledged more; `on_fatal` ends the process.
+    """
 
     def __init__(
         self,
-        controller: Controller,
-        whereabouts: controller_addresses.Whereabouts,
+        boot: Boot,
         *,
+        addresses: controller_addresses.AddressBook,
+        clock: Clock,
+        storage: Storage,
+        driver: Driver,
+        repairs: Repairs,
+        factory: ReplicaFactory,
+        stopping: asyncio.Event,
         on_applied: Callable[[], None],
         on_led: Callable[[bool], None],
+        on_match: Callable[[], None],
+        on_fatal: Callable[[Exception], None],
     ) -> None:
-        self._controller = controller
-        self._where = whereabouts
+        self._boot = boot
+        self._addresses = addresses
+        self._clock = clock
+        self._storage = storage
+        self._driver = driver
+        self._repairs = repairs
+        self._factory = factory
+        self._stopping = stopping
         self._on_applied = on_applied
         self._on_led = on_led
+        self._on_match = on_match
+        self._on_fatal = on_fatal
         self.group: CatalogGroup | None = None
         # It does not stand: it has forgotten that there are others.
         self.sits_out = False
@@ -62,89 +83,85 @@ class OwnCatalog:
 
     async def open(self) -> None:
         """Open what the data folder has, or found a new cluster. Raises `Hopeless`."""
-        controller = self._controller
-        entry = next((entry for entry in controller.storage.manifest.entries if entry.topic == ""), None)
+        entry = next((entry for entry in self._storage.manifest.entries if entry.topic == ""), None)
         if entry is None:
-            if not controller.boot.founding:
+            if not self._boot.founding:
                 raise Hopeless(
                     f"this node's part of the catalog is gone from its data folder. {ANOTHER_NAME}"
                 )
             entry = await self._found()
-        if controller.boot.founding:
+        if self._boot.founding:
             # Also when a crash came between the two: from now on an empty folder is a loss, not a beginning.
-            assert controller.cluster_id is not None
-            await controller.boot.join_cluster(controller.cluster_id, controller.epoch)
-            _log.info("a new cluster: %s", controller.cluster_id.hex())
+            assert self._boot.cluster_id is not None
+            await self._boot.join_cluster(self._boot.cluster_id, self._boot.epoch)
+            _log.info("a new cluster: %s", self._boot.cluster_id.hex())
         await self._start(entry)
 
     async def join(self, answer: JoinAnswer) -> None:
         """Make the replica that the cluster has given to this node."""
-        controller = self._controller
         record = msgspec.msgpack.decode(answer.configuration, type=ConfigurationRecord)
-        log = controller.storage.create_log(CATALOG_NAME)
-        entry = self._entry(log.log_id, replica_id=answer.replica_id, record=record)
-        await controller.storage.sync()  # a manifest never names a log that the journal does not know
-        await controller.storage.write_manifest([entry])
-        await controller.boot.join_cluster(answer.cluster_id, answer.epoch)
+        log = self._storage.create_log(CATALOG_NAME)
+        entry = self._entry(log.log_id, answer.cluster_id, replica_id=answer.replica_id, record=record)
+        await self._storage.sync()  # a manifest never names a log that the journal does not know
+        await self._storage.write_manifest([entry])
+        await self._boot.join_cluster(answer.cluster_id, answer.epoch)
         await self._start(entry)
 
     async def _found(self) -> ReplicaEntry:
         """Make group 0 of a new cluster: this node is its only voter until others join."""
-        controller = self._controller
-        record = ConfigurationRecord(voters=((1, controller.boot.node),))
-        log = controller.storage.create_log(CATALOG_NAME)
-        entry = self._entry(log.log_id, replica_id=1, record=record)
-        created_ms = controller.clock.wall_ms()
+        assert self._boot.cluster_id is not None
+        record = ConfigurationRecord(voters=((1, self._boot.node),))
+        log = self._storage.create_log(CATALOG_NAME)
+        entry = self._entry(log.log_id, self._boot.cluster_id, replica_id=1, record=record)
+        created_ms = self._clock.wall_ms()
         log.append([initial_frame(record, created_ms=created_ms)])
-        controller.storage.record_hard_state(1, term=1, vote=0)
-        await controller.storage.sync()
-        await controller.storage.write_manifest([entry])
+        self._storage.record_hard_state(1, term=1, vote=0)
+        await self._storage.sync()
+        await self._storage.write_manifest([entry])
         return entry
 
-    def _entry(self, log_id: int, *, replica_id: int, record: ConfigurationRecord) -> ReplicaEntry:
-        assert self._controller.cluster_id is not None
+    def _entry(
+        self, log_id: int, group: bytes, *, replica_id: int, record: ConfigurationRecord
+    ) -> ReplicaEntry:
         return ReplicaEntry(
             log_id=log_id,
             replica_id=replica_id,
             incarnation=1,
-            group=self._controller.cluster_id,
+            group=group,
             topic="",
             partition=0,
             partition_hash=0,
             state="made",
-            created_ms=self._controller.clock.wall_ms(),
+            created_ms=self._clock.wall_ms(),
             voters=list(record.voters),
             settings={},
         )
 
     async def _start(self, entry: ReplicaEntry) -> None:
-        controller = self._controller
-        log = controller.storage.logs.get(controller.storage.resolve(entry.log_id))
-        if log is None or self._promises_are_lost(entry, log):
+        log = self._storage.logs.get(self._storage.resolve(entry.log_id))
+        if log is None or promises_are_lost(self._storage, entry, log):
             # It may have voted for what it does not know of any more (docs/consensus.md#identities).
             raise Hopeless(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
         if log.recovering:
             _log.warning("%s", recovering_text(CATALOG_NAME, log))
         remembered = controller_addresses.read(log)
-        self._where.remembered, self._where.lives = remembered.addresses, remembered.lives
-        had_others = controller.boot.company or any(
-            node != controller.boot.node for node in self._where.remembered
-        )
-        controller.repairs.keep(entry, log)
+        self._addresses.remembered, self._addresses.lives = remembered.addresses, remembered.lives
+        had_others = self._boot.company or any(node != self._boot.node for node in self._addresses.remembered)
+        self._repairs.keep(entry, log)
         group = CatalogGroup(
-            driver=controller.driver,
+            driver=self._driver,
             log=log,
             on_applied=self._on_applied,
             on_led=self._on_led,
             on_failed=self._failed,
-            mended=lambda: controller.repairs.news(entry.group),
+            mended=lambda: self._repairs.news(entry.group),
         )
         replica = await self._open_replica(entry, log, group)
         if replica is None:
             return
         group.replica = replica
         # Who waits to hear a node looks again after each message.
-        replica.on_match = controller.service.changed
+        replica.on_match = self._on_match
         self.group = group
         group.committed(replica.core.committed_index)
         await group.applied_or_stalled(replica.core.committed_index)
@@ -153,31 +170,29 @@ class OwnCatalog:
         if had_others and _forgot_others(replica):
             _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
             self.sits_out = True
-            replica.core.sit_out(True, now_ms=controller.clock.monotonic_ms())
+            replica.core.sit_out(True, now_ms=self._clock.monotonic_ms())
         self._is_driven = True
-        controller.driver.add(replica)
-        controller.repairs.drives(replica)
+        self._driver.add(replica)
+        self._repairs.drives(replica)
         if replica.configuration.voters == (replica.replica_id,):
-            controller.driver.campaign(replica)
+            self._driver.campaign(replica)
 
     def _failed(self, error: Exception) -> None:
         """This node's catalog stands still, by its log or by a mistake; gossip and the shards' views go on.
 
         It comes back with another start of the controller, after pauses that grow.
         """
-        controller = self._controller
         if self.group is None or (self.failure is None and not self._is_driven):
-            controller.fatal(error)  # it was not even opened
+            self._on_fatal(error)  # it was not even opened
             return
         self.failure = error
-        controller.driver.stop_replica(self.group.replica, error)
+        self._driver.stop_replica(self.group.replica, error)
 
     async def _open_replica(self, entry: ReplicaEntry, log: Log, group: CatalogGroup) -> Replica | None:
         """The replica of group 0; None when told to stop before what it cannot do without was repaired."""
-        controller = self._controller
-        while not controller.stopping.is_set():
+        while not self._stopping.is_set():
             try:
-                return await controller.open_replica(
+                return await self._factory.open(
                     entry,
                     name=CATALOG_NAME,
                     machine=group,
@@ -187,37 +202,29 @@ class OwnCatalog:
             except BadTerm as error:
                 raise Hopeless(f"{error}. {ANOTHER_NAME}") from error
             except DamagedRange:
-                if not self._where.remembered and not controller.boot.settings.join:
+                if not self._addresses.remembered and not self._boot.settings.join:
                     raise
                 await self._look_for_others()
             try:
                 async with asyncio.timeout(MEND_LOOK_S):
-                    await controller.repairs.news(entry.group)
+                    await self._repairs.news(entry.group)
             except TimeoutError:
                 continue
         return None
 
     async def _look_for_others(self) -> None:
         """The catalog is damaged, and says of nobody where it is: ask where this node once joined."""
-        if not self._where.remembered:
-            found = await self._controller.environment.find_controllers(self._controller.boot.settings.join)
-            self._where.remembered = {str(address): address for address in found}
-
-    def _promises_are_lost(self, entry: ReplicaEntry, log: Log) -> bool:
-        storage = self._controller.storage
-        if entry.replica_id in storage.lost_hard_states:
-            return True
-        # A learner that has just joined has neither entries nor a term; a log that is damaged had them.
-        empty = entry.replica_id not in storage.hard_states or log.last_index == log.start.index
-        return log.recovering and empty
+        if not self._addresses.remembered:
+            found = await self._boot.environment.find_controllers(self._boot.settings.join)
+            self._addresses.remembered = {str(address): address for address in found}
 
     def stand_again(self) -> None:
         """Once a leader has said who the others are."""
         group = self.group
         if group is not None and self.sits_out and not _forgot_others(group.replica):
             self.sits_out = False
-            group.replica.core.sit_out(False, now_ms=self._controller.clock.monotonic_ms())
-            self._controller.driver.settle(group.replica)
+            group.replica.core.sit_out(False, now_ms=self._clock.monotonic_ms())
+            self._driver.settle(group.replica)
 
 
 def _forgot_others(replica: Replica) -> bool:
@@ -228,3 +235,12 @@ def _forgot_others(replica: Replica) -> bool:
     same name.
     """
     return replica.core.marked and replica.configuration.voters == (replica.replica_id,)
+
+
+def promises_are_lost(storage: Storage, entry: ReplicaEntry, log: Log) -> bool:
+    """Return whether a replica of group 0 may have voted or acknowledged what it no longer knows."""
+    if entry.replica_id in storage.lost_hard_states:
+        return True
+    # A learner that has just joined has neither entries nor a term; a log that is damaged had them.
+    empty = entry.replica_id not in storage.hard_states or log.last_index == log.start.index
+    return log.recovering and empty

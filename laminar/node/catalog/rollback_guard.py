@@ -10,16 +10,13 @@ the others and ends, before anything that it says could count (`Process.admits`)
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from laminar.log.disk.errors import StorageError
-from laminar.node.catalog.service import NodeRequest, ReplicaRequest
-from laminar.node.host.fork import Hopeless
+from laminar.node.host.clock import Clock
+from laminar.node.runtime.boot import Boot
 from membership.lives import Life, turn
 from membership.records import NodeRecord, ReportRolledBack, Result
-
-if TYPE_CHECKING:
-    from laminar.node.catalog.controller import Controller
 
 _log = logging.getLogger("laminar.controller")
 
@@ -31,31 +28,34 @@ NEWEST_COPY = (
 )
 
 
-class OwnFolder:
-    """See the module."""
+class RollbackGuard:
+    """The guard of one node's folder."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._page_due_ms = controller.clock.monotonic_ms() + PAGE_MS
+    def __init__(self, boot: Boot, clock: Clock) -> None:
+        self._boot = boot
+        self._clock = clock
+        self._page_due_ms = clock.monotonic_ms() + PAGE_MS
         self.confirmed = False
 
     @property
     def life(self) -> Life | None:
         """The present one, at its page."""
-        lives = self._controller.boot.lives
+        lives = self._boot.lives
         return lives[-1] if lives else None
 
     @property
     def former(self) -> list[Life]:
         """Those before it that the catalog may not know, and one that it does."""
-        return list(self._controller.boot.lives[:-1])
+        return list(self._boot.lives[:-1])
 
-    async def keep(self) -> None:
-        """Write what the folder must say before anybody else relies on it; what fails comes with the next."""
-        controller = self._controller
-        boot, now_ms = controller.boot, controller.clock.monotonic_ms()
+    async def keep(self, nodes: Iterable[str]) -> None:
+        """Write what the folder must say before another node relies on it; a failed write is tried next time.
+
+        `nodes` are those of the catalog.
+        """
+        boot, now_ms = self._boot, self._clock.monotonic_ms()
         try:
-            if not boot.company and any(node != boot.node for node in controller.state().nodes):
+            if not boot.company and any(node != boot.node for node in nodes):
                 await boot.keep_company()
             if self.confirmed and len(boot.lives) > 1:
                 await boot.keep_lives(boot.lives[-1:])
@@ -72,15 +72,8 @@ class OwnFolder:
         self.confirmed = True
         return True
 
-    def request(self, record: NodeRecord) -> NodeRequest:
-        """What registers this node."""
-        return NodeRequest(record, self.former)
-
-    async def end(self, result: Result) -> None:
-        """The catalog knows a later state of this folder: say so where others see it, and end."""
-        controller = self._controller
-        boot = controller.boot
-        if result.node is not None and result.node.life is not None:
-            report = ReportRolledBack(boot.node, boot.store_id, result.node.life)
-            await controller.service.ask(ReplicaRequest(report))
-        controller.fatal(Hopeless(f"{result.detail}. {NEWEST_COPY}"))
+    def report(self, result: Result) -> ReportRolledBack | None:
+        """Return what the catalog is to record when it knows a later state of this folder."""
+        if result.node is None or result.node.life is None:
+            return None
+        return ReportRolledBack(self._boot.node, self._boot.store_id, result.node.life)

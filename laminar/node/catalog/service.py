@@ -8,20 +8,21 @@ decoder comes from the group's own log alone.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laminar.node.catalog.group import CatalogGroup
-from laminar.node.transport.transport import TransportError
+from laminar.node.catalog.node_directory import NodeDirectory
+from laminar.node.consensus.driver import Driver
+from laminar.node.host.clock import Clock
+from laminar.node.transport.transport import Transport, TransportError
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
 from membership.lives import Life
 from membership.records import NodeRecord, ReplicaChange, Result, Setting
 from router import partition_hash, place
-
-if TYPE_CHECKING:
-    from laminar.node.catalog.controller import Controller
 
 LIVE_WAIT_S = 10.0
 # How long a topic's creation waits for nodes of which gossip has not heard yet; and for so long after this
@@ -160,14 +161,28 @@ def decode_answer(payload: bytes) -> CatalogAnswer:
 class CatalogService:
     """Carries out catalog requests on the leader, or passes them on to it."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(
+        self,
+        directory: NodeDirectory,
+        *,
+        driver: Driver,
+        transport: Transport,
+        clock: Clock,
+        rng: random.Random,
+        max_partitions: int,
+    ) -> None:
+        self._directory = directory
+        self._driver = driver
+        self._transport = transport
+        self._clock = clock
+        self._rng = rng
+        self._max_partitions = max_partitions
         self._changed: list[asyncio.Future[None]] = []
         self._knows_all_s = 0.0
 
     @property
     def _group(self) -> CatalogGroup:
-        group = self._controller.group
+        group = self._directory.group
         if group is None:
             raise NotCatalogLeader(None)
         return group
@@ -203,7 +218,7 @@ class CatalogService:
                 others = others or self._others()
                 leader = told or (await self._who_leads(others.pop()) if others else "")
                 told = ""
-            if leader and leader != self._controller.boot.node:
+            if leader and leader != self._directory.node:
                 answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
                 if answer is not None and answer.error != "no_leader":
                     return answer
@@ -213,8 +228,7 @@ class CatalogService:
             await asyncio.sleep(LEADER_RETRY_S)
 
     def _others(self) -> list[str]:
-        statuses = self._controller.statuses()
-        own = self._controller.boot.node
+        statuses, own = self._directory.statuses(), self._directory.node
         return [node for node, status in statuses.items() if status == "alive" and node != own]
 
     async def _who_leads(self, node: str) -> str:
@@ -231,12 +245,12 @@ class CatalogService:
     async def _pass_on(
         self, leader: str, request: CatalogRequest, *, timeout_s: float
     ) -> CatalogAnswer | None:
-        address = self._controller.controller_address(leader)
+        address = self._directory.address(leader)
         if address is None:
             return None
         payload = encode_request(request, passed_on=True)
         try:
-            answer = await self._controller.transport.call(address, "catalog", payload, timeout=timeout_s)
+            answer = await self._transport.call(address, "catalog", payload, timeout=timeout_s)
         except TransportError as error:
             # Catalog requests are idempotent (they compare and set), so asking again is safe.
             return CatalogAnswer(error="no_leader", detail=str(error))
@@ -244,7 +258,7 @@ class CatalogService:
 
     async def _perform(self, request: CatalogRequest) -> CatalogAnswer:
         catalog = self._group.catalog
-        now_ms = self._controller.clock.wall_ms()
+        now_ms = self._clock.wall_ms()
         match request:
             case TopicRequest():
                 return await self._create_topic(request)
@@ -289,20 +303,19 @@ class CatalogService:
         )
 
     async def _create_topic(self, request: TopicRequest) -> CatalogAnswer:
-        controller = self._controller
         if not self._group.replica.core.is_leader:
             raise NotCatalogLeader(self._group.replica.leader_node)
         min_replicas = int(request.settings.get("min_replicas", 1))
         wanted = min_replicas if request.allow_fewer_replicas else request.replicas
         state = self._group.catalog.state()
         if state.topics.get(request.name) is None:
-            most = controller.boot.settings.max_partitions
+            most = self._max_partitions
             partitions = len(state.partitions) + request.partitions
             if partitions > most:
                 return CatalogAnswer(error="quota", wanted=partitions, alive=most)
             await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
             await self._first_round()
-            weights = controller.placement_weights()
+            weights = self._directory.placement_weights()
             if len(weights) < wanted:
                 return CatalogAnswer(error="too_few_nodes", wanted=wanted, alive=len(weights))
         weights = self._weights_for(request.replicas)
@@ -311,12 +324,12 @@ class CatalogService:
             partitions=request.partitions,
             replicas=request.replicas,
             settings=request.settings,
-            groups=[self._controller.rng.randbytes(16) for _ in range(request.partitions)],
+            groups=[self._rng.randbytes(16) for _ in range(request.partitions)],
             placement=[
                 place(partition_hash(request.name, number), weights, request.replicas)
                 for number in range(request.partitions)
             ],
-            created_ms=controller.clock.wall_ms(),
+            created_ms=self._clock.wall_ms(),
         )
         if result.ok:
             await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
@@ -336,11 +349,11 @@ class CatalogService:
             await self._until(self._has_heard_all, rest_s)
 
     def _has_heard_all(self) -> bool:
-        controller, replica = self._controller, self._group.replica
-        statuses, nodes = controller.statuses(), self._group.catalog.state().nodes
-        return not controller.unheard_nodes() and all(
-            controller.driver.hears(replica, nodes[node].catalog_replica)
-            for node in controller.placement_weights()
+        directory, replica = self._directory, self._group.replica
+        statuses, nodes = directory.statuses(), self._group.catalog.state().nodes
+        return not directory.unheard_nodes() and all(
+            self._driver.hears(replica, nodes[node].catalog_replica)
+            for node in directory.placement_weights()
             if statuses.get(node) == "alive"
         )
 
@@ -349,13 +362,13 @@ class CatalogService:
 
         Gossip takes a second or two to see that a node is gone. That its connections broke is seen at once.
         """
-        controller, replica = self._controller, self._group.replica
-        weights, statuses = controller.placement_weights(), controller.statuses()
+        directory, replica = self._directory, self._group.replica
+        weights, statuses = directory.placement_weights(), directory.statuses()
         nodes = self._group.catalog.state().nodes
         answering = {
             node: weight
             for node, weight in weights.items()
-            if statuses.get(node) == "alive" and controller.driver.hears(replica, nodes[node].catalog_replica)
+            if statuses.get(node) == "alive" and self._driver.hears(replica, nodes[node].catalog_replica)
         }
         return answering if len(answering) >= replicas else weights
 
@@ -364,7 +377,8 @@ class CatalogService:
 
         Gossip of a controller that has just started has not heard of everybody.
         """
-        alive, unknown = len(self._controller.placement_weights()), self._controller.unheard_nodes()
+        directory = self._directory
+        alive, unknown = len(directory.placement_weights()), directory.unheard_nodes()
         return alive < wanted <= alive + unknown
 
     def _is_live(self, name: str) -> bool:

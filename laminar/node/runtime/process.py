@@ -10,40 +10,35 @@ import asyncio
 import ctypes
 import gc
 import logging
-import random
 import select
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-import msgspec
 import uvloop
 
-from laminar.batch import Header
-from laminar.log.disk.errors import DamagedRange, DiskError
+from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.log import Log
 from laminar.log.recovery.node import logs_directory
 from laminar.log.storage import Storage
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.peer_repair import METHOD as REPAIR
 from laminar.node.consensus.peer_repair import Repairs
-from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord
-from laminar.node.consensus.replica import Machine, Replica, replay
+from laminar.node.consensus.replica import Replica
 from laminar.node.host.failed_logs import EXIT_COMEBACK, LOOK_S, ComeBack, failed_logs, may_pass, pause_s
 from laminar.node.host.fork import Hopeless
 from laminar.node.host.loop_health import LoopHealth
 from laminar.node.host.periodic import Look, Rounds
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import View
+from laminar.node.runtime.peer_admission import PeerAdmission, encode_chain
+from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.transport.transport import Address, Peer
-from membership.lives import Life, contradicts, newer
-from raft.messages import NUMBER_LIMIT
-from raft.values import HardState, Settings
+from membership.lives import Life
+from raft.values import Settings
 
 _log = logging.getLogger("laminar.process")
-_READ_BYTES = 4 * 1024 * 1024
 _QUIET_S = 1.0
 _LONGEST_WAIT_S = 30.0
 
@@ -53,10 +48,6 @@ STARTED_ANEW = (
 )
 
 Method = Callable[[Peer, bytes], Awaitable[bytes]]
-
-
-class BadTerm(Exception):
-    """The term that is durable here is out of range: its replica stays away, its process goes on."""
 
 
 class Process:
@@ -75,16 +66,21 @@ class Process:
         self.health = LoopHealth()
         self.failure: BaseException | None = None
         self.view = View(node=boot.node, unix_name=boot.unix_name)
-        self.raft_settings = Settings(
-            election_timeout_ms=boot.settings.election_timeout_ms, heartbeat_ms=boot.settings.heartbeat_ms
+        self.replica_factory = ReplicaFactory(
+            cluster_id=lambda: self.cluster_id,
+            storage=storage,
+            settings=Settings(
+                election_timeout_ms=boot.settings.election_timeout_ms,
+                heartbeat_ms=boot.settings.heartbeat_ms,
+            ),
+            clock=self.clock,
+            rng=self.rng,
+            trace=self.environment.trace,
         )
         self.methods: dict[str, Method] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._rounds = Rounds(spawn=self.spawn, on_error=self.fatal)
-        # By node: the newest life that a process of it has shown to this one.
-        self._greeted: dict[str, Life] = {}
-        # By node and role: whether its present process is heard, by what was known when that was found out.
-        self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
+        self._admission = PeerAdmission(boot.node, knows=self.knows, known_life=self.known_life)
         secret = boot.settings.secret
         self.transport = self.environment.transport(
             cluster_id=lambda: self.cluster_id,
@@ -165,40 +161,8 @@ class Process:
     # -- transport -----------------------------------------------------------------------
 
     def admits(self, peer: Peer) -> bool:
-        """Whether what a process says may count: not of a node that nobody here has heard of, nor where its
-        node's folder is an older copy of itself.
-        """
-        if peer.node == self.boot.node:
-            return True
-        told = self.known_life(peer.node)
-        known = newer(told, self._greeted.get(peer.node))
-        verdict = self._verdicts.get((peer.node, peer.role))
-        if verdict is not None and verdict[0] is peer and verdict[1] is known:
-            return verdict[2]
-        if not self.knows(peer.node):
-            return False
-        admitted = known is None or not chain_contradicts(peer.chain, known)
-        self._verdicts[peer.node, peer.role] = peer, known, admitted
-        if admitted:
-            self._greeted_by(peer)
-        elif known is not None:
-            # The last words of a process that has ended may come after its successor's first.
-            _log.log(
-                logging.ERROR if known is told else logging.WARNING,
-                "nothing that process %d of node %s says of consensus is heard: the node's data folder is an "
-                "older copy than that of start %d, page %d",
-                *(peer.role, peer.node, known.number, known.page),
-            )
-        return admitted
-
-    def _greeted_by(self, peer: Peer) -> None:
-        """Whatever its node is promised in this life must be known to its folder from now on, also before the
-        catalog has heard of that life.
-        """
-        lives = msgspec.msgpack.decode(peer.chain, type=list[Life]) if peer.chain else []
-        shown = newer(self._greeted.get(peer.node), lives[-1] if lives else None)
-        if shown is not None:
-            self._greeted[peer.node] = shown
+        """Return whether Raft messages of `peer` count here now."""
+        return self._admission.admits(peer)
 
     async def listen(self) -> None:
         """Serve the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
@@ -216,75 +180,6 @@ class Process:
         if address is None or self.stopping.is_set():
             return
         self.driver.lost(address, lost if isinstance(lost, Peer) else None)
-
-    # -- replicas ------------------------------------------------------------------------
-
-    async def open_replica(
-        self,
-        entry: ReplicaEntry,
-        *,
-        name: str,
-        machine: Machine,
-        known_up_to: int = 0,
-        configurations: Sequence[tuple[int, ConfigurationRecord]] = (),
-        past_damage: Callable[[int], bool] = lambda index: False,
-    ) -> Replica:
-        """A replica that the manifest names: its state is made from its log, then it is driven.
-
-        The machine has the state up to the committed entry `known_up_to` already, with the `configurations`
-        that were set up to there; the log is replayed behind it. `past_damage(index)`: what this damaged
-        entry would have told the machine is done without. Else raises `DamagedRange`.
-
-        `machine.replica` must be set by the caller before messages arrive: do it in the same turn.
-        """
-        assert self.cluster_id is not None
-        log = self.storage.logs[self.storage.resolve(entry.log_id)]
-        found: list[tuple[int, ConfigurationRecord]] = [
-            (0, ConfigurationRecord(voters=tuple((replica, node) for replica, node in entry.voters))),
-            *configurations,
-        ]
-        committed_index = max(log.start.index, known_up_to)
-        index = committed_index + 1
-        while index <= log.last_index:
-            try:
-                frames = await log.read(index, log.last_index, max_bytes=_READ_BYTES)
-            except DamagedRange as damage:
-                if not past_damage(index):
-                    raise
-                index = damage.last_index + 1
-                continue
-            found.extend(replay(frames, machine))
-            committed_index = max(committed_index, replay_committed(frames))
-            index += len(frames)
-        hard = self.storage.hard_states.get(entry.replica_id)
-        if hard is not None and hard.term >= NUMBER_LIMIT:
-            raise BadTerm(
-                f"{name}: its term {hard.term} is above {NUMBER_LIMIT - 1}, which no election reaches: it is "
-                "from a forged message, and this replica can take part in nothing any more"
-            )
-        assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
-        if log.least_term > (hard.term if hard is not None else 0):
-            # Its folder went back: in the term of that copy, and in later ones, it may have voted.
-            self.storage.record_hard_state(entry.replica_id, term=log.least_term, vote=0)
-            hard = self.storage.hard_states[entry.replica_id]
-        return Replica(
-            name=name,
-            cluster=self.cluster_id,
-            group=entry.group,
-            replica_id=entry.replica_id,
-            # The log's rises with every loss, and is durable since the recovery that found it.
-            incarnation=entry.incarnation + log.incarnation,
-            log=log,
-            machine=machine,
-            hard_state=HardState(hard.term, hard.vote) if hard is not None else HardState(),
-            committed_index=min(committed_index, log.last_index),
-            configurations=found,
-            settings=self.raft_settings,
-            rng=random.Random(self.rng.getrandbits(64)),
-            now_ms=self.clock.monotonic_ms(),
-            wall_ms=self.clock.wall_ms,
-            trace=self.environment.trace(name),
-        )
 
     # -- logs that failed -----------------------------------------------------------------
 
@@ -380,19 +275,6 @@ class Process:
         await self.storage.close()
 
 
-def encode_chain(lives: Sequence[Life]) -> bytes:
-    """What a folder shows of its past, as it stands in a greeting."""
-    return msgspec.msgpack.encode(lives)
-
-
-def chain_contradicts(chain: bytes, known: Life) -> bool:
-    """As `contradicts`. What can't be read shows nothing."""
-    try:
-        return contradicts(msgspec.msgpack.decode(chain, type=list[Life]) if chain else (), known)
-    except msgspec.DecodeError:
-        return True
-
-
 def open_home(boot: Boot, home: str) -> Storage:
     """Lock and recover the home of a controller or shard. Blocks; needs no loop.
 
@@ -469,24 +351,3 @@ async def _give_back_when_quiet(storage: Storage) -> None:
             trim(0)
             trimmed = lsn
         before = lsn
-
-
-def recovering_text(name: str, log: Log) -> str:
-    """What a person should know of a replica that comes back marked (docs/consensus.md#marks)."""
-    why = (
-        "power was lost with flush=interval, so appends of the last interval may be gone here"
-        if log.power_lost
-        else "its journal or the end of its log is damaged"
-    )
-    return (
-        f"{name}: {why}; it goes on at offset {log.next_offset} and takes part, but its vote does not count "
-        "before a leader has sent it again what it may have forgotten"
-    )
-
-
-def replay_committed(frames: Sequence[Buffer]) -> int:
-    """The highest commit index that a leader stamped on these frames: certainly committed.
-
-    Not the last frame's: a later leader may have known of less.
-    """
-    return max((Header.unpack(frame).committed_index for frame in frames), default=0)

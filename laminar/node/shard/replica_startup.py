@@ -32,7 +32,7 @@ from laminar.node.partition import snapshot
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.state import Tables
-from laminar.node.runtime.process import recovering_text
+from laminar.node.runtime.replica_factory import recovering_text
 from laminar.node.shard.replica_moves import EMPTY
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Opening:
         known = snapshot.read(log)
         if known is not None:
             partition.tables.restore(known.state, known.configurations, known.start)
-        replica = await shard.open_replica(
+        replica = await shard.replica_factory.open(
             entry,
             name=name,
             machine=partition,

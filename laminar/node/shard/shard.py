@@ -23,7 +23,6 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import Map, shard_home, trash_directory
 from laminar.log.storage import Storage
 from laminar.node.api.app import Api
-from laminar.node.catalog.lost_majority_members import PartitionMembers
 from laminar.node.catalog.service import (
     CatalogAnswer,
     CatalogRequest,
@@ -46,6 +45,7 @@ from laminar.node.runtime.boot import CONTROLLER, Boot
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.listeners import BACKLOG
 from laminar.node.runtime.process import Process, run_process
+from laminar.node.shard.lost_majority_members import PartitionMembers
 from laminar.node.shard.lost_manifest import LostManifest
 from laminar.node.shard.reconcile import InLine
 from laminar.node.shard.replica_moves import LOOK_S as LINE_CHECK_S
@@ -123,7 +123,8 @@ class Shard(Process):
         self._opening = Opening(self)
         self._in_line = InLine(self)
         self._lost_manifest = LostManifest(self)
-        self.releases = Releases(self, PartitionMembers(self), address_of=self.address_of)
+        members = PartitionMembers(self.by_group, view=self.view, refresh=self.refresh_view)
+        self.releases = Releases(self, members, address_of=self.address_of)
         self.retention = Retention(
             clock=self.clock,
             rules_of=self._rules_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from laminar.node.catalog.service import CatalogService
+from laminar.node.host.clock import Clock
 from tests.membership.nodes import node
 
 NAMES = "abcd"
@@ -35,11 +37,21 @@ def test_a_topic_is_not_placed_on_a_node_that_has_just_died(
         replica=SimpleNamespace(replica_id=1),
         catalog=SimpleNamespace(state=lambda: SimpleNamespace(nodes=nodes)),
     )
-    controller: Any = SimpleNamespace(
+    directory: Any = SimpleNamespace(
+        node="a",
         group=group,
         placement_weights=lambda: dict.fromkeys(NAMES, 1.0),
         statuses=lambda: {name: "suspect" if name in suspect else "alive" for name in NAMES},
-        driver=SimpleNamespace(hears=lambda replica, member: NAMES[member - 1] not in broken),
+    )
+    driver: Any = SimpleNamespace(hears=lambda replica, member: NAMES[member - 1] not in broken)
+    transport: Any = None
+    service = CatalogService(
+        directory,
+        driver=driver,
+        transport=transport,
+        clock=Clock(),
+        rng=random.Random(1),
+        max_partitions=100,
     )
 
-    assert dict.fromkeys(placed_on, 1.0) == CatalogService(controller)._weights_for(replicas)
+    assert dict.fromkeys(placed_on, 1.0) == service._weights_for(replicas)

@@ -12,9 +12,8 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.log import DamagedRange
 from laminar.log.disk.errors import StorageError
-from laminar.node.catalog.controller_addresses import Whereabouts
 from laminar.node.catalog.group import CatalogGroup
-from laminar.node.catalog.local_replica import OwnCatalog
+from laminar.node.catalog.local_replica import promises_are_lost
 from laminar.node.consensus.peer_repair import Reply
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.snapshot import derived_of
@@ -30,11 +29,9 @@ async def test_pitfall_35_a_catalog_that_lost_its_promises_is_not_begun_anew() -
     storage = open_inline(FaultDisk())
     log = storage.create_log("catalog")
     found = entry(1, log.log_id)
-    controller: Any = SimpleNamespace(storage=storage)
-    own = OwnCatalog(controller, Whereabouts(), on_applied=lambda: None, on_led=lambda leading: None)
 
     def is_lost() -> bool:
-        return own._promises_are_lost(found, log)
+        return promises_are_lost(storage, found, log)
 
     assert not is_lost()
     log.recovering = True

@@ -90,7 +90,7 @@ NODES = [
     ),
     case(
         "a replica whose folder went back takes part in terms that it forgot",
-        "laminar.node.runtime.process:Process.open_replica",
+        "laminar.node.runtime.replica_factory:ReplicaFactory.open",
         "if log.least_term > (hard.term if hard is not None else 0):",
         "if False:",
         tests=PUT_BACK,
@@ -289,7 +289,7 @@ NODES = [
     ),
     case(
         "a catalog without its votes takes part",
-        "laminar.node.catalog.local_replica:OwnCatalog._promises_are_lost",
+        "laminar.node.catalog.local_replica:promises_are_lost",
         "return True",
         "pass",
         tests=OPENING,

@@ -1,0 +1,96 @@
+"""What a controller knows of the cluster's nodes: from its copy of the catalog, from gossip, from memory.
+
+It decides nothing. Its copy of the catalog may be old, gossip may be late, and a remembered address may be
+wrong, so what follows from an answer must be harmless if the answer is (docs/consensus.md#the-catalog).
+"""
+
+from __future__ import annotations
+
+from laminar.node.catalog.controller_addresses import AddressBook
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.local_replica import LocalReplica
+from laminar.node.transport.transport import Address
+from membership.gossip import Gossip
+from membership.lives import Life
+from membership.records import CatalogState, NodeRecord
+
+
+class NodeDirectory:
+    """The nodes as `node` knows them. `replica` is its copy of the catalog, `addresses` what it remembers."""
+
+    def __init__(self, node: str, *, replica: LocalReplica, addresses: AddressBook) -> None:
+        self.node = node
+        self._replica = replica
+        self._addresses = addresses
+        self._gossip: Gossip | None = None
+        self._cluster = ""
+
+    @property
+    def group(self) -> CatalogGroup | None:
+        """Group 0 as this node takes part in it; None until it is opened."""
+        return self._replica.group
+
+    def follow(self, gossip: Gossip, *, cluster_id: bytes) -> None:
+        """Take `gossip` into account, as far as it speaks of nodes of this cluster."""
+        self._gossip = gossip
+        self._cluster = cluster_id.hex()
+
+    def gossip_changed(self) -> None:
+        """Take over the addresses that gossip announces now."""
+        assert self._gossip is not None
+        self._addresses.announce(self._gossip.members(), cluster=self._cluster)
+
+    def state(self) -> CatalogState:
+        """Return this node's copy of the catalog; while that is empty, the catalog that it joined with."""
+        state = self.group.catalog.state() if self.group is not None else CatalogState()
+        return state if state.version > 0 else self._addresses.joined
+
+    def known_nodes(self) -> dict[str, NodeRecord]:
+        """Return every node that this one has a record of, also those it joined with.
+
+        A new node's copy of the catalog begins with the first nodes, all of which may be gone by now.
+        """
+        return self._addresses.joined.nodes | self.state().nodes
+
+    def remembered_nodes(self) -> set[str]:
+        """Return the nodes whose addresses are kept on disk beside the catalog."""
+        return set(self._addresses.remembered)
+
+    def address(self, node: str) -> Address | None:
+        """Return where a node's controller listens for its peers; None if that is not known."""
+        return self._addresses.address(node, self.state())
+
+    def life(self, node: str) -> Life | None:
+        """Return the newest start of a node's folder that the catalog has ever named here."""
+        return self._addresses.life(node, self.state())
+
+    def statuses(self) -> dict[str, str]:
+        """Return gossip's status of each node of this cluster that it knows; this node is `alive`."""
+        statuses = {self.node: "alive"}
+        if self._gossip is not None:
+            for name, member in self._gossip.members().items():
+                if member.info.get("cluster") == self._cluster:
+                    statuses.setdefault(name, member.status)
+        return statuses
+
+    def placement_weights(self) -> dict[str, float]:
+        """Return by node the weights for new replicas.
+
+        A node counts if it is in the catalog, not seen dead, and not put back from an older copy.
+        """
+        statuses = self.statuses()
+        return {
+            name: record.weight
+            for name, record in self.state().nodes.items()
+            if record.weight > 0
+            and not record.rolled_back
+            and statuses.get(name, "unknown") in ("alive", "suspect")
+        }
+
+    def unheard_nodes(self) -> int:
+        """Return how many nodes of the catalog gossip has not heard of since this controller started."""
+        statuses = self.statuses()
+        return sum(
+            name not in statuses and record.weight > 0 and not record.rolled_back
+            for name, record in self.state().nodes.items()
+        )

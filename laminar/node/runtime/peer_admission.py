@@ -1,0 +1,87 @@
+"""Decides whose Raft messages a process takes into account (docs/consensus.md#a-folder-that-goes-back).
+
+A message does not count when its sender's node is unknown here, or when that node's data folder is an older
+copy of itself: such a copy has forgotten votes and acknowledgements that this process may rely on. The past
+of a folder is its boot history (`membership.boot_history`), which a peer shows in its greeting; it is held
+against the newest start of that node known here, from the catalog or from an earlier greeting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from laminar.node.transport.transport import Peer
+from membership.lives import Life, contradicts, newer
+
+_log = logging.getLogger("laminar.process")
+
+
+class PeerAdmission:
+    """The decision for one process. `node` is its own node.
+
+    `knows(node)` says whether a node has ever been named here; `known_life(node)` is the newest start of it
+    that the catalog has named here, None if it has named none.
+    """
+
+    def __init__(
+        self, node: str, *, knows: Callable[[str], bool], known_life: Callable[[str], Life | None]
+    ) -> None:
+        self._node = node
+        self._knows = knows
+        self._known_life = known_life
+        # By node: the newest start that an admitted process of it has shown in a greeting.
+        self._greeted: dict[str, Life] = {}
+        # By node and role: the process judged last, the start it was held against, and the verdict.
+        self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
+
+    def admits(self, peer: Peer) -> bool:
+        """Return whether Raft messages of `peer` count here."""
+        if peer.node == self._node:
+            return True
+        told = self._known_life(peer.node)
+        known = newer(told, self._greeted.get(peer.node))
+        verdict = self._verdicts.get((peer.node, peer.role))
+        if verdict is not None and verdict[0] is peer and verdict[1] is known:
+            return verdict[2]
+        if not self._knows(peer.node):
+            return False
+        admitted = known is None or not chain_contradicts(peer.chain, known)
+        self._verdicts[peer.node, peer.role] = peer, known, admitted
+        if admitted:
+            self._remember(peer)
+        elif known is not None:
+            # The last messages of a process that has ended may arrive after its successor's first.
+            _log.log(
+                logging.ERROR if known is told else logging.WARNING,
+                "ignoring Raft messages from process %d of node %s: its data folder is an older copy "
+                "(expected start %d, page %d or later)",
+                *(peer.role, peer.node, known.number, known.page),
+            )
+        return admitted
+
+    def _remember(self, peer: Peer) -> None:
+        """Expect the start that `peer` has shown of its node from now on.
+
+        What this process promises the node in this start must be known to the node's folder later, also
+        before the catalog names that start.
+        """
+        lives = msgspec.msgpack.decode(peer.chain, type=list[Life]) if peer.chain else []
+        shown = newer(self._greeted.get(peer.node), lives[-1] if lives else None)
+        if shown is not None:
+            self._greeted[peer.node] = shown
+
+
+def encode_chain(lives: Sequence[Life]) -> bytes:
+    """Return a boot history as a greeting carries it."""
+    return msgspec.msgpack.encode(lives)
+
+
+def chain_contradicts(chain: bytes, known: Life) -> bool:
+    """Return whether a greeting's history rules out `known`; unreadable bytes do."""
+    try:
+        return contradicts(msgspec.msgpack.decode(chain, type=list[Life]) if chain else (), known)
+    except msgspec.DecodeError:
+        return True

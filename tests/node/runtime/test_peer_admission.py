@@ -1,0 +1,45 @@
+"""Whose word on consensus a process hears (docs/consensus.md#a-folder-that-goes-back)."""
+
+from __future__ import annotations
+
+import pytest
+
+from laminar.node.runtime.peer_admission import PeerAdmission, encode_chain
+from laminar.node.transport.connections import Peer
+from membership.lives import Life
+
+
+def admission(told: Life) -> PeerAdmission:
+    """Of a process that has heard of node b's start `told` from the catalog."""
+    return PeerAdmission("a", knows=lambda node: True, known_life=lambda node: told)
+
+
+FIRST, SECOND, OTHER = Life(1, b"1"), Life(2, b"2"), Life(2, b"x")
+
+
+def greets(*lives: Life, role: int = 1) -> Peer:
+    return Peer("b", role, b"nonce%d" % role, encode_chain(lives))
+
+
+def test_a_copy_older_than_a_life_that_greeted_is_not_heard() -> None:
+    """The catalog has not heard of the second start yet; but this process has, and may have promised it
+    something.
+    """
+    process = admission(FIRST)
+    assert process.admits(greets(FIRST))
+    assert process.admits(greets(FIRST, SECOND))
+
+    assert not process.admits(greets(FIRST, OTHER))
+    assert not process.admits(greets(FIRST))
+    assert process.admits(greets(FIRST, SECOND, role=2))
+    assert process.admits(greets(FIRST, SECOND, Life(3, b"3")))
+
+
+@pytest.mark.parametrize("told", [SECOND, OTHER])
+def test_one_that_is_not_heard_leaves_nothing(told: Life) -> None:
+    """Else a copy that was refused once would bar the folder that it was a copy of."""
+    process = admission(told)
+    assert not process.admits(greets(FIRST))
+    assert not process.admits(greets(FIRST, Life(2, b"no"), Life(3, b"3")))
+
+    assert process.admits(greets(FIRST, told))
