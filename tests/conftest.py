@@ -49,7 +49,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2_000, print_blob=True)
 # For runs of which only is asked whether they fail.
 hypothesis.settings.register_profile(
-    "mutants", parent=hypothesis.settings.get_profile("ci"), phases=[hypothesis.Phase.generate]
+    "mutants",
+    parent=hypothesis.settings.get_profile("ci"),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("ci")
 
