@@ -23,11 +23,11 @@ from typing import Any
 import uvloop
 
 from benches.floors import percentile
-from laminar.batch import Header, build
+from laminar.batch import Buffer, Header, build
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord
+from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.boot import Addresses, Boot, StatusBoard

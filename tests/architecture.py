@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.http.server": ("laminar.http.protocol", "laminar.http.api"),
     # The log
     "laminar.log.disk": (),
-    "laminar.log.format": ("laminar.log.disk",),
+    "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
     "laminar.log.segment": ("laminar.log.disk", "laminar.log.format", "laminar.batch"),
     "laminar.log.partition_log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment"),
@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.log.recovery": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment", "laminar.log.partition_log"),
-        "laminar.log.commit",
+        *("laminar.log.commit", "laminar.batch"),
     ),
     "laminar.log.storage": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.partition_log"),

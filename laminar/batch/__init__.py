@@ -10,7 +10,9 @@ from laminar.batch.batch import Batch, Record
 from laminar.batch.builder import build, merge, mergeable
 from laminar.batch.columns import MAX_TIME_MS, Codec, Column, Entry, read_directory, tag_bit, tag_hash
 from laminar.batch.header import (
+    BATCH_TYPE,
     HEADER_SIZE,
+    MAGIC,
     MAX_FRAME_BYTES,
     NO_PRODUCER,
     BatchError,
@@ -21,10 +23,13 @@ from laminar.batch.header import (
     as_large,
     as_published,
     as_staged,
+    body_of,
     build_control,
     build_part,
+    kind_of,
     split,
     stamp,
+    term_of,
     verify,
     verify_header,
 )
@@ -32,7 +37,9 @@ from laminar.batch.single_value import whole_value
 from laminar.batch.validation import CellLimits, check_batch, check_directory, takes_long
 
 __all__ = [
+    "BATCH_TYPE",
     "HEADER_SIZE",
+    "MAGIC",
     "MAX_FRAME_BYTES",
     "MAX_TIME_MS",
     "NO_PRODUCER",
@@ -50,11 +57,13 @@ __all__ = [
     "as_large",
     "as_published",
     "as_staged",
+    "body_of",
     "build",
     "build_control",
     "build_part",
     "check_batch",
     "check_directory",
+    "kind_of",
     "merge",
     "mergeable",
     "read_directory",
@@ -63,6 +72,7 @@ __all__ = [
     "tag_bit",
     "tag_hash",
     "takes_long",
+    "term_of",
     "verify",
     "verify_header",
     "whole_value",

@@ -1,11 +1,11 @@
-"""The 128-byte head of a batch and its two checksums.
+"""The 128-byte header of a batch: its fields, its kinds and its two checksums.
 
-One batch is one Raft entry and one stored frame: this head, then a body. The producer seals the body
-with its own CRC, which nobody changes again; the leader writes its place in the log into the head and
-seals the head. So this module decides whether the bytes of a frame are whole and whose turn they are.
-It does not know what a body holds (``columns``), nor whether a place in the log is the right one (``raft``).
-It is apart because replication and storage handle frames by their heads alone. ``docs/format.md`` has
-every byte.
+One batch is one Raft entry and one stored frame: this header, then a body. The producer seals the body with
+a CRC that nothing changes later; the leader writes the batch's place in the log into the header and seals
+the header. This module is the only one that knows the layout: others take `HEADER_SIZE`, the functions
+below, or a `struct.Struct` from `fields`. It decides whether the bytes of a frame are intact and which
+entry they are. It does not know what a body holds (`columns`), nor whether a place in the log is the right
+one (`raft`). Reference: `docs/format.md`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,87 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from itertools import accumulate
+from typing import Final, TypeAlias
 
 from crc32c import crc32c
 
-Buffer = bytes | bytearray | memoryview
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
-MAGIC = b"LMNB"
-VERSION = 1
-HEADER_SIZE = 128
+BATCH_TYPE: Final = "application/vnd.laminar.batch"
+MAGIC: Final = b"LMNB"
+VERSION: Final = 1
 # A position inside a frame fits Arrow's signed 32-bit offsets.
-MAX_FRAME_BYTES = 2**31 - 1
-NO_PRODUCER = bytes(16)
+MAX_FRAME_BYTES: Final = 2**31 - 1
+NO_PRODUCER: Final = bytes(16)
+
+# Every field in order, with its `struct` format; little-endian, nothing between them.
+_FIELDS: Final = {
+    "magic": "4s",
+    "version": "B",
+    "kind": "B",
+    "flags": "H",
+    "index": "Q",
+    "term": "Q",
+    "prev_term": "Q",
+    "base_offset": "Q",
+    "count": "I",
+    "body_length": "I",
+    "append_time_ms": "q",
+    "committed_index": "Q",
+    "producer_id": "16s",
+    "producer_epoch": "I",
+    "reserved": "I",
+    "sequence": "Q",
+    "tag_mask": "Q",
+    "checkpoint": "Q",
+    "floor": "Q",
+    "body_crc": "I",
+    "header_crc": "I",
+}
+HEADER_SIZE: Final = 128
+_HEADER = struct.Struct("<" + "".join(_FIELDS.values()))
+assert _HEADER.size == HEADER_SIZE, _HEADER.size
+_SIZES = {name: struct.calcsize(f"<{form}") for name, form in _FIELDS.items()}
+OFFSETS: Final = {
+    name: end - _SIZES[name] for name, end in zip(_SIZES, accumulate(_SIZES.values()), strict=True)
+}
+
+
+def fields(*names: str, then: str = "") -> struct.Struct:
+    """Return a `Struct` that unpacks the named fields of a header, which must be named in their order.
+
+    For paths that run once a batch and need a few of the fields: others are skipped, which costs nothing.
+    It always spans the header; `then` continues the format after it. Unpack only: packing would write
+    zeros over what is skipped.
+    """
+    form, position = "<", 0
+    for name in names:
+        if skipped := OFFSETS[name] - position:
+            form += f"{skipped}x"
+        form += _FIELDS[name]
+        position = OFFSETS[name] + _SIZES[name]
+    return struct.Struct(f"{form}{HEADER_SIZE - position}x{then}")
+
+
+def _adjacent(*names: str) -> struct.Struct:
+    """Return a `Struct` of fields that follow each other, to pack at the offset of the first."""
+    order = list(_FIELDS)
+    first = order.index(names[0])
+    assert tuple(order[first : first + len(names)]) == names, f"{names} are not adjacent"
+    return struct.Struct("<" + "".join(_FIELDS[name] for name in names))
+
+
+# What names an entry, and that with both checksums.
+PLACE_FIELDS = fields("index", "term")
+SEALED_PLACE_FIELDS = fields("index", "term", "body_crc", "header_crc")
+# What a log keeps of each batch, and checks when it is appended.
+LOG_FIELDS = fields(
+    *("kind", "flags", "index", "term", "prev_term", "base_offset", "count", "body_length"),
+    *("append_time_ms", "tag_mask", "header_crc"),
+)
+# The header's checksum covers the bytes before it.
+HEADER_CRC_AT: Final = OFFSETS["header_crc"]
 
 
 class Kind(IntEnum):
@@ -89,29 +159,25 @@ def malformed(field: str, value: object, expected: object, what: str) -> BatchEr
     )
 
 
-# magic, version, kind, flags | index, term, prev_term, base_offset | count, body_length |
-# append_time_ms, committed_index | producer_id, producer_epoch, reserved, sequence | tag_mask | checkpoint,
-# floor |
-# body_crc, header_crc
-_HEADER = struct.Struct("<4sBBHQQQQIIqQ16sIIQQQQII")
-assert _HEADER.size == HEADER_SIZE, _HEADER.size
-_PLACE = struct.Struct("<QQQQ")  # index, term, prev_term, base_offset
-_PLACE_AT = 8
-_CLOCK = struct.Struct("<qQ")  # append_time_ms, committed_index
-_CLOCK_AT = 48
-_KIND_AT = 5
-_HEADER_KIND = struct.Struct("<BH")  # kind, flags
-_COUNT_AT = 40
-_COUNT = struct.Struct("<I")
-_BODY_LENGTH_AT = 44
-_PRODUCER_AT = 64
-_PRODUCER = struct.Struct("<16sIIQ")  # producer_id, producer_epoch, reserved, sequence
-_NUMBERS_AT = 104
-_NUMBERS = struct.Struct("<QQ")  # checkpoint, floor
-_CRC = struct.Struct("<I")
-_BODY_CRC_AT = 120
-_CRC_AT = 124
-_FLAGS_AT = 6
+_PLACE = _adjacent("index", "term", "prev_term", "base_offset")
+_PLACE_AT = OFFSETS["index"]
+_CLOCK = _adjacent("append_time_ms", "committed_index")
+_CLOCK_AT = OFFSETS["append_time_ms"]
+_KIND_AND_FLAGS = _adjacent("kind", "flags")
+_KIND_AT: Final = OFFSETS["kind"]
+_FLAGS_AT = OFFSETS["flags"]
+_COUNT = _adjacent("count")
+_COUNT_AT = OFFSETS["count"]
+_BODY_LENGTH = _adjacent("body_length")
+_BODY_LENGTH_AT = OFFSETS["body_length"]
+_PRODUCER = _adjacent("producer_id", "producer_epoch", "reserved", "sequence")
+_PRODUCER_AT = OFFSETS["producer_id"]
+_NUMBERS = _adjacent("checkpoint", "floor")
+_NUMBERS_AT = OFFSETS["checkpoint"]
+_CRC = _adjacent("header_crc")
+_BODY_CRC_AT = OFFSETS["body_crc"]
+_TERM = _adjacent("term")
+_TERM_AT = OFFSETS["term"]
 _KINDS = tuple(Kind)
 _KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED | Flag.LARGE)
 # Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
@@ -228,6 +294,22 @@ class Header:
         return bool(self.flags & Flag.OPENS_SEGMENT)
 
 
+def kind_of(frame: Buffer) -> int:
+    """Return the kind of a frame, as a number; compare it with a `Kind`."""
+    return frame[_KIND_AT]
+
+
+def term_of(frame: Buffer) -> int:
+    """Return the Raft term that a frame was stamped with."""
+    term: int = _TERM.unpack_from(frame, _TERM_AT)[0]
+    return term
+
+
+def body_of(frame: Buffer) -> memoryview:
+    """Return the bytes after the header, as a view."""
+    return memoryview(frame)[HEADER_SIZE:]
+
+
 def _unsupported(field: str, value: object, known: object) -> BatchError:
     message = f"frame: {field} {value!r} is newer than this program (known: {known!r})"
     return BatchError("unsupported", message, field=field, value=value, limit=known)
@@ -289,7 +371,7 @@ def seal(
             body_crc,
             0,
         )
-        _CRC.pack_into(frame, _CRC_AT, crc32c(view[:_CRC_AT]))
+        _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(view[:HEADER_CRC_AT]))
     return frame
 
 
@@ -318,7 +400,7 @@ def stamp(
     _CLOCK.pack_into(frame, _CLOCK_AT, append_time_ms, committed_index)
     # Written, not or-ed: a client may append a frame that it fetched, with the flag of its old place.
     frame[_FLAGS_AT] = frame[_FLAGS_AT] & Flag.KEYED | (1 if opens_segment else 0)
-    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+    _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
 
 
 def mark(
@@ -328,14 +410,14 @@ def mark(
     assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
     frame[_FLAGS_AT] = int(Flag.KEYED) if keyed else 0
     _PRODUCER.pack_into(frame, _PRODUCER_AT, producer_id, epoch, 0, sequence)
-    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+    _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
 
 
 def as_staged(
     frame: bytearray | memoryview, *, sink: bytes, epoch: int, number: int, stage: int, records: int
 ) -> None:
     """Make a batch of records one of a sink's staged batch `number`, in place; the leader stamps it next."""
-    _HEADER_KIND.pack_into(frame, _KIND_AT, Kind.STAGED, 0)
+    _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.STAGED, 0)
     _COUNT.pack_into(frame, _COUNT_AT, 0)
     _PRODUCER.pack_into(frame, _PRODUCER_AT, sink, epoch, 0, number)
     _NUMBERS.pack_into(frame, _NUMBERS_AT, stage, records)
@@ -349,10 +431,10 @@ def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
 def as_large(stub: Buffer, *, publish: Header) -> bytearray:
     """The batch that stands for a large record as its readers see it: where its publish stands in the log."""
     frame = bytearray(stub)
-    _HEADER_KIND.pack_into(frame, _KIND_AT, Kind.DATA, Flag.LARGE)
+    _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, Flag.LARGE)
     _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, publish.base_offset)
     _CLOCK.pack_into(frame, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
-    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+    _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
     return frame
 
 
@@ -360,13 +442,13 @@ def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytear
     """A staged batch as its readers see it: records at their offsets, where the publish stands in the log."""
     header = Header.unpack(staged)
     frame = bytearray(staged)
-    _HEADER_KIND.pack_into(frame, _KIND_AT, Kind.DATA, 0)
+    _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, 0)
     _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, base_offset)
     _COUNT.pack_into(frame, _COUNT_AT, header.floor)
     _CLOCK.pack_into(frame, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
     _PRODUCER.pack_into(frame, _PRODUCER_AT, NO_PRODUCER, 0, 0, 0)
     _NUMBERS.pack_into(frame, _NUMBERS_AT, 0, 0)
-    _CRC.pack_into(frame, _CRC_AT, crc32c(memoryview(frame)[:_CRC_AT]))
+    _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
     return frame
 
 
@@ -374,16 +456,16 @@ def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
     """The head of `frame` over the first 128 bytes of `changed`, sealed for the body behind them."""
     changed[:HEADER_SIZE] = memoryview(frame)[:HEADER_SIZE]
     with memoryview(changed) as view:
-        _COUNT.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)
+        _BODY_LENGTH.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)
         _CRC.pack_into(changed, _BODY_CRC_AT, crc32c(view[HEADER_SIZE:]))
-        _CRC.pack_into(changed, _CRC_AT, crc32c(view[:_CRC_AT]))
+        _CRC.pack_into(changed, HEADER_CRC_AT, crc32c(view[:HEADER_CRC_AT]))
     return changed
 
 
 def verify_header(frame: Buffer) -> Header:
     """Check the head's checksum and read it. The body may be missing, or more may follow."""
     header = Header.unpack(frame)
-    found = crc32c(memoryview(frame)[:_CRC_AT])
+    found = crc32c(memoryview(frame)[:HEADER_CRC_AT])
     if found != header.header_crc:
         raise _bad_checksum("header_crc", found, header.header_crc)
     return header

@@ -13,13 +13,12 @@ import struct
 from crc32c import crc32c
 
 from laminar.batch.columns import DIRECTORY_HEAD_BYTES, DIRECTORY_LINE_BYTES, VARIABLE, Codec, Column
-from laminar.batch.header import HEADER_SIZE, Buffer
+from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, Buffer, fields
 
-_HEADER_CRC_AT = 124
-# Of a batch's head: index, term, count and both checksums. Then the directory's head and first line, with
-# what is compared at once as one number: columns, reserved, directory_bytes | column, codec, flags, width |
-# validity_position, offsets_position | the rest.
-_HEAD_AND_LINE = struct.Struct("<8xQQ16xI76xIIQQQIIII")
+# Of the header, then the directory's head and first line, with what is compared at once as one number:
+# columns, reserved, directory_bytes | column, codec, flags, width | validity_position, offsets_position |
+# the rest.
+_HEAD_AND_LINE = fields("index", "term", "count", "body_crc", "header_crc", then="QQQIIII")
 assert _HEAD_AND_LINE.size == HEADER_SIZE + DIRECTORY_HEAD_BYTES + DIRECTORY_LINE_BYTES
 _TWO_ENDS = struct.Struct("<ii")
 # The line of plain values, which are the first column; and by head where their offsets begin.
@@ -59,7 +58,7 @@ def whole_value(frame: Buffer, index: int, term: int, position: int) -> memoryvi
     if (
         found_index != index
         or found_term != term
-        or crc32c(view[:_HEADER_CRC_AT]) != header_crc
+        or crc32c(view[:HEADER_CRC_AT]) != header_crc
         or crc32c(view[HEADER_SIZE:]) != body_crc
         or not position < count
         or line != _PLAIN_LINE

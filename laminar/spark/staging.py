@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from laminar.batch import BATCH_TYPE
 from laminar.client.errors import Error, NotFound
-from laminar.client.net.session import BATCH_TYPE
 from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.sinks import Sink
 from laminar.client.transact.stage_sender import batch_path

@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from laminar.batch import Buffer
 from laminar.node.transport.handshake import Channel
 from laminar.node.transport.transport import (
     Address,
@@ -23,8 +24,6 @@ from laminar.node.transport.transport import (
     TransportError,
 )
 from tests.sim.loop import Life, SimLoop, current_life
-
-Buffer = bytes | bytearray | memoryview
 
 PING_NOTICE_S = 5.0
 UNREAD_FRAMES = 32

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.batch import HEADER_SIZE, Batch, Header, as_published
+from laminar.batch import HEADER_SIZE, Batch, Buffer, Header, as_published
 from laminar.node.partition.state.sinks import Decision, Sink, SinkChange
 from laminar.node.partition.state.staged_batches import publish_record
 from laminar.node.transactions.coordinator import id_of
 
-Buffer = bytes | bytearray | memoryview
 # By partition, the numbers of the stages that a commit names.
 Parts = dict[int, tuple[int, ...]]
 

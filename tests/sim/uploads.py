@@ -10,10 +10,8 @@ from collections import Counter
 
 from crc32c import crc32c
 
-from laminar.batch import HEADER_SIZE, Header
+from laminar.batch import HEADER_SIZE, Buffer, Header
 from laminar.node.partition.state.staged_batches import LargeRecord, PublishRecord
-
-Buffer = bytes | bytearray | memoryview
 
 
 class UploadLedger:

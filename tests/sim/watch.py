@@ -13,7 +13,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from laminar.batch import HEADER_SIZE, Batch, Header, Kind
+from laminar.batch import HEADER_SIZE, Batch, Buffer, Header, Kind
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.catalog.local_replica import CATALOG_NAME
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
@@ -29,8 +29,6 @@ from tests.sim.machine import Machine
 from tests.sim.sinks import Ledger
 from tests.sim.uploads import UploadLedger
 from tests.sim.world import World
-
-Buffer = bytes | bytearray | memoryview
 
 # A replica that comes up is looked at so far back; at the end of a run, as a whole.
 LOOK_BACK = 20

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
-from laminar.batch import Header
+from laminar.batch import BATCH_TYPE, Header
 from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.net.endpoints import Endpoints
 from laminar.client.net.pool import Pool
@@ -43,7 +43,6 @@ MAP_WAIT_MS = 500
 MAP_PATIENCE_S = 1.0
 # One that was given up for its silence is not tried again for so long, whoever names it as leader.
 SILENT_MS = 1_000
-BATCH_TYPE = "application/vnd.laminar.batch"
 
 
 def _first_offset(body: Buffer) -> int | None:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from laminar.batch import BatchError, build
+from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.codecs import Codec, not_bytes
 from laminar.client.errors import Error
-from laminar.client.net.session import BATCH_TYPE, Session, now_ms
+from laminar.client.net.session import Session, now_ms
 from laminar.client.policy.lane import Pending, padded
 from laminar.client.policy.staging import Row, Stages
 from laminar.client.produce.sender import unbuildable

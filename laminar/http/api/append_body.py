@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
 from laminar.batch.arrow.ipc_reader import read_stream
-from laminar.batch.header import NO_PRODUCER, Flag, Header, mark
+from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, mark
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
 from laminar.http.api.problems import Problem
@@ -23,7 +23,6 @@ from laminar.http.api.timestamps import parse_time
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
 from laminar.http.protocol.request_head import decode_percent
 
-BATCH_TYPE: Final = "application/vnd.laminar.batch"
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from laminar.batch import Batch, Buffer, Column, Header, Record, tag_bit
+from laminar.batch import BATCH_TYPE, Batch, Buffer, Column, Header, Record, tag_bit
 from laminar.batch.arrow.ipc_writer import END, FIELDS, batch_parts, fields, schema_message
 from laminar.batch.large_record import size_of
 from laminar.batch.projection import narrow
 from laminar.batch.validation import takes_long
-from laminar.http.api.append_body import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request

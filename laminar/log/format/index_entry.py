@@ -11,19 +11,9 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from laminar.log.disk.disk import Buffer
+from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, SEALED_PLACE_FIELDS, Buffer, Kind, fields
 
-# The fields of a batch's header that a log needs, as docs/format.md lays them out: kind, flags, index, term,
-# prev_term, base_offset, count, body_length, append_time_ms, tag_mask, header CRC.
-HEADER = struct.Struct("<4xxBHQQQQIIq40xQ20xI")
-HEADER_SIZE = 128
-HEADER_CRC_POSITION = 124
-# Index and term of a header; the same with the checksums of body and header.
-_PLACE = struct.Struct("<8xQQ")
-_SEALED_PLACE = struct.Struct("<8xQQ96xII")
-assert _SEALED_PLACE.size == HEADER_SIZE
-assert HEADER.size == HEADER_SIZE
-KIND_AT = 5
+_PLACE_AND_CRC = fields("index", "term", "header_crc")
 
 # term, base_offset, position, append_time_ms, tag_mask, count, size, kind, flags; then the row's crc32c.
 _FIELDS = struct.Struct("<QQQqQIIBBH")
@@ -37,8 +27,8 @@ unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
 
 # Of a batch that could not be read and has no row: its index is known, its term is not.
 UNKNOWN_KIND = 255
-# `Kind.STAGED`: an entry with records that nobody sees where it stands.
-STAGED_KIND = 4
+# An entry with records that nobody sees where it stands; a plain number, as it is compared in every lookup.
+_STAGED = int(Kind.STAGED)
 
 
 @dataclass(slots=True)
@@ -116,12 +106,12 @@ def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
     """Whether these bytes are the whole frame of that entry: place and both checksums are right."""
     if len(frame) < HEADER_SIZE:
         return False
-    found_index, found_term, body_crc, header_crc = _SEALED_PLACE.unpack_from(frame)
+    found_index, found_term, body_crc, header_crc = SEALED_PLACE_FIELDS.unpack_from(frame)
     view = memoryview(frame)
     return bool(
         found_index == index
         and found_term == term
-        and crc32c(view[:HEADER_CRC_POSITION]) == header_crc
+        and crc32c(view[:HEADER_CRC_AT]) == header_crc
         and crc32c(view[HEADER_SIZE:]) == body_crc
     )
 
@@ -130,9 +120,10 @@ def is_header_of(header: Buffer, row: Row) -> bool:
     """Whether a whole header of the entry that the row names lies here."""
     if len(header) < HEADER_SIZE:
         return False
-    checksum: int = _CRC.unpack_from(header, HEADER_CRC_POSITION)[0]
-    place: tuple[int, int] = _PLACE.unpack_from(header)
-    return place == (row.index, row.term) and crc32c(memoryview(header)[:HEADER_CRC_POSITION]) == checksum
+    index, term, checksum = _PLACE_AND_CRC.unpack_from(header)
+    return bool(
+        (index, term) == (row.index, row.term) and crc32c(memoryview(header)[:HEADER_CRC_AT]) == checksum
+    )
 
 
 def row_mask(rows: Buffer, slot: int) -> int:
@@ -141,7 +132,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
     A staged entry has none: its records are found by the publish that names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
-    if kind == STAGED_KIND:
+    if kind == _STAGED:
         return 0
     return int(mask) if kind != UNKNOWN_KIND else _ALL_TAGS
 
@@ -149,7 +140,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
 def row_is_shown(rows: Buffer, slot: int) -> bool:
     """Whether a row's entry is not a staged one, which holds nothing that anybody reads where it stands."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
-    return bool(kind != STAGED_KIND)
+    return bool(kind != _STAGED)
 
 
 def row_offset(rows: Buffer, slot: int) -> int:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from laminar.batch import BatchError, Header, verify
+from laminar.batch import HEADER_SIZE, BatchError, Header, verify
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import DamagedRange, DiskError, RepairRefused, StorageError
-from laminar.log.format.index_entry import HEADER_SIZE, UNKNOWN_KIND, Row, pack_row
+from laminar.log.format.index_entry import UNKNOWN_KIND, Row, pack_row
 from laminar.log.partition_log.log import Log
 from laminar.log.segment.index_rebuild import packed
 from laminar.log.segment.quarantine import Damage, Sealed, Unsealed, document

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from crc32c import crc32c
 
-from laminar.batch.header import Kind
+from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, LOG_FIELDS, Flag, Kind
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import BrokenChain, StorageError
 from laminar.log.format.checkpoint_state import LogFiles, LogStart
 from laminar.log.format.flush_policy import FlushPolicy
-from laminar.log.format.index_entry import HEADER, HEADER_CRC_POSITION, HEADER_SIZE, UNKNOWN_KIND, pack_row
+from laminar.log.format.index_entry import UNKNOWN_KIND, pack_row
 from laminar.log.format.journal_codec import (
     PAIR,
     POLICY,
@@ -41,7 +41,7 @@ from laminar.log.segment.quarantine import Quarantine
 from laminar.log.segment.segment import Segment
 from laminar.log.segment.segment_file import SegmentFile
 
-_OPENS_SEGMENT = 1
+_OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 # Plain numbers are packed faster than members of an enumeration.
 _FULL = int(RecordKind.FULL)
 _CONFIGURATION = int(Kind.CONFIGURATION)
@@ -183,7 +183,7 @@ class Log(LogReads):
                     time_ms,
                     tag_mask,
                     header_crc,
-                ) = HEADER.unpack_from(frame)
+                ) = LOG_FIELDS.unpack_from(frame)
                 size = HEADER_SIZE + body_length
                 if (
                     index != last_index + 1
@@ -192,7 +192,7 @@ class Log(LogReads):
                     or term < last_term
                     or time_ms < last_time
                     or len(frame) != size
-                    or crc32c(frame[:HEADER_CRC_POSITION]) != header_crc
+                    or crc32c(frame[:HEADER_CRC_AT]) != header_crc
                 ):
                     raise BrokenChain(
                         f"a frame of {self.name} with index {index}, term {term}, previous term {prev_term}, "

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from laminar.batch.header import LOG_FIELDS, Flag
 from laminar.log.format.checkpoint_state import Checkpoint, HardState, LogStart, LogState
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
-from laminar.log.format.index_entry import HEADER
 from laminar.log.format.journal_codec import (
     CARRIED,
     ONE,
@@ -24,7 +24,7 @@ from laminar.log.format.journal_codec import (
 )
 from laminar.log.recovery.journal_scan import Verdict
 
-_OPENS_SEGMENT = 1
+_OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Replayed:
     def full(self, frame: memoryview) -> bool:
         """A batch. Returns whether it continues the log, as far as that is known without the segments."""
         index: int
-        _, flags, index, term, prev_term, base_offset, *_ = HEADER.unpack_from(frame)
+        _, flags, index, term, prev_term, base_offset, *_ = LOG_FIELDS.unpack_from(frame)
         if not self.start.index < index <= self.last_index + 1:
             return False
         chained = index == self.last_index + 1

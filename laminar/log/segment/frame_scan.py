@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from laminar.batch import BatchError, Header, verify, verify_header
-from laminar.log.disk.disk import Buffer, File
-from laminar.log.format.index_entry import HEADER_SIZE, ROW_SIZE, Row, row_is_whole, unpack_row
+from laminar.batch import HEADER_SIZE, MAGIC, BatchError, Buffer, Header, verify, verify_header
+from laminar.log.disk.disk import File
+from laminar.log.format.index_entry import ROW_SIZE, Row, row_is_whole, unpack_row
 from laminar.log.segment.index_rebuild import read_damaged
 
 _WINDOW_BYTES = 8 << 20
-_MAGIC = b"LMNB"
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ def _hole(
     at = position + 1
     while at + HEADER_SIZE <= size:
         piece = bytes(window.view(at, _WINDOW_BYTES // 2))
-        found = piece.find(_MAGIC)
+        found = piece.find(MAGIC)
         while found >= 0:
             try:
                 header = verify_header(window.view(at + found, HEADER_SIZE))
@@ -109,8 +108,8 @@ def _hole(
             else:
                 if index < header.index <= index + (at + found - position) // HEADER_SIZE:
                     return Hole(index, header.index - 1, position, at + found - position, why)
-            found = piece.find(_MAGIC, found + 1)
-        at += max(len(piece) - len(_MAGIC) + 1, 1)
+            found = piece.find(MAGIC, found + 1)
+        at += max(len(piece) - len(MAGIC) + 1, 1)
     return Hole(index, None, position, size - position, why)
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from laminar.log.disk.disk import Buffer, File
+from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, LOG_FIELDS, MAGIC, Buffer, fields
+from laminar.log.disk.disk import File
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.index_entry import (
-    HEADER,
-    HEADER_CRC_POSITION,
-    HEADER_SIZE,
     ROW_SIZE,
     UNKNOWN_KIND,
     Row,
@@ -27,7 +25,8 @@ from laminar.log.format.index_entry import (
 )
 from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
 
-_BATCH_MAGIC = b"LMNB"
+_BASE_OFFSET = fields("base_offset")
+
 # A damaged header hides where the next frame begins; the search for it reads pieces of this size.
 _SEARCH_BYTES = 1 << 20
 _SECTOR_BYTES = 4096
@@ -39,12 +38,12 @@ _WINDOW_BYTES = 64 * 1024
 
 def header_row(header: Buffer, position: int) -> Row | None:
     """The row of the frame whose header this is; None if it is not whole."""
-    if len(header) < HEADER_SIZE or header[:4] != _BATCH_MAGIC:
+    if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
         return None
-    kind, _, index, term, _, base_offset, count, length, time_ms, tag_mask, checksum = HEADER.unpack_from(
+    kind, _, index, term, _, base_offset, count, length, time_ms, tag_mask, checksum = LOG_FIELDS.unpack_from(
         header
     )
-    if crc32c(memoryview(header)[:HEADER_CRC_POSITION]) != checksum:
+    if crc32c(memoryview(header)[:HEADER_CRC_AT]) != checksum:
         return None
     return Row(index, term, base_offset, count, position, HEADER_SIZE + length, time_ms, kind, tag_mask)
 
@@ -81,13 +80,13 @@ class _Headers:
         """The first whole header at `position` or behind it whose index is wanted."""
         while position < self.size:
             piece = bytes(read_damaged(self.data, min(_SEARCH_BYTES, self.size - position), position))
-            at = piece.find(_BATCH_MAGIC)
+            at = piece.find(MAGIC)
             while at >= 0:
                 row = self.row(position + at, None)
                 if row is not None and row.index in wanted:
                     return row
-                at = piece.find(_BATCH_MAGIC, at + 1)
-            position += max(len(piece) - len(_BATCH_MAGIC) + 1, 1)
+                at = piece.find(MAGIC, at + 1)
+            position += max(len(piece) - len(MAGIC) + 1, 1)
         return None
 
 
@@ -261,7 +260,7 @@ def _mend(chunk: Chunk, hints: Buffer) -> bytes:
 
 def _first_offset(data: File) -> int:
     row = _Headers(data, HEADER_SIZE).at(0)
-    return HEADER.unpack_from(row)[5] if len(row) == HEADER_SIZE else 0
+    return _BASE_OFFSET.unpack_from(row)[0] if len(row) == HEADER_SIZE else 0
 
 
 def _anchor(chunk: Chunk, headers: _Headers) -> Row | None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from laminar.batch import HEADER_SIZE
 from laminar.log.disk.disk import Disk
 from laminar.log.format.checkpoint_state import LogFiles, LogStart
 from laminar.log.format.index_entry import (
-    HEADER_SIZE,
     ROW_SIZE,
     UNKNOWN_KIND,
     Row,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from laminar.batch import BatchError, verify_header
+from laminar.batch import HEADER_SIZE, BatchError, verify_header
 from laminar.log.commit.journal import journal_name, journal_numbers
 from laminar.log.disk.disk import ReadOnlyDisk
 from laminar.log.disk.errors import DiskError
-from laminar.log.format.index_entry import HEADER_SIZE, ROW_SIZE, Row, row_is_whole, unpack_row
+from laminar.log.format.index_entry import ROW_SIZE, Row, row_is_whole, unpack_row
 from laminar.log.recovery.journal_scan import read_journal
 from laminar.log.segment.frame_scan import row_of
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 
 import msgspec
 
+from laminar.batch import HEADER_SIZE
 from laminar.log.disk.disk import Disk, ReadOnlyDisk, RealDisk
 from laminar.log.disk.errors import DiskError, FolderInUse, NotALogFolder
-from laminar.log.format.index_entry import HEADER_SIZE, ROW_SIZE, UNKNOWN_KIND, unpack_row
+from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, unpack_row
 from laminar.log.segment.index_rebuild import read_damaged, walk
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
 from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look

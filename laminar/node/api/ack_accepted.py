@@ -8,12 +8,11 @@ in the same term (after Swift's accepted and persisted).
 
 from __future__ import annotations
 
-from laminar.batch import Flag, Header
+from laminar.batch import NO_PRODUCER, Flag, Header
 from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.producers import NOBODY
 
 ACKS = ("committed", "accepted")
 # What a receipt says of durability, beside the number of replicas.
@@ -36,7 +35,7 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     if ack != "accepted":
         raise Problem("invalid", "no such ack", field="ack", value=ack, limit=", ".join(ACKS))
     header = Header.unpack(append.frames[0]) if len(append.frames) == 1 else None
-    if header is None or header.producer_id == NOBODY or header.flags & Flag.KEYED:
+    if header is None or header.producer_id == NO_PRODUCER or header.flags & Flag.KEYED:
         raise Problem(
             "invalid",
             "what is answered before it is durable is one batch with a producer id, to be sent again",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.batch import Header, build
+from laminar.batch import BATCH_TYPE, Header, build
 from laminar.http.api.append_body import Append, all_marked, parse_append, records_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
@@ -51,7 +51,6 @@ from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 if TYPE_CHECKING:
     from laminar.node.shard.shard import Shard
 
-BATCH_TYPE = "application/vnd.laminar.batch"
 FORWARD_TIMEOUT_S = 15.0
 GIVE_UP_S = 5.0
 RETRY_S = 0.02

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlencode
 
-from laminar.batch import BatchError, Header
+from laminar.batch import BatchError, Buffer, Header
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.forwarding import FORWARDED
 from laminar.node.api.leader_lookup import Where
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.partition.partition import Partition
 
 LOCAL = "laminar-local"

@@ -17,7 +17,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, cast
 
-from laminar.batch import Header
+from laminar.batch import NO_PRODUCER, Header
 from laminar.http.api.append_body import read_batches
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
@@ -25,7 +25,6 @@ from laminar.node.api.leader_lookup import Locator
 from laminar.node.api.topics import TopicRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt as Appended
-from laminar.node.partition.state.producers import NOBODY
 from laminar.node.transactions.coordinator import TOPIC
 from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
 
@@ -135,12 +134,12 @@ class Datagrams(asyncio.DatagramProtocol):
             raise Problem(
                 "invalid", "a datagram holds one batch", field="batches", value=len(frames), limit=1
             )
-        if Header.unpack(frames[0]).producer_id == NOBODY:
+        if Header.unpack(frames[0]).producer_id == NO_PRODUCER:
             raise Problem(
                 "invalid",
                 "a datagram may come twice: its batch needs a producer's id and sequence",
                 field="producer_id",
-                value=NOBODY.hex(),
+                value=NO_PRODUCER.hex(),
             )
         return bytearray(frames[0])
 

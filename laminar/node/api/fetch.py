@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from laminar.batch import BatchError, Header, Kind
+from laminar.batch import BatchError, Buffer, Header, Kind
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
@@ -24,7 +24,6 @@ from laminar.node.api.damaged_reads import LOCAL, SKIPPED, elsewhere, problem_of
 from laminar.node.api.forwarding import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
 from laminar.node.api.leader_lookup import Locator, Where
 from laminar.node.api.topics import TopicRoutes
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from laminar.batch import NO_PRODUCER
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.ack_accepted import window
@@ -16,7 +17,7 @@ from laminar.node.api.cluster import integer
 from laminar.node.api.fetch import LONGEST_WAIT_MS, FetchRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, look
-from laminar.node.partition.state.producers import NOBODY, Progress
+from laminar.node.partition.state.producers import Progress
 
 if TYPE_CHECKING:
     from laminar.node.shard.shard import Shard
@@ -92,6 +93,6 @@ class ProgressRoutes:
 
 
 def _id(producer: str) -> bytes:
-    if _ID.match(producer) is None or bytes.fromhex(producer) == NOBODY:
+    if _ID.match(producer) is None or bytes.fromhex(producer) == NO_PRODUCER:
         raise Problem("invalid", "an id has 32 hex digits, not all 0", field="producer", value=producer)
     return bytes.fromhex(producer)

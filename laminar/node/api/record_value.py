@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from laminar.batch import HEADER_SIZE, Batch, BatchError, Header, Kind
+from laminar.batch import HEADER_SIZE, Batch, BatchError, Buffer, Header, Kind, body_of
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
@@ -27,7 +27,6 @@ from laminar.node.api.damaged_reads import problem_of, unreadable
 from laminar.node.api.fetch import DIGITS, OFFSET_LIMIT, FetchRoutes
 from laminar.node.api.forwarding import FORWARDED
 from laminar.node.api.leader_lookup import Locator
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired, read_some
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
@@ -227,7 +226,7 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
         )
         first, behind = max(start, part_start), min(stop, part_stop)
         partition.fetched_bytes += behind - first
-        view = memoryview(frame)[HEADER_SIZE:]
+        view = body_of(frame)
         for position in range(first, behind, PIECE_BYTES):
             yield view[position - part_start : min(behind, position + PIECE_BYTES) - part_start]
         # What memory has takes no turn of the loop: between parts others get theirs.

@@ -16,17 +16,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from laminar.batch import Header, Kind, build_control
+from laminar.batch import Buffer, Header, Kind, body_of, build_control
 from laminar.log.disk.errors import DamagedRange
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.consensus.replica import Replica
 from membership.catalog import Catalog, NotCatalogLeader, OutcomeUnknown
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 _log = logging.getLogger("laminar.catalog")
-_HEADER = 128
 _READ_BYTES = 1024 * 1024
 
 
@@ -112,7 +110,7 @@ class CatalogGroup:
                 for frame in frames:
                     header = Header.unpack(frame)
                     if header.kind == Kind.COMMAND:
-                        self.catalog.apply(header.index, bytes(memoryview(frame)[_HEADER:]))
+                        self.catalog.apply(header.index, bytes(body_of(frame)))
                     self.applied_index = header.index
                     self._resolve(header)
         except Exception as error:  # noqa: BLE001  # ends the process: this node's catalog stands still

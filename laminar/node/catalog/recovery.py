@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from laminar.batch import Header, Kind, build_control, stamp
+from laminar.batch import Kind, body_of, build_control, kind_of, stamp
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import DamagedRange
 from laminar.log.format.manifest import ReplicaEntry
@@ -30,7 +30,6 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_
 from laminar.node.consensus.replica import TERMS_PASSED
 from laminar.node.runtime.data_folder import open_stopped
 
-_HEADER = 128
 _READ_BYTES = 4 << 20
 
 
@@ -134,8 +133,8 @@ async def _configuration(entry: ReplicaEntry, log: Log) -> ConfigurationRecord:
             index = damage.last_index + 1
             continue
         for frame in frames:
-            if Header.unpack(frame).kind == Kind.CONFIGURATION:
-                newest = configuration_record(memoryview(frame)[_HEADER:])
+            if kind_of(frame) == Kind.CONFIGURATION:
+                newest = configuration_record(body_of(frame))
         index += len(frames)
     return newest
 

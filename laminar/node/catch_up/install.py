@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from laminar.batch import HEADER_SIZE, BatchError, Header, verify
+from laminar.batch import HEADER_SIZE, BatchError, Buffer, Header, verify
 from laminar.log.disk.errors import BrokenChain, StorageClosed, StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
@@ -36,7 +36,6 @@ from laminar.node.catch_up.messages import (
     PieceRequest,
 )
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition

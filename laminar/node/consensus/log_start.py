@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import msgspec
 
-from laminar.batch import Kind, build_control
-from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord
+from laminar.batch import Buffer, Kind, body_of, build_control
+from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.state.cursors import CursorEntry
 from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import ProducerEntry
 from laminar.node.partition.state.sinks import SinkEntry
 from laminar.node.partition.state.staged_batches import StoredStages
-
-_HEADER = 128
 
 
 class DerivedState(msgspec.Struct, frozen=True, array_like=True):
@@ -72,4 +70,4 @@ def encode_state(state: DerivedState) -> bytes:
 
 def log_start_record(frame: Buffer) -> LogStartRecord:
     """Read a whole `log_start` batch."""
-    return _decoder.decode(memoryview(frame)[_HEADER:])
+    return _decoder.decode(body_of(frame))

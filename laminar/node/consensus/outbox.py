@@ -17,8 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
+from laminar.batch import Buffer
 from laminar.log.disk.errors import DamagedRange, StorageError
-from laminar.node.consensus.raft_wire import Beat, Buffer, beat_frame, bulk_frame, control_frame
+from laminar.node.consensus.raft_wire import Beat, beat_frame, bulk_frame, control_frame
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Address, Channel, Transport
 from raft.messages import AnyMessage, Append, Heartbeat

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from laminar.batch import BatchError, Header
+from laminar.batch import BatchError, Header, term_of
 from laminar.log.disk.errors import (
     DamagedRange,
     DiskError,
@@ -381,6 +381,6 @@ class Repairs:
             return Reply(TRIMMED if index <= log.start.index else ABSENT)
         except StorageError:
             return Reply(DAMAGED)
-        if Header.unpack(frame).term != term:
+        if term_of(frame) != term:
             return Reply(UNSURE)  # cut and written anew while it was read
         return Reply(HELD, committed, bytes(frame))

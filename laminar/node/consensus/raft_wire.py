@@ -13,12 +13,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from laminar.batch import Header, Kind
+from laminar.batch import Buffer, Header, Kind, body_of
 from raft.configuration import Configuration
 from raft.messages import AnyMessage, Append, Natural, decode, encode
 from raft.values import Entry
-
-Buffer = bytes | bytearray | memoryview
 
 _PREFIX = struct.Struct("<BI")
 _CONTROL = 1
@@ -99,7 +97,7 @@ def entry_of(frame: Buffer, header: Header) -> Entry:
     """A batch as the Raft core sees it."""
     configuration = None
     if header.kind == Kind.CONFIGURATION:
-        configuration = configuration_record(memoryview(frame)[128:]).configuration()
+        configuration = configuration_record(body_of(frame)).configuration()
     return Entry(
         index=header.index, term=header.term, data=frame, size=len(frame), configuration=configuration
     )

@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from laminar.batch import Header, Kind, build_control, stamp
+from laminar.batch import Buffer, Header, Kind, body_of, build_control, stamp
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.log_start import log_start_record
-from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord, configuration_record, entry_of
+from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record, entry_of
 from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from laminar.node.consensus.quiescence import Pair
     from laminar.node.transport.transport import Address
 
-_HEADER = 128
 
 # A group that goes on without its majority does so in a term that the others do not reach: each of theirs
 # takes an election.
@@ -240,7 +239,7 @@ class Replica:
             frame: Buffer = entry.data
             header = Header.unpack(frame)
             if header.kind == Kind.CONFIGURATION:
-                self.nodes.update(configuration_record(memoryview(frame)[_HEADER:]).nodes())
+                self.nodes.update(configuration_record(body_of(frame)).nodes())
             self.machine.appended(header, frame)
 
     def trust_again(self) -> None:
@@ -305,7 +304,7 @@ def replay(frames: Sequence[Buffer], told: Told) -> list[tuple[int, Configuratio
     for frame in frames:
         header = Header.unpack(frame)
         if header.kind == Kind.CONFIGURATION:
-            configurations.append((header.index, configuration_record(memoryview(frame)[_HEADER:])))
+            configurations.append((header.index, configuration_record(body_of(frame))))
         elif header.kind == Kind.LOG_START:
             configurations.append((header.index, log_start_record(frame).configuration))
         told.appended(header, frame)

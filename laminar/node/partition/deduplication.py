@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laminar.batch import Header
+from laminar.batch import NO_PRODUCER, Header
 from laminar.batch.header import Flag
 from laminar.node.partition.problems import (
     key_expired,
@@ -19,7 +19,7 @@ from laminar.node.partition.problems import (
 )
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import idempotency_keys, producers
-from laminar.node.partition.state.producers import NOBODY, Place, Refused
+from laminar.node.partition.state.producers import Place, Refused
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
@@ -29,7 +29,7 @@ def has_seen(partition: Partition, header: Header) -> bool:
     """Whether something is remembered under this batch's key, or under its producer's number."""
     if header.flags & Flag.KEYED:
         return partition.tables.keys.get(header.producer_id) is not None
-    if header.producer_id == NOBODY:
+    if header.producer_id == NO_PRODUCER:
         return False
     known = partition.producers.check(header.producer_id, header.producer_epoch, header.sequence)
     return isinstance(known, Place)
@@ -55,7 +55,7 @@ def first_try(
         if entry.index > partition.committed_index:
             raise key_in_progress(partition)
         return entry.index, Receipt(partition.number, entry.offset, entry.count, duplicate=True)
-    if header.producer_id == NOBODY:
+    if header.producer_id == NO_PRODUCER:
         return None
     known = partition.producers.check(header.producer_id, header.producer_epoch, header.sequence)
     if isinstance(known, Refused):

@@ -18,14 +18,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from laminar.batch import Header, Kind, build_control
+from laminar.batch import NO_PRODUCER, Buffer, Header, Kind, build_control
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
 from laminar.log.format.index_entry import Row
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.log_start import LogStartRecord, encode_state
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition import reads
 from laminar.node.partition.append_batcher import Door
@@ -35,7 +34,7 @@ from laminar.node.partition.problems import cut_off, lost_leadership
 from laminar.node.partition.receipts import Askers, Receipt, Waiter, fail
 from laminar.node.partition.state.cursors import MAX_CURSORS, Cursor, CursorChange, Cursors
 from laminar.node.partition.state.group_members import Rosters
-from laminar.node.partition.state.producers import NOBODY, Producers
+from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.state import Tables
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
@@ -314,7 +313,7 @@ class Partition:
 
         The batch is in this leader's log, and may be lost with it: the receipt is no promise.
         """
-        assert header.producer_id != NOBODY, "who accepts must recognise what comes again"
+        assert header.producer_id != NO_PRODUCER, "who accepts must recognise what comes again"
         self.check_leads()
         known = first_try(self, header)
         if known is not None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from laminar.batch import Header, Kind, as_large, as_published, tag_bit
+from laminar.batch import Buffer, Header, Kind, as_large, as_published, kind_of, tag_bit
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesGone
 from laminar.log.partition_log.log import Log
-from laminar.node.consensus.raft_wire import Buffer
 from laminar.node.partition.state.staged_batches import publish_record
 
 # One request for a tag looks at so many rows: who wants more comes again, from where this one ended.
@@ -83,7 +82,8 @@ async def frames(
                 break  # whoever goes on behind these is told
             raise
         for frame in read:
-            if frame[5] == Kind.PUBLISH:
+            kind = kind_of(frame)
+            if kind == Kind.PUBLISH:
                 if found and size >= max_bytes:
                     return found
                 try:
@@ -101,11 +101,11 @@ async def frames(
                     return found
                 size += sum(map(len, published))
                 continue
-            if frame[5] == Kind.STAGED:
+            if kind == Kind.STAGED:
                 staged = True
                 continue
             size += len(frame)
-            if frame[5] == Kind.DATA:
+            if kind == Kind.DATA:
                 found.append(frame)
         index += len(read)
     return found
@@ -150,10 +150,11 @@ async def tagged_frames(
                     index = damage.last_index + 1  # it holds nothing that a reader could miss
                     continue
                 for frame in read:
-                    if frame[5] == Kind.DATA:
+                    kind = kind_of(frame)
+                    if kind == Kind.DATA:
                         found.append(frame)
                         size += len(frame)
-                    elif frame[5] == Kind.PUBLISH:
+                    elif kind == Kind.PUBLISH:
                         if found and size >= max_bytes:
                             return found, Header.unpack(found[-1]).next_offset
                         published, whole = await _published(

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from laminar.batch import Header, build
+from laminar.batch import BATCH_TYPE, Header, build
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.http.server.writer import _outcome
-from laminar.node.api.append import BATCH_TYPE, AppendRoutes
+from laminar.node.api.append import AppendRoutes
 from laminar.node.api.forwarding import Exchange, PassedResponse
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from laminar.batch import Header, build
+from laminar.batch import BATCH_TYPE, Header, build
 from laminar.client.consume.fetchers import Fetchers
-from laminar.http.api.append_body import ARROW_TYPE, BATCH_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from laminar.batch import Buffer
 from laminar.node.consensus.outbox import BULK_FRAME_BYTES, Outbox
-from laminar.node.consensus.raft_wire import Buffer, read_frame
+from laminar.node.consensus.raft_wire import read_frame
 from laminar.node.transport.transport import Channel, TcpAddress
 from raft.messages import AnyMessage, Append, Heartbeat
 from raft.values import SendAppend

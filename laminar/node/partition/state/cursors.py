@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from laminar.batch import Header
-from laminar.node.consensus.raft_wire import Buffer
+from laminar.batch import Buffer, Header
 
 # Of one partition: each is in memory on every replica, and in what a start begins with.
 MAX_CURSORS = 10_000

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from laminar.batch import Header, Kind
+from laminar.batch import NO_PRODUCER, Header, Kind
 
-NOBODY = bytes(16)
 REMEMBERED_BATCHES = 64
 MAX_PRODUCERS = 10_000
 IDLE_MS = 7 * 24 * 3_600_000
@@ -155,7 +154,7 @@ class Producers:
     def appended(self, header: Header) -> None:
         """A batch, or a fence, is now the log's last."""
         producer_id = header.producer_id
-        if producer_id == NOBODY:
+        if producer_id == NO_PRODUCER:
             return
         known = self._producers.pop(producer_id, None)
         self._undo.append((header.index, producer_id, known))

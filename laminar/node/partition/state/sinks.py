@@ -26,10 +26,8 @@ from enum import IntEnum
 
 import msgspec
 
-from laminar.batch import Header
-from laminar.node.consensus.raft_wire import Buffer
+from laminar.batch import Buffer, Header, body_of
 
-_HEADER = 128
 # Of producers; of more, those are forgotten that were not taken for longest. Their next epochs have new ids.
 MAX_NAMES = 10_000
 # Of sinks that write once and have done so; of more, those go that were not changed for longest, but none
@@ -232,7 +230,7 @@ class Sinks:
 
     def appended(self, header: Header, frame: Buffer) -> None:
         """A `sink` entry is now the log's last."""
-        change = _decoder.decode(memoryview(frame)[_HEADER:])
+        change = _decoder.decode(body_of(frame))
         now_ms = header.append_time_ms
         # What is forgotten follows from the table and the entry, so that every replica forgets the same.
         if change.sink.producer:

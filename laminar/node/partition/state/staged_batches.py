@@ -30,11 +30,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from laminar.batch import Header, Kind
-from laminar.node.consensus.raft_wire import Buffer
+from laminar.batch import HEADER_SIZE, Buffer, Header, Kind, body_of
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
 
-_HEADER = 128
 # Stretches in which the log may not begin. Of more, neighbours are joined: then it begins in steps of a few
 # in a thousand of its publishes.
 MAX_NAMED = 1024
@@ -62,7 +60,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def body_bytes(self) -> int:
-        return self.size_bytes - _HEADER
+        return self.size_bytes - HEADER_SIZE
 
 
 # The sink's id (16 bytes), the number of its batch, and the epoch under which it was staged.
@@ -232,7 +230,7 @@ _publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
 
 def publish_record(frame: Buffer) -> PublishRecord:
     """Read a whole `publish` entry."""
-    return _publish_decoder.decode(memoryview(frame)[_HEADER:])
+    return _publish_decoder.decode(body_of(frame))
 
 
 class Stages:
@@ -386,7 +384,7 @@ class Stages:
             before = self._maps[0].get(key) or OpenBatch()
             self._put(header.index, 0, key, before.with_stage(stage))
         elif header.kind is Kind.PIN:
-            pin = _pin_decoder.decode(memoryview(frame)[_HEADER:])
+            pin = _pin_decoder.decode(body_of(frame))
             self._pinned(header, pin)
         elif header.kind is Kind.PUBLISH:
             record = publish_record(frame)

@@ -14,17 +14,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from laminar.batch import Header, Kind
+from laminar.batch import Buffer, Header, Kind, body_of
 from laminar.batch.header import Flag
 from laminar.node.consensus.log_start import DerivedState, LogStartRecord, log_start_record
-from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord, configuration_record
+from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from laminar.node.partition.state.cursors import Cursors
 from laminar.node.partition.state.idempotency_keys import Keys
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
 from laminar.node.partition.state.staged_batches import Stages
-
-_HEADER = 128
 
 
 class Tables:
@@ -68,7 +66,7 @@ class Tables:
             self.producers.committed(header.committed_index)
             self.keys.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
-            self.cursors.appended(header, memoryview(frame)[_HEADER:])
+            self.cursors.appended(header, body_of(frame))
             self.cursors.committed(header.committed_index)
         elif header.kind in (Kind.STAGED, Kind.PIN, Kind.PUBLISH):
             self.stages.appended(header, frame)
@@ -86,7 +84,7 @@ class Tables:
             self._starts.append((header.index, record))
             self._configurations.append((header.index, record.configuration))
         elif header.kind == Kind.CONFIGURATION:
-            self._configurations.append((header.index, configuration_record(memoryview(frame)[_HEADER:])))
+            self._configurations.append((header.index, configuration_record(body_of(frame))))
 
     def truncated(self, index: int) -> None:
         """Entry `index` and all behind it are gone."""
