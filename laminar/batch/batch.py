@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Set
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,9 +25,6 @@ from laminar.batch.columns import (
     unfold,
 )
 from laminar.batch.header import BatchError, Buffer, Flag, Header, Kind, verify
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _T = TypeVar("_T")
 _HEADERS_DECODER = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -280,18 +277,6 @@ class Batch:
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
-
-    def to_arrow(self, columns: list[str] | None = None) -> pyarrow.RecordBatch:
-        """The batch as Arrow, over the frame's own memory wherever a column is not compressed.
-
-        Columns, or those of them that `columns` names, in that order: ``offset`` int64, ``timestamp``
-        timestamp[us, UTC], ``key`` binary, ``value`` binary, ``tag`` utf8; and ``headers``, a map of utf8 to
-        binary, only if named. All batches have the same schema; what this one lacks is null, as is the value
-        of a record larger than a batch.
-        """
-        from laminar.batch.arrow.pyarrow_out import record_batch  # pyarrow is an extra
-
-        return record_batch(self, columns)
 
     def _list(self, column: Column, *, nulls: bool = False) -> list[Any] | None:
         cells = self.cells(column)

@@ -205,7 +205,9 @@ class ReadBatch(Generic[T_co]):
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """The batch's columns; values are not copied where they are not compressed."""
-        whole = self.frame.to_arrow()
+        from laminar.batch.arrow.pyarrow_out import to_arrow  # pyarrow is an extra
+
+        whole = to_arrow(self.frame)
         return whole if self._whole else whole.slice(self._first, len(self))
 
     def __repr__(self) -> str:

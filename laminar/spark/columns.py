@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from laminar.batch import Batch, Column
+from laminar.batch.arrow.pyarrow_out import to_arrow
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
 from laminar.spark.options import COLUMNS
 from laminar.spark.plan import EVERY_ROW, RowFilter
@@ -31,7 +32,7 @@ MOST_ROWS: Final = 1 << 16
 PRODUCER_TIME: Final = 0
 APPEND_TIME: Final = 1
 
-# Columns that `Batch.to_arrow` has; what a fetch calls the others; what is the same in each row.
+# Columns that `to_arrow` has; what a fetch calls the others; what is the same in each row.
 _FROM_FRAME: Final = ("key", "value", "offset", "timestamp", "tag", "headers")
 _FIELDS: Final = {"timestampType": "timestamp", "traceId": "trace_id"}
 _CONSTANT: Final = ("topic", "partition")
@@ -121,7 +122,7 @@ class Builder:
 
         Also how many rows that are.
         """
-        found = batch.to_arrow(self._frame_names)
+        found = to_arrow(batch, self._frame_names)
         columns = dict(zip(self._frame_names, found.columns, strict=True))
         if "timestampType" in self._names:
             columns["timestampType"] = _whose_time(batch)
@@ -131,7 +132,7 @@ class Builder:
             columns = {name: column.slice(first, stop - first) for name, column in columns.items()}
         rows = stop - first
         if self._deciding:
-            mask = self._mask(batch.to_arrow(self._deciding).slice(first, rows))
+            mask = self._mask(to_arrow(batch, self._deciding).slice(first, rows))
             rows = mask.true_count
             columns = {name: column.filter(mask) for name, column in columns.items()} if rows else {}
         if rows and batch.is_large and "value" in columns:

@@ -25,6 +25,7 @@ from laminar.batch import (
     stamp,
     verify,
 )
+from laminar.batch.arrow.pyarrow_out import to_arrow
 from laminar.batch.header import seal
 
 if sys.version_info >= (3, 14):
@@ -91,7 +92,7 @@ def read_everything(frame: bytearray) -> None:
     for name in ("values", "keys", "tags", "headers", "timestamps", "delivery_times", "trace_ids"):
         getattr(batch, name)
     batch.tagged("red")
-    batch.to_arrow()
+    to_arrow(batch)
 
 
 def test_every_changed_byte_is_noticed() -> None:
@@ -384,6 +385,6 @@ def test_text_and_headers_that_are_none_are_a_bad_batch() -> None:
     batch = Batch(resealed(frame))
 
     assert batch.values == [b"a"]
-    for look in (lambda: batch.tags, lambda: batch.headers, lambda: batch.to_arrow()):
+    for look in (lambda: batch.tags, lambda: batch.headers, lambda: to_arrow(batch)):
         with pytest.raises(BatchError, match="records 0 to 0 cannot be read"):
             look()

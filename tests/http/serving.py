@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Buffer, Request, Response
-from laminar.http.server.server import HttpServer, ServerLimits
+from laminar.http.server.server import HttpServer
+from laminar.http.server.state import ServerLimits
 
 # How long tests wait for what should come at once.
 PATIENCE_S = 30.0
@@ -141,7 +143,7 @@ def saying(*parts: bytes, requests: int = 1) -> Script:
 @asynccontextmanager
 async def serving(app: Any, **limits: Any) -> AsyncIterator[tuple[HttpServer, str]]:
     """A server on a free port of loopback, and its URL; drained at the end."""
-    server = HttpServer(app, ServerLimits(**limits))
+    server = HttpServer(app, ServerLimits(**limits), on_error=answer_error)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

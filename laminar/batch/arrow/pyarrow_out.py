@@ -47,8 +47,14 @@ def _schema(columns: tuple[str, ...]) -> pyarrow.Schema:
     return pyarrow.schema([(name, types[name]) for name in columns])
 
 
-def record_batch(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
-    """`Batch.to_arrow`. What is not compressed stays in the frame's memory, which it keeps alive."""
+def to_arrow(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
+    """Return the batch as Arrow, over the frame's own memory wherever a column is not compressed.
+
+    Columns, or those of them that `columns` names, in that order: ``offset`` int64, ``timestamp``
+    timestamp[us, UTC], ``key`` binary, ``value`` binary, ``tag`` utf8; and ``headers``, a map of utf8 to
+    binary, only if named. All batches have the same schema; what this one lacks is null, as is the value
+    of a record larger than a batch. The result keeps the frame alive.
+    """
     wanted = schema(columns)
     if not len(batch):
         return wanted.empty_table().to_batches(1)[0]
@@ -58,7 +64,7 @@ def record_batch(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.
 
 
 def table(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """One table of many batches: what `record_batch` gives of each, one behind the other.
+    """One table of many batches: what `to_arrow` gives of each, one behind the other.
 
     Much cheaper than joining those: what is no cell of a batch (offsets, the append time, columns that are
     not there) is written once for many batches, so columns differ in their chunks.

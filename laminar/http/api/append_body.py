@@ -17,9 +17,11 @@ from laminar.batch.arrow.ipc_reader import read_stream
 from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, mark
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
+from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.api.timestamps import parse_time
+from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
 from laminar.http.protocol.request_head import decode_percent
 
@@ -182,10 +184,12 @@ def _value(request: Request, limits: Limits) -> Records:
     for name in headers:
         if name.startswith("laminar-header-"):
             fields = fields or {}
-            fields[decode_percent(name[15:], field=name)] = unquote_to_bytes(headers[name].encode("latin-1"))
+            fields[_percent_decoded(name[15:], field=name)] = unquote_to_bytes(
+                headers[name].encode("latin-1")
+            )
     tag = query.get("tag")
     if tag is None and "laminar-tag" in headers:
-        tag = decode_percent(headers["laminar-tag"], field="laminar-tag")
+        tag = _percent_decoded(headers["laminar-tag"], field="laminar-tag")
     key = query.get("key")
     timestamp = query.get("timestamp")
     return Records(
@@ -238,3 +242,10 @@ _PARSERS: Final[Mapping[str, Callable[[Request, Limits], Records]]] = {
     ENVELOPE_LINES_TYPE: lambda request, limits: parse_envelope_lines(request.body, limits),
     ARROW_TYPE: _arrow,
 }
+
+
+def _percent_decoded(text: str, *, field: str) -> str:
+    try:
+        return decode_percent(text, field=field)
+    except HttpError as error:
+        raise problem_of(error) from error

@@ -14,7 +14,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from laminar.http.api.names import check_name
+from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
+from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.request_head import split_path
 
 # Larger numbers than any partition's or offset's are refused before somebody computes with them.
@@ -263,7 +265,11 @@ def match(method: str, path: str) -> Match:
     Raises `Problem` 404 `not_found`, 405 with `Allow`, or 422 for a topic or
     number that could never be one.
     """
-    return match_segments(method, split_path(path), path=path)
+    try:
+        segments = split_path(path)
+    except HttpError as error:
+        raise problem_of(error) from error
+    return match_segments(method, segments, path=path)
 
 
 def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:

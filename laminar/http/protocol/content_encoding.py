@@ -11,7 +11,7 @@ import sys
 import zlib
 from typing import Any, Final
 
-from laminar.http.api.problems import Problem
+from laminar.http.protocol.errors import HttpError
 
 CODINGS: Final = ("zstd", "gzip")
 _LARGEST_WINDOW_LOG: Final = 23
@@ -20,7 +20,8 @@ _LARGEST_WINDOW_LOG: Final = 23
 def check_coding(coding: str) -> None:
     """Refuse a coding we can't take off; 415 with the ones we can."""
     if coding.strip().lower() not in (*CODINGS, "identity", "x-gzip"):
-        raise Problem(
+        raise HttpError(
+            415,
             "unsupported_media_type",
             "the content coding is not known",
             field="content-encoding",
@@ -41,11 +42,11 @@ def decode_content(body: bytes | bytearray | memoryview, coding: str, *, limit_b
             return _decode_zstd(bytes(body), limit_bytes)
         return _decode_gzip(bytes(body), limit_bytes)
     except _TooLarge:
-        raise Problem(
-            "too_large", "the unfolded body is too large", field="body", limit=limit_bytes
+        raise HttpError(
+            413, "too_large", "the decompressed body is too large", field="body", limit=limit_bytes
         ) from None
     except (zlib.error, EOFError, ValueError) as error:
-        raise Problem("malformed", f"the body is no {coding}: {error}", field="body") from error
+        raise HttpError(400, "malformed", f"the body is no {coding}: {error}", field="body") from error
 
 
 class _TooLarge(Exception):

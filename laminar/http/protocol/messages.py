@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from laminar.http.api.problems import PROBLEM_TYPE, Problem
 from laminar.http.protocol.request_head import RequestHead
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -32,7 +31,6 @@ STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {reason}\r\n".encode("ascii") for status, reason in _REASONS.items()
 }
 _JSON_BLOCK: Final = b"Content-Type: application/json\r\n"
-_PROBLEM_BLOCK: Final = f"Content-Type: {PROBLEM_TYPE}\r\n".encode("ascii")
 
 
 def status_line(status: int) -> bytes:
@@ -140,17 +138,12 @@ class Response:
         """A JSON answer of anything msgspec can write, with a newline: it ends a line on a terminal."""
         return cls(status, headers, msgspec.json.encode(value) + b"\n", header_block=_JSON_BLOCK)
 
-    @classmethod
-    def problem(cls, problem: Problem) -> Response:
-        """An RFC 9457 answer."""
-        return cls(problem.status, problem.all_headers(), problem.encode(), header_block=_PROBLEM_BLOCK)
-
     def __repr__(self) -> str:
         return f"<Response {self.status}>"
 
 
 class Application(Protocol):
-    """What a server serves. All methods may raise `Problem`."""
+    """What a server serves. What its methods raise is answered by the server's `on_error`."""
 
     def head(self, request: Request) -> Response | None:
         """Called before the body is read. A response refuses it: the body stays unread."""

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from laminar.http.api.problems import Problem
+from laminar.http.protocol.errors import HttpError
 
 LONGEST_HEAD_BYTES: Final = 65536
 MOST_HEADERS: Final = 100
@@ -103,7 +103,7 @@ class _Collector:
 def parse_request_head(data: bytes) -> RequestHead:
     """Parse one whole head, its empty line included.
 
-    Raises `Problem` (400 `malformed`, 414, 417, 431, 501, 505) for whatever
+    Raises `HttpError` (400 `malformed`, 414, 417, 431, 501, 505) for whatever
     two readers might understand differently, with the field it found.
     """
     assert data.endswith(END_OF_HEAD), data[-8:]
@@ -116,15 +116,18 @@ def parse_request_head(data: bytes) -> RequestHead:
     except httptools.HttpParserUpgrade:
         pass  # an offer to speak something else may be ignored (RFC 9110, 7.8)
     except httptools.HttpParserInvalidMethodError as error:
-        raise Problem(
-            "not_implemented", "the method is not known", field="method", value=line.split(b" ")[0]
+        raise HttpError(
+            501, "not_implemented", "the method is not known", field="method", value=line.split(b" ")[0]
         ) from error
     except httptools.HttpParserError as error:
-        raise Problem("malformed", f"the head cannot be parsed: {error}", field="head", value=line) from error
+        raise HttpError(
+            400, "malformed", f"the head cannot be parsed: {error}", field="head", value=line
+        ) from error
     if collector.begun != 1 or collector.body:
-        raise Problem("malformed", "the head ends before its empty line", field="head", value=line)
+        raise HttpError(400, "malformed", "the head ends before its empty line", field="head", value=line)
     if len(collector.headers) > MOST_HEADERS:
-        raise Problem(
+        raise HttpError(
+            431,
             "headers_too_large",
             "too many headers",
             field="headers",
@@ -134,32 +137,34 @@ def parse_request_head(data: bytes) -> RequestHead:
     headers = _join_headers(collector.headers)
     method = parser.get_method().decode("ascii")
     if method == "CONNECT":
-        raise Problem("not_implemented", "this is no proxy", field="method", value=method)
+        raise HttpError(501, "not_implemented", "this is no proxy", field="method", value=method)
     head = RequestHead(method, _origin_form(collector.target), headers, http11=http11)
     if http11 and "host" not in headers:
-        raise Problem("malformed", "HTTP/1.1 needs a Host header", field="host")
+        raise HttpError(400, "malformed", "HTTP/1.1 needs a Host header", field="host")
     if not _HOST.match(headers.get("host", "").encode("latin-1")):
-        raise Problem("malformed", "no valid host", field="host", value=headers["host"])
+        raise HttpError(400, "malformed", "no valid host", field="host", value=headers["host"])
     _frame_body(head)
     return head
 
 
-def head_too_large(size: int) -> Problem:
+def head_too_large(size: int) -> HttpError:
     """431, for a head of so many bytes."""
-    return Problem(
-        "headers_too_large", "the head is too large", field="head", value=size, limit=LONGEST_HEAD_BYTES
+    return HttpError(
+        431, "headers_too_large", "the head is too large", field="head", value=size, limit=LONGEST_HEAD_BYTES
     )
 
 
-def fault_of_unfinished_head(data: bytes, position: int) -> Problem | None:
+def fault_of_unfinished_head(data: bytes, position: int) -> HttpError | None:
     """Why what begins at `position` can't become a head, however it goes on; None while it can."""
     size = len(data) - position
     if size > LONGEST_HEAD_BYTES:
         return head_too_large(size)
     if size and not (65 <= data[position] <= 90 or data[position] == 13):
-        return Problem("malformed", "no HTTP request", field="head", value=data[position : position + 20])
+        return HttpError(
+            400, "malformed", "no HTTP request", field="head", value=data[position : position + 20]
+        )
     if data.find(b"\n\n", position) >= 0 or data.find(b"\n\r\n", position) >= 0:
-        return Problem("malformed", "lines end with CR LF", field="head")
+        return HttpError(400, "malformed", "lines end with CR LF", field="head")
     return None
 
 
@@ -167,7 +172,8 @@ def _check_request_line(line: bytes) -> bool:
     """Whether the line speaks HTTP/1.1 (else 1.0); the limits that need no parsing."""
     longest = LONGEST_TARGET_BYTES + 32
     if len(line) > longest:
-        raise Problem(
+        raise HttpError(
+            414,
             "target_too_long",
             "the request target is too long",
             field="target",
@@ -177,8 +183,8 @@ def _check_request_line(line: bytes) -> bool:
     version = line[-8:]
     if version not in _VERSIONS:
         if line.count(b" ") < 2 or version.startswith(b"HTTP/"):
-            raise Problem("unsupported_version", "not HTTP/1.x", field="version", value=line[-20:])
-        raise Problem("malformed", "no request line", field="head", value=line)
+            raise HttpError(505, "unsupported_version", "not HTTP/1.x", field="version", value=line[-20:])
+        raise HttpError(400, "malformed", "no request line", field="head", value=line)
     return _VERSIONS[version]
 
 
@@ -190,7 +196,7 @@ def _join_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE:
-            raise Problem("malformed", f"the header {name} occurs twice", field=name, value=value)
+            raise HttpError(400, "malformed", f"the header {name} occurs twice", field=name, value=value)
         else:
             headers[name] += ("; " if name == "cookie" else ", ") + value
     return headers
@@ -199,7 +205,8 @@ def _join_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
 def _origin_form(target: bytes) -> str:
     """The target as path and query: an absolute one loses scheme and authority, and none keeps a fragment."""
     if len(target) > LONGEST_TARGET_BYTES:
-        raise Problem(
+        raise HttpError(
+            414,
             "target_too_long",
             "the request target is too long",
             field="target",
@@ -208,12 +215,12 @@ def _origin_form(target: bytes) -> str:
         )
     text = target.decode("ascii")
     if "#" in text:
-        raise Problem("malformed", "a target has no fragment", field="target", value=text)
+        raise HttpError(400, "malformed", "a target has no fragment", field="target", value=text)
     if text.startswith("/") or text == "*":
         return text
     scheme, mark, rest = text.partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
-        raise Problem("malformed", "the target is no path", field="target", value=text)
+        raise HttpError(400, "malformed", "the target is no path", field="target", value=text)
     at = min((i for i in (rest.find("/"), rest.find("?")) if i >= 0), default=-1)
     if at < 0:
         return "/"
@@ -232,22 +239,24 @@ def _frame_body(head: RequestHead) -> None:
     length = headers.get("content-length")
     if coding is not None:
         if length is not None:
-            raise Problem("malformed", "both Content-Length and Transfer-Encoding", field="content-length")
+            raise HttpError(
+                400, "malformed", "both Content-Length and Transfer-Encoding", field="content-length"
+            )
         if not head.http11:
-            raise Problem("malformed", "HTTP/1.0 has no transfer codings", field="transfer-encoding")
+            raise HttpError(400, "malformed", "HTTP/1.0 has no transfer codings", field="transfer-encoding")
         if coding.lower() != "chunked":
-            raise Problem(
-                "not_implemented", "only `chunked` is known", field="transfer-encoding", value=coding
+            raise HttpError(
+                501, "not_implemented", "only `chunked` is known", field="transfer-encoding", value=coding
             )
         head.chunked = True
     elif length is not None:
         if not (length.isascii() and length.isdigit()) or len(length) > 18:
-            raise Problem("malformed", "not a length", field="content-length", value=length)
+            raise HttpError(400, "malformed", "not a length", field="content-length", value=length)
         head.content_length = int(length)
     expectation = headers.get("expect")
     if expectation is not None and head.http11:  # RFC 9110, 10.1.1: to be ignored from HTTP/1.0
         if expectation.lower() != "100-continue":
-            raise Problem("expectation_failed", field="expect", value=expectation)
+            raise HttpError(417, "expectation_failed", field="expect", value=expectation)
         head.expects_continue = head.chunked or head.content_length > 0
 
 
@@ -294,7 +303,9 @@ def parse_query(query: str) -> dict[str, str]:
             name = decode_percent(name.replace("+", " "), field="query")
             value = decode_percent(value.replace("+", " "), field=name)
         if name in found:
-            raise Problem("malformed", f"the query parameter {name} occurs twice", field=name, value=value)
+            raise HttpError(
+                400, "malformed", f"the query parameter {name} occurs twice", field=name, value=value
+            )
         found[name] = value
     return found
 
@@ -311,4 +322,4 @@ def decode_percent(text: str, *, field: str) -> str:
             raise ValueError("a percent sign without two hexadecimal digits")
         return unquote_to_bytes(text).decode("utf-8")
     except ValueError as error:
-        raise Problem("malformed", f"percent-encoding: {error}", field=field, value=text) from error
+        raise HttpError(400, "malformed", f"percent-encoding: {error}", field=field, value=text) from error

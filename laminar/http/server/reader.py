@@ -17,11 +17,11 @@ import asyncio
 import socket
 import struct
 from enum import Enum
-from typing import TYPE_CHECKING, Final, cast
+from typing import Any, Final, cast
 
-from laminar.http.api.problems import Problem
 from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.protocol.content_encoding import decode_content
+from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import CONTINUE, OFF_LOOP_BYTES, Application, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
@@ -31,10 +31,8 @@ from laminar.http.protocol.request_head import (
 )
 from laminar.http.protocol.timeouts import Patience
 from laminar.http.server.budget import address_of
-from laminar.http.server.writer import GO_ON, Exchange, Outbound, bug
-
-if TYPE_CHECKING:
-    from laminar.http.server.server import HttpServer
+from laminar.http.server.state import ServerState
+from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 
 # Behind a refusal the rest of the request is thrown away for a while: a socket
 # closed over unread bytes resets the connection, and with it the answer.
@@ -54,10 +52,11 @@ class Phase(Enum):
     LINGER = "linger"  # to nothing: the last answer has been given
 
 
-class Connection(Outbound):
+class Connection(asyncio.BufferedProtocol):
     """One accepted connection; made by `HttpServer.protocol_factory`."""
 
     __slots__ = (
+        "_at_eof",
         "_body",
         "_body_view",
         "_chunked",
@@ -66,13 +65,25 @@ class Connection(Outbound):
         "_linger_left",
         "_lingering",
         "_patience",
+        "_paused_reading",
         "_phase",
         "_preparing",
         "_received",
+        "_server",
+        "_tail",
+        "_writer",
+        "context",
+        "transport",
     )
 
-    def __init__(self, server: HttpServer) -> None:
-        super().__init__(server)
+    def __init__(self, server: ServerState) -> None:
+        self.context: Any = None  # the application's
+        self.transport: asyncio.Transport | None = None
+        self._server = server
+        self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
+        self._at_eof = False
+        self._tail = b""  # bytes that came and aren't used yet
+        self._paused_reading = False
         self._phase = Phase.HEAD
         self._head: RequestHead | None = None  # of the body being received
         self._body = bytearray()
@@ -92,17 +103,18 @@ class Connection(Outbound):
         self.transport = cast(asyncio.Transport, transport)
         high = self._server.limits.write_high_bytes
         self.transport.set_write_buffer_limits(high=high, low=high // 4)
-        self._address = address_of(transport.get_extra_info("peername"))
+        self._writer.transport = self.transport
+        self._writer.address = address_of(transport.get_extra_info("peername"))
         self._server.opened(self)
         self._patience.restart(self._server.now_s, received=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self._stopped = True
-        self.transport = None
+        self._writer.stopped = True
+        self.transport = self._writer.transport = None
         self._body_view = None
         self._tail = b""
-        self._give_up_pending()
+        self._writer.abandon()
         self._server.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -127,37 +139,52 @@ class Connection(Outbound):
         else:
             data = self._server.scratch[:nbytes].tobytes()
             self._consume(self._tail + data if self._tail else data)
-        if self._stopped:
-            self._flush()
-        elif self._out:
-            self._flush_joined()
+        writer = self._writer
+        if writer.stopped:
+            writer.flush()
+        elif writer.out:
+            writer.flush_joined()
 
     def eof_received(self) -> bool:
         """The peer sends nothing more; what it asked for is still answered."""
         self._at_eof = True
-        return self._busy
+        return self._writer.busy
 
     def pause_writing(self) -> None:
         """More than the high mark waits to be sent: no new requests until it is gone."""
-        self.paused_writing = True
+        self._writer.paused = True
         self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer took its bytes."""
+        self._writer.resume()
+
+    @property
+    def peer(self) -> str:
+        """``host:port`` of the other end, or ``unix``."""
+        name = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+
+    def abort(self) -> None:
+        """Cut the connection, with whatever is still owed."""
+        self._writer.abort()
 
     # -- Requests -------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """True between requests: nothing begun, nothing owed."""
-        return self._phase is Phase.HEAD and not self._tail and not self._busy
+        return self._phase is Phase.HEAD and not self._tail and not self._writer.busy
 
     @property
     def _has_room(self) -> bool:
-        limits = self._server.limits
+        limits, writer = self._server.limits, self._writer
         return (
-            not self.paused_writing
+            not writer.paused
             and not self._preparing
-            and len(self._pending) < limits.max_pipelined
-            and self._reserved < limits.connection_budget_bytes
-            and self._expected + self._held < limits.connection_answer_bytes
+            and len(writer.pending) < limits.max_pipelined
+            and writer.reserved_bytes < limits.connection_budget_bytes
+            and writer.answer_bytes < limits.connection_answer_bytes
         )
 
     def _consume(self, data: bytes) -> None:
@@ -166,7 +193,7 @@ class Connection(Outbound):
         position = 0
         size = len(data)
         self._tail = b""
-        while position < size and not self._stopped:
+        while position < size and not self._writer.stopped:
             if self._phase is Phase.CHUNKED:
                 position = self._feed_chunked(data, position)
                 continue
@@ -187,12 +214,12 @@ class Connection(Outbound):
             if head is None:
                 try:
                     head = self._parse(raw)
-                except Problem as problem:
+                except HttpError as error:
                     server.counts.refused += 1
-                    self._answer_last(_NO_HEAD, Response.problem(problem))
+                    self._answer_last(_NO_HEAD, server.answer_error(error, _NO_HEAD))
                     break
             position = self._begin(head, data, position)
-        if position < size and not self._stopped and self._body_view is None:
+        if position < size and not self._writer.stopped and self._body_view is None:
             self._tail = data[position:]
 
     def _parse(self, raw: bytes) -> RequestHead:
@@ -204,10 +231,10 @@ class Connection(Outbound):
         """Refuse what can't become a head, at once rather than by a time-out."""
         while data.startswith(b"\r\n", position):
             position += 2
-        problem = fault_of_unfinished_head(data, position)
-        if problem is not None:
+        error = fault_of_unfinished_head(data, position)
+        if error is not None:
             self._server.counts.refused += 1
-            self._answer_last(_NO_HEAD, Response.problem(problem))
+            self._answer_last(_NO_HEAD, self._server.answer_error(error, _NO_HEAD))
         return position
 
     def _begin(self, head: RequestHead, data: bytes, position: int) -> int:
@@ -217,15 +244,13 @@ class Connection(Outbound):
         length = head.content_length
         request = Request(head, b"", self)
         try:
-            refusal = server.draining_response() if server.draining else None
+            refusal = server.draining_response(head) if server.draining else None
             if refusal is None:
                 if length >= UNCOUNTED_BODY_BYTES or head.chunked or head.coding:
-                    server.check_body(head, self._address)
+                    server.check_body(head, self._writer.address)
                 refusal = server.app.head(request)
-        except Problem as problem:
-            refusal = Response.problem(problem)
-        except Exception as error:  # noqa: BLE001  # logged there; other requests go on
-            refusal = bug(request, error)
+        except Exception as error:  # noqa: BLE001  # answered, and logged if unexpected; other requests go on
+            refusal = server.answer_error(error, head)
         if refusal is not None:
             return self._refuse(head, refusal, data, position)
         if head.chunked:
@@ -256,7 +281,7 @@ class Connection(Outbound):
         if head.chunked or len(data) - position < head.content_length:
             self._answer_last(head, refusal)
             return len(data)
-        self._answer(head, refusal)
+        self._writer.answer(head, refusal)
         return position + head.content_length
 
     def _await_body(self, head: RequestHead, phase: Phase) -> None:
@@ -266,14 +291,14 @@ class Connection(Outbound):
         self._patience.restart(self._server.now_s, received=self._received)
         if not head.expects_continue:
             return
-        if self._busy:
-            self._pending.append(Exchange(head, GO_ON))
+        if self._writer.busy:
+            self._writer.pending.append(Exchange(head, GO_ON))
         else:
-            self._out.append(CONTINUE)
+            self._writer.out.append(CONTINUE)
 
     def _reserve(self, size: int) -> None:
-        self._reserved += size
-        self._server.bodies.take(self._address, size)
+        self._writer.reserved_bytes += size
+        self._server.bodies.take(self._writer.address, size)
 
     def _body_received(self) -> None:
         """The body of known length is whole."""
@@ -290,22 +315,22 @@ class Connection(Outbound):
         try:
             position = decoder.feed(data, position)
             grown = len(decoder.body) - before
-            self._server.check_budget(self._address, grown, of=len(decoder.body))
+            self._server.check_budget(self._writer.address, grown, of=len(decoder.body))
             self._reserve(grown)
-        except TooLargeError as error:
-            problem = Problem("too_large", "the body is too large", field="body", value=error.received_bytes)
-            problem.limit = error.limit_bytes
-        except ChunkedError as error:
-            problem = Problem("malformed", str(error), field="body")
-        except Problem as error:
-            problem = error
+        except TooLargeError as large:
+            error = HttpError(413, "too_large", "the body is too large", field="body")
+            error.value, error.limit = large.received_bytes, large.limit_bytes
+        except ChunkedError as malformed:
+            error = HttpError(400, "malformed", str(malformed), field="body")
+        except HttpError as refused:
+            error = refused
         else:
             if decoder.done:
                 self._chunked, self._head, self._phase = None, None, Phase.HEAD
                 self._dispatch(Request(head, decoder.body, self), reserved=len(decoder.body))
             return position
         self._server.counts.refused += 1
-        self._answer_last(head, Response.problem(problem))
+        self._answer_last(head, self._server.answer_error(error, head))
         return len(data)
 
     def _dispatch(self, request: Request, *, reserved: int = 0) -> None:
@@ -317,9 +342,11 @@ class Connection(Outbound):
         if size <= OFF_LOOP_BYTES:
             try:
                 request.body = decode_content(request.body, coding, limit_bytes=OFF_LOOP_BYTES)
-            except Problem as problem:
-                if problem.code != "too_large":
-                    self._answer(request.head, Response.problem(problem), reserved)
+            except HttpError as error:
+                if error.reason != "too_large":
+                    self._writer.answer(
+                        request.head, self._server.answer_error(error, request.head), reserved
+                    )
                     return
             else:
                 self._hand_over(request, reserved)
@@ -330,10 +357,10 @@ class Connection(Outbound):
         """Read a large body in another thread. Its place among the answers is taken now."""
         server = self._server
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._pending.append(Exchange(request.head, answer, reserved))
+        self._writer.pending.append(Exchange(request.head, answer, reserved))
         if request.head.close:
-            self._stopped = True
-        answer.add_done_callback(self._settle_callback)
+            self._writer.stopped = True
+        answer.add_done_callback(self._writer.settle_callback)
         self._preparing = True
         job = server.off_loop(_read_body, server.app, request, server.limits.max_body_bytes)
         job.add_done_callback(lambda job: self._prepared(request, answer, job))
@@ -353,7 +380,7 @@ class Connection(Outbound):
             result = self._server.app.handle(request)
         except asyncio.CancelledError:
             answer.cancel()
-        except Exception as error:  # noqa: BLE001  # answered by `_outcome`, as a bug if it is one
+        except Exception as error:  # noqa: BLE001  # answered, and logged if unexpected, by the writer
             _settle_by(answer, error)
         else:
             if isinstance(result, Response):
@@ -366,10 +393,10 @@ class Connection(Outbound):
 
     def _reserve_unfolded(self, answer: asyncio.Future[Response], size: int) -> None:
         """Count a body that was coded as what it has become."""
-        last = self._pending[-1]
+        last = self._writer.pending[-1]
         assert last.result is answer, "a request was begun while a body was parsed"
         if size > last.reserved:
-            self._server.check_budget(self._address, size - last.reserved, of=size)
+            self._server.check_budget(self._writer.address, size - last.reserved, of=size)
             self._reserve(size - last.reserved)
             last.reserved = size
 
@@ -378,36 +405,34 @@ class Connection(Outbound):
         head = request.head
         try:
             result = self._server.app.handle(request)
-        except Problem as problem:
-            result = Response.problem(problem)
-        except Exception as error:  # noqa: BLE001  # logged there; other requests go on
-            result = bug(request, error)
+        except Exception as error:  # noqa: BLE001  # answered, and logged if unexpected; other requests go on
+            result = self._server.answer_error(error, head)
         if isinstance(result, Response):
-            self._answer(head, result, reserved)
+            self._writer.answer(head, result, reserved)
             return
         future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
         exchange = Exchange(head, future, reserved)
-        self._pending.append(exchange)
+        self._writer.pending.append(exchange)
         if head.close:
-            self._stopped = True
+            self._writer.stopped = True
         if head.method == "GET" or head.method == "HEAD":
             exchange.expected = request.answer_bytes
-            self._expected += request.answer_bytes
-            future.add_done_callback(lambda done: self._made(exchange))
+            self._writer.expected_bytes += request.answer_bytes
+            future.add_done_callback(lambda done: self._writer.made(exchange))
         else:
-            future.add_done_callback(self._settle_callback)
+            future.add_done_callback(self._writer.settle_callback)
 
     # -- Ends -----------------------------------------------------------------------------
 
     def _answer_last(self, head: RequestHead, response: Response) -> None:
         """Answer, and take nothing more: where the next request begins isn't known or isn't wanted."""
-        owed = sum([exchange.reserved for exchange in self._pending])
-        if self._reserved > owed:
-            self._release(self._reserved - owed)
+        owed = sum([exchange.reserved for exchange in self._writer.pending])
+        if self._writer.reserved_bytes > owed:
+            self._writer.release(self._writer.reserved_bytes - owed)
         self._body_view, self._chunked, self._head = None, None, None
         self._phase = Phase.LINGER
-        self._stopped = True
-        self._answer(head, response)
+        self._writer.stopped = True
+        self._writer.answer(head, response)
 
     def _finish(self) -> None:
         """The last answer is written: end our side; the peer's is read out for a while if it may go on."""
@@ -423,33 +448,33 @@ class Connection(Outbound):
     def drain(self) -> None:
         """Close now if idle, else behind the answers that are owed."""
         if self.idle and self.transport is not None:
-            self._stopped = True
+            self._writer.stopped = True
             self.transport.close()
 
     def _pause_reading(self) -> None:
-        if self.paused_reading or self._at_eof or self._body_view is not None:
+        if self._paused_reading or self._at_eof or self._body_view is not None:
             return
         if self.transport is not None and not self.transport.is_closing():
-            self.paused_reading = True
+            self._paused_reading = True
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self.paused_reading and self.transport is not None and not self.transport.is_closing():
-            self.paused_reading = False
+        if self._paused_reading and self.transport is not None and not self.transport.is_closing():
+            self._paused_reading = False
             if not self._at_eof:
                 self.transport.resume_reading()
 
     def _go_on(self) -> None:
-        """There is room again: take the requests that waited in the tail, then read on."""
-        if not self._has_room:
+        """There may be room again: take the requests that waited in the tail, then read on."""
+        if not (self._paused_reading or self._tail or self._at_eof) or not self._has_room:
             return
         if self._tail:
             self._consume(self._tail)
         # A body that has begun is read to its end, also where it leaves no room for another.
         if self._phase is not Phase.HEAD or self._has_room:
             self._resume_reading()
-        self._flush()
-        if self._at_eof and not self._busy and self.transport is not None:
+        self._writer.flush()
+        if self._at_eof and not self._writer.busy and self.transport is not None:
             self.transport.close()
 
     # -- Standing still -------------------------------------------------------------------
@@ -460,9 +485,9 @@ class Connection(Outbound):
             return
         patience, limits = self._patience, self._server.limits
         floor: float = limits.floor_bytes_per_s
-        waiting = self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
+        waiting = self._writer.unwritten_bytes
         if waiting:
-            drained = self._written - waiting
+            drained = self._writer.written_bytes - waiting
             window_s = limits.write_timeout_s
             floor = max(floor, waiting / limits.transfer_timeout_s)
             if patience.over_writing(now_s, drained=drained, window_s=window_s, floor_bytes_per_s=floor):
@@ -472,7 +497,7 @@ class Connection(Outbound):
         patience.written()
         received = self._received
         if self._phase is Phase.LINGER:
-            if patience.over(now_s, limit_s=limits.linger_s) and not self._busy:
+            if patience.over(now_s, limit_s=limits.linger_s) and not self._writer.busy:
                 self.abort()
         elif self._phase is not Phase.HEAD:
             window_s = limits.body_timeout_s
@@ -480,7 +505,7 @@ class Connection(Outbound):
                 floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
             if patience.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
                 self._too_slow("body", window_s)
-        elif self._busy:
+        elif self._writer.busy:
             patience.restart(now_s, received=received)
         elif self._tail:
             if patience.over_head(now_s, limit_s=limits.head_timeout_s):
@@ -497,9 +522,12 @@ class Connection(Outbound):
 
     def _too_slow(self, what: str, limit_s: float) -> None:
         self._server.counts.timed_out += 1
-        problem = Problem("too_slow", f"the {what} came too slowly", field=what, limit=round(limit_s * 1000))
-        self._answer_last(self._head or _NO_HEAD, Response.problem(problem))
-        self._flush()
+        head = self._head or _NO_HEAD
+        error = HttpError(
+            408, "too_slow", f"the {what} came too slowly", field=what, limit=round(limit_s * 1000)
+        )
+        self._answer_last(head, self._server.answer_error(error, head))
+        self._writer.flush()
 
 
 def _read_body(app: Application, request: Request, limit_bytes: int) -> None:

@@ -14,103 +14,50 @@ than the two budgets.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from typing import Any, TypeVar
 
-import msgspec
-
-from laminar.http.api.problems import Problem
 from laminar.http.protocol.content_encoding import check_coding
+from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
 from laminar.http.server.reader import Connection
+from laminar.http.server.state import Counts, ServedConnection, ServerLimits
 
 _T = TypeVar("_T")
+log = logging.getLogger("laminar.http")
 SCRATCH_BYTES = 256 * 1024
 
 
-class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a server; times in seconds, sizes in bytes."""
-
-    max_body_bytes: int = 64 << 20
-    # Bodies that came or were announced, until their answers: of all connections, and of one address.
-    body_budget_bytes: int = 512 << 20
-    body_share_bytes: int = 256 << 20
-    # Answers above 64 KiB, from when they are made until they are sent: likewise, and of one connection.
-    answer_budget_bytes: int = 256 << 20
-    answer_share_bytes: int = 128 << 20
-    connection_answer_bytes: int = 32 << 20
-    # Bodies of one connection that wait for their answers: above it no further request of it is read.
-    connection_budget_bytes: int = 64 << 20
-    max_connections: int = 10_000
-    # Requests of one connection that may wait for their answers.
-    max_pipelined: int = 1024
-    write_high_bytes: int = 1 << 20
-    idle_timeout_s: float = 75.0
-    head_timeout_s: float = 10.0
-    # A body below the floor over this time is given up; likewise a reader.
-    body_timeout_s: float = 30.0
-    write_timeout_s: float = 30.0
-    floor_bytes_per_s: int = 1024
-    # What is announced, or waits to be taken, comes or goes within about this time: its floor is higher.
-    transfer_timeout_s: float = 120.0
-    linger_s: float = 2.0
-
-
-class Counts:
-    """Plain integers, counted where things happen."""
-
-    __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "connections",
-        "refused",
-        "requests",
-        "responses_2xx",
-        "responses_3xx",
-        "responses_4xx",
-        "responses_5xx",
-        "slow_readers",
-        "timed_out",
-    )
-
-    def __init__(self) -> None:
-        self.connections = 0
-        self.requests = 0
-        self.refused = 0
-        self.timed_out = 0
-        self.slow_readers = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.responses_2xx = 0
-        self.responses_3xx = 0
-        self.responses_4xx = 0
-        self.responses_5xx = 0
-
-    def answered(self, status: int) -> None:
-        """Count an answer by its class."""
-        if status < 300:
-            self.responses_2xx += 1
-        elif status < 400:
-            self.responses_3xx += 1
-        elif status < 500:
-            self.responses_4xx += 1
-        else:
-            self.responses_5xx += 1
+def plain_answer(error: BaseException) -> Response | None:
+    """Return an `HttpError` as plain text; None for any other exception."""
+    if not isinstance(error, HttpError):
+        return None
+    headers = [("Content-Type", "text/plain; charset=utf-8"), *error.headers]
+    return Response(error.status, headers, f"{error}\n".encode())
 
 
 class HttpServer:
     """Serves `app` on every connection that `protocol_factory` is called for."""
 
     def __init__(
-        self, app: Application, limits: ServerLimits | None = None, *, shard: int | None = None
+        self,
+        app: Application,
+        limits: ServerLimits | None = None,
+        *,
+        shard: int | None = None,
+        on_error: Callable[[BaseException], Response | None] = plain_answer,
     ) -> None:
+        """`on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected."""
         self.app = app
+        self._on_error = on_error
         self.shard = shard
         self.limits = limits or ServerLimits()
         self.counts = Counts()
@@ -120,7 +67,7 @@ class HttpServer:
         self.draining = False
         self.date_block = b""
         self.now_s = 0.0
-        self._connections: set[Connection] = set()
+        self._connections: set[ServedConnection] = set()
         self.bodies = Budget(self.limits.body_budget_bytes, self.limits.body_share_bytes)
         self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
         self._listeners: list[asyncio.Server] = []
@@ -188,7 +135,7 @@ class HttpServer:
 
     # -- For connections ------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ServedConnection) -> None:
         """A connection was accepted; beyond the limit it is closed at once."""
         self.counts.connections += 1
         if self._timer is None:
@@ -199,7 +146,7 @@ class HttpServer:
         if len(self._connections) > self.limits.max_connections:
             connection.abort()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ServedConnection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
         if not self._connections and self._empty is not None and not self._empty.done():
@@ -209,7 +156,8 @@ class HttpServer:
         """Refuse, by its head, a body that is too large, coded strangely, or beyond the budget."""
         length = head.content_length
         if length > self.limits.max_body_bytes:
-            raise Problem(
+            raise HttpError(
+                413,
                 "too_large",
                 "the body is too large",
                 field="content-length",
@@ -225,15 +173,21 @@ class HttpServer:
         """Refuse what would pass the budget for bodies not yet answered; `of` a body of that size."""
         limit = self.bodies.lacks(address, size, of=of)
         if limit is not None:
-            raise Problem(
-                "overloaded", "too many body bytes are waiting", field="body_bytes", value=size, limit=limit
+            raise HttpError(
+                503,
+                "overloaded",
+                "too many body bytes are waiting",
+                field="body_bytes",
+                value=size,
+                limit=limit,
             )
 
     def check_answer(self, address: str, size: int) -> None:
         """Refuse to keep an answer that would pass the budget for those that are not sent yet."""
         limit = self.answers.lacks(address, size)
         if limit is not None:
-            raise Problem(
+            raise HttpError(
+                503,
                 "overloaded",
                 "too many answers wait to be sent",
                 field="answer_bytes",
@@ -241,10 +195,24 @@ class HttpServer:
                 limit=limit,
             )
 
-    def draining_response(self) -> Response:
-        """What requests get that come while we go down."""
-        response = Response.problem(Problem("draining", "this node is going down"))
+    def draining_response(self, head: RequestHead) -> Response:
+        """Return the answer to requests that come while the server goes down."""
+        response = self.answer_error(HttpError(503, "draining", "this node is going down"), head)
         response.close = True
+        return response
+
+    def answer_error(self, error: BaseException, head: RequestHead) -> Response:
+        """Return the answer to a request that failed.
+
+        An error nobody expected is logged under an id, and the answer names the id.
+        """
+        response = self._on_error(error)
+        if response is None:
+            identity = uuid.uuid4().hex[:12]
+            log.error("bug %s in %s %s", identity, head.method, head.path, exc_info=error)
+            detail = f"see {identity} in the log of this node"
+            response = self._on_error(HttpError(500, "bug", detail))
+        assert response is not None, "an `on_error` that answers no HttpError"
         return response
 
     def _note_time(self) -> None:

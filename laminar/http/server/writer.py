@@ -11,26 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, cast
 
-from laminar.http.api.problems import Problem
 from laminar.http.protocol.chunked import LAST_CHUNK, encode_chunk
+from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import (
     CONTINUE,
     STATUS_LINES,
     Buffer,
-    Request,
     Response,
     encode_headers,
     status_line,
 )
 from laminar.http.protocol.request_head import RequestHead
-
-if TYPE_CHECKING:
-    from laminar.http.server.server import HttpServer
+from laminar.http.server.state import ServerState
 
 log = logging.getLogger("laminar.http")
 
@@ -67,92 +63,90 @@ _length_lines: Final[dict[int, bytes]] = {}
 _LONGEST_KEPT_LENGTH: Final = 4096
 
 
-class Outbound(asyncio.BufferedProtocol):
-    """State and methods of the answering half."""
+class ResponseWriter:
+    """The answers of one connection.
+
+    It calls `on_room` when there may be room for further requests, and `on_end` when the last answer is
+    written.
+    """
 
     __slots__ = (
-        "_address",
-        "_at_eof",
-        "_expected",
+        "_end",
         "_held",
-        "_out",
-        "_pending",
-        "_reserved",
         "_resume",
+        "_room",
         "_server",
-        "_settle_callback",
-        "_stopped",
         "_stream",
-        "_tail",
         "_unwritten",
         "_unwritten_held",
-        "_written",
-        "context",
-        "paused_reading",
-        "paused_writing",
+        "address",
+        "expected_bytes",
+        "out",
+        "paused",
+        "pending",
+        "reserved_bytes",
+        "settle_callback",
+        "stopped",
         "transport",
+        "written_bytes",
     )
 
-    def __init__(self, server: HttpServer) -> None:
-        self.context: Any = None  # the application's
-        self.transport: asyncio.Transport | None = None
+    def __init__(
+        self, server: ServerState, *, on_room: Callable[[], None], on_end: Callable[[], None]
+    ) -> None:
+        self.transport: asyncio.Transport | None = None  # None before and after the connection
+        self.address = ""
         self._server = server
-        self._address = ""
-        self._pending: deque[Exchange] = deque()
-        self._expected = 0  # bytes that reads under way may be answered with
+        self._room = on_room
+        self._end = on_end
+        self.pending: deque[Exchange] = deque()
+        self.expected_bytes = 0  # that reads under way may be answered with
         self._held = 0  # bytes of large answers that are made and not sent
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
         self._unwritten: deque[Buffer] = deque()  # rest of a large answer, its exchange done
         self._unwritten_held = 0
         self._stream: asyncio.Task[None] | None = None
         self._resume: asyncio.Event | None = None
-        self._settle_callback = self._settle
-        self._stopped = False  # nothing that comes is taken any more; the last answer says so
-        self._at_eof = False
-        self._tail = b""  # bytes that came and aren't used yet
-        self._reserved = 0
-        self._written = 0
-        self.paused_reading = False
-        self.paused_writing = False
+        self.settle_callback = self._settle
+        self.stopped = False  # no further request is taken; the last answer says so
+        self.reserved_bytes = 0  # of bodies that are not answered yet
+        self.written_bytes = 0
+        self.paused = False
 
     @property
-    def peer(self) -> str:
-        """``host:port`` of the other end, or ``unix``."""
-        name = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+    def busy(self) -> bool:
+        """Whether an answer is owed or being sent."""
+        return bool(self.pending or self._unwritten or self._stream is not None)
 
     @property
-    def _busy(self) -> bool:
-        return bool(self._pending or self._unwritten or self._stream is not None)
+    def answer_bytes(self) -> int:
+        """What answers of this connection may take: those made, and those that reads may yet make."""
+        return self.expected_bytes + self._held
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes that wait to be taken by the peer, here and in the transport."""
+        assert self.transport is not None
+        return self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
 
     def abort(self) -> None:
         """Cut the connection, with whatever is still owed."""
         if self.transport is not None:
             self.transport.abort()
 
-    # -- The other half ---------------------------------------------------------------------
-
-    def _go_on(self) -> None:
-        """There is room again: take what waited, read on."""
-        raise NotImplementedError
-
-    def _finish(self) -> None:
-        """The last answer is written."""
-        raise NotImplementedError
-
     # -- The queue --------------------------------------------------------------------------
 
-    def _answer(self, head: RequestHead, response: Response, reserved: int = 0) -> None:
+    def answer(self, head: RequestHead, response: Response, reserved: int = 0) -> None:
         """Answer at once, or behind those that are owed before."""
         if head.close or response.close:
-            self._stopped = True
+            self.stopped = True
         exchange = Exchange(head, response, reserved)
         response = self._hold(exchange, response)
-        if self._pending or self._unwritten or self._stream is not None:
-            self._pending.append(exchange)
+        if self.pending or self._unwritten or self._stream is not None:
+            self.pending.append(exchange)
             return
         if reserved:
-            self._release(reserved)
+            self.release(reserved)
         self._write(head, response, exchange.held)
 
     def _hold(self, exchange: Exchange, response: Response) -> Response:
@@ -160,11 +154,11 @@ class Outbound(asyncio.BufferedProtocol):
         size = _size_of(response)
         if size > JOINED_BODY_BYTES:
             try:
-                self._server.check_answer(self._address, size)
-            except Problem as problem:
-                response = Response.problem(problem)
+                self._server.check_answer(self.address, size)
+            except HttpError as error:
+                response = self._server.answer_error(error, exchange.head)
             else:
-                self._server.answers.take(self._address, size)
+                self._server.answers.take(self.address, size)
                 self._held += size
                 exchange.held = size
         exchange.result = response
@@ -173,9 +167,9 @@ class Outbound(asyncio.BufferedProtocol):
     def _let_go(self, held: int) -> None:
         """A large answer is sent, or is sent to nobody."""
         self._held -= held
-        self._server.answers.give(self._address, held)
+        self._server.answers.give(self.address, held)
 
-    def _made(self, exchange: Exchange) -> None:
+    def made(self, exchange: Exchange) -> None:
         """The future of a read is done: count its answer now, as its turn may come much later."""
         future = exchange.result
         if self.transport is not None and isinstance(future, asyncio.Future):
@@ -183,13 +177,13 @@ class Outbound(asyncio.BufferedProtocol):
         self._settle()
 
     def _take_made(self, exchange: Exchange, future: asyncio.Future[Response]) -> Response:
-        self._expected -= exchange.expected
+        self.expected_bytes -= exchange.expected
         exchange.expected = 0
-        return self._hold(exchange, _outcome(exchange.head, future))
+        return self._hold(exchange, self._outcome(exchange.head, future))
 
     def _settle(self, _done: object = None) -> None:
         """Write the answers that are due: the first exchange and all done ones behind it."""
-        pending = self._pending
+        pending = self.pending
         while pending and not self._unwritten and self._stream is None:
             exchange = pending[0]
             head, result = exchange.head, exchange.result
@@ -201,19 +195,18 @@ class Outbound(asyncio.BufferedProtocol):
                 break
             pending.popleft()
             if exchange.reserved:
-                self._release(exchange.reserved)
+                self.release(exchange.reserved)
             self._write(head, response, exchange.held)
-        self._flush()
-        if self.paused_reading or self._tail or self._at_eof:
-            self._go_on()
+        self.flush()
+        self._room()
 
-    def _release(self, reserved: int) -> None:
-        self._reserved -= reserved
-        self._server.bodies.give(self._address, reserved)
+    def release(self, reserved: int) -> None:
+        self.reserved_bytes -= reserved
+        self._server.bodies.give(self.address, reserved)
 
-    def _give_up_pending(self) -> None:
+    def abandon(self) -> None:
         """The peer is gone: reads that nobody waits for are ended, changes run to their end."""
-        pending, self._pending = self._pending, deque()
+        pending, self.pending = self.pending, deque()
         for exchange in pending:
             result = exchange.result
             if isinstance(result, asyncio.Future):
@@ -226,10 +219,15 @@ class Outbound(asyncio.BufferedProtocol):
         if self._resume is not None:
             self._resume.set()
         self._unwritten.clear()
-        if self._reserved:
-            self._release(self._reserved)
+        if self.reserved_bytes:
+            self.release(self.reserved_bytes)
         if self._held:
             self._let_go(self._held)
+
+    def _outcome(self, head: RequestHead, future: asyncio.Future[Response]) -> Response:
+        """Return what a done future says, as an answer."""
+        error = failure_of(future)
+        return future.result() if error is None else self._server.answer_error(error, head)
 
     # -- Writing ----------------------------------------------------------------------------
 
@@ -239,13 +237,13 @@ class Outbound(asyncio.BufferedProtocol):
         `held` bytes are counted for it until all of it is given to the transport.
         """
         if response is GO_ON:
-            self._out.append(CONTINUE)
+            self.out.append(CONTINUE)
             return
         server = self._server
         if response.close or server.draining:
-            self._stopped = True
+            self.stopped = True
         # Only the last one says `close`: what is owed behind it was taken, and is answered.
-        close = head.close or (self._stopped and not self._pending)
+        close = head.close or (self.stopped and not self.pending)
         status = response.status
         counts = server.counts
         if status < 300:
@@ -273,18 +271,18 @@ class Outbound(asyncio.BufferedProtocol):
         if size and not large:
             block.extend(cast("Sequence[bytes]", parts))
         joined = b"".join(block)
-        self._out.append(joined)
+        self.out.append(joined)
         if large:
-            self._written += len(joined) + size
+            self.written_bytes += len(joined) + size
             counts.bytes_out += len(joined) + size
-            self._flush_joined()
+            self.flush_joined()
             self._unwritten.extend(_pieces(parts))
             self._unwritten_held = held
             self._write_rest()
         else:
             if held:
                 self._let_go(held)
-            self._written += len(joined)
+            self.written_bytes += len(joined)
             counts.bytes_out += len(joined)
 
     def _block(self, head: RequestHead, response: Response, close: bool) -> list[bytes]:
@@ -314,30 +312,30 @@ class Outbound(asyncio.BufferedProtocol):
         cpu = sock.getsockopt(socket.SOL_SOCKET, socket.SO_INCOMING_CPU)
         return b"Laminar-Socket: shard=%d; cpu=%d\r\n" % (shard, cpu)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write what this turn made, together; end behind the last answer."""
-        if self._out:
-            self._flush_joined()
-        if self._stopped and not self._busy and self.transport is not None:
-            self._finish()
+        if self.out:
+            self.flush_joined()
+        if self.stopped and not self.busy and self.transport is not None:
+            self._end()
 
-    def _flush_joined(self) -> None:
-        out = self._out
+    def flush_joined(self) -> None:
+        out = self.out
         if self.transport is not None:
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         out.clear()
 
     def _write_rest(self) -> None:
         """Write pieces of a large answer until the transport has enough."""
-        while self._unwritten and not self.paused_writing and self.transport is not None:
+        while self._unwritten and not self.paused and self.transport is not None:
             self.transport.write(self._unwritten.popleft())
         if self._unwritten_held and not self._unwritten:
             self._let_go(self._unwritten_held)
             self._unwritten_held = 0
 
-    def resume_writing(self) -> None:
+    def resume(self) -> None:
         """The peer took its bytes."""
-        self.paused_writing = False
+        self.paused = False
         if self._resume is not None:
             self._resume.set()
         if self._unwritten:
@@ -345,7 +343,6 @@ class Outbound(asyncio.BufferedProtocol):
             if self._unwritten:
                 return
         self._settle()
-        self._go_on()
 
     # -- Streams ----------------------------------------------------------------------------
 
@@ -355,13 +352,13 @@ class Outbound(asyncio.BufferedProtocol):
         length = response.length
         chunked = head.http11 and length is None
         if not chunked and length is None:
-            self._stopped = close = True
+            self.stopped = close = True
         block = self._block(head, response, close)
         if chunked:
             block.append(b"Transfer-Encoding: chunked\r\n")
         block.append(b"\r\n" if length is None else _length_line(length))
-        self._out.append(b"".join(block))
-        self._flush_joined()
+        self.out.append(b"".join(block))
+        self.flush_joined()
         self._stream = asyncio.get_running_loop().create_task(
             self._send_stream(head, body, chunked=chunked, length=length), name=f"stream {head.target}"
         )
@@ -392,17 +389,16 @@ class Outbound(asyncio.BufferedProtocol):
                 await close()
             self._stream = None
         self._settle()
-        self._go_on()
 
     def _write_pieces(self, pieces: Sequence[Buffer]) -> None:
         for piece in pieces:
             if self.transport is not None and len(piece):
                 self.transport.write(piece)
-                self._written += len(piece)
+                self.written_bytes += len(piece)
                 self._server.counts.bytes_out += len(piece)
 
     async def _writable(self) -> None:
-        while self.paused_writing and self.transport is not None:
+        while self.paused and self.transport is not None:
             self._resume = asyncio.Event()
             await self._resume.wait()
 
@@ -434,24 +430,12 @@ def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
     return pieces
 
 
-def _outcome(head: RequestHead, future: asyncio.Future[Response]) -> Response:
-    """What a done future says, as an answer."""
+def failure_of(future: asyncio.Future[Response]) -> BaseException | None:
+    """Return why a done future has no answer; None if it has one."""
     if future.cancelled():
         # Not a 503, which a client repeats: it may have been carried out.
-        return Response.problem(Problem("outcome_unknown", "the request was given up"))
-    error = future.exception()
-    if error is None:
-        return future.result()
-    if isinstance(error, Problem):
-        return Response.problem(error)
-    return bug(head, error)
-
-
-def bug(request: Request | RequestHead, error: BaseException) -> Response:
-    """A mistake of ours: logged under an id that the answer names."""
-    identity = uuid.uuid4().hex[:12]
-    log.error("bug %s in %s %s", identity, request.method, request.path, exc_info=error)
-    return Response.problem(Problem("bug", f"see {identity} in the log of this node"))
+        return HttpError(504, "outcome_unknown", "the request was abandoned")
+    return future.exception()
 
 
 def _note_failure(future: asyncio.Future[Response]) -> None:

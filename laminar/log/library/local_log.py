@@ -198,10 +198,10 @@ class LocalLog:
         """Whole batches, verified, from the one with offset `start` (default: the first) up to `stop`.
 
         The first batch may begin before `start`, the last may reach beyond `stop`: `Batch.records(start,
-        stop)` cuts, and `Batch.to_arrow` gives columns. Without `follow` it ends at the end of now; with it,
-        it waits for more. About `max_bytes` are read at once. Raises `OffsetOutOfRange`, also when the next
-        offset was given up meanwhile, and `DamagedRange` for a damaged batch: `next_offset` of it is
-        where one may go on.
+        stop)` cuts, and `laminar.batch.arrow.pyarrow_out.to_arrow` gives columns. Without `follow` it ends at
+        the end of now; with it, it waits for more. About `max_bytes` are read at once. Raises
+        `OffsetOutOfRange`, also when the next offset was given up meanwhile, and `DamagedRange` for a damaged
+        batch: `next_offset` of it is where one may go on.
         """
         self._check_open()
         offset = self.start_offset if start is None else start

@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from laminar.batch import Header
+from laminar.batch import Buffer, Header
 from laminar.log.disk.errors import DamagedRange
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node.consensus.raft_wire import Buffer, ConfigurationRecord
+from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Machine, Replica, replay
 from laminar.node.host.clock import Clock
 from raft.messages import NUMBER_LIMIT

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
-from laminar.http.server.server import HttpServer, ServerLimits
+from laminar.http.server.server import HttpServer
+from laminar.http.server.state import ServerLimits
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import StorageError
 from laminar.log.disk.open_files import raise_open_file_limit
@@ -117,6 +119,7 @@ class Shard(Process):
                 max_connections=max_connections(raise_open_file_limit()),
             ),
             shard=self.number,
+            on_error=answer_error,
         )
         self.catch_up = CatchUp(self, by_group=self.by_group)
         self.moves = Moves(self)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from laminar.http.api.names import check_name
 from laminar.http.api.openapi import docs_page, openapi_document
+from laminar.http.api.problem_response import problem_response
 from laminar.http.api.problems import CODES, Problem, code_of_status
 from laminar.http.api.routes import ROUTES, check_query, match
-from laminar.http.protocol.messages import Response
 
 PROTOCOL = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -58,7 +58,7 @@ def test_no_answer_fails_to_be_a_problem(body: bytes, status: int) -> None:
 def test_a_problem_is_answered_as_rfc_9457_says() -> None:
     """With its type, its headers, and `Retry-After` in whole seconds."""
     problem = Problem("overloaded", "memory", field="bytes", retry_after_ms=1001, headers=[("A", "b")])
-    response = Response.problem(problem)
+    response = problem_response(problem)
 
     assert 503 == response.status
     assert [("A", "b"), ("Retry-After", "2")] == response.headers

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laminar.http.api.problem_response import answer_error
 from laminar.http.client import connection as client
 from laminar.http.client.connection import ClientConnection, ask_once, head_bytes, open_connection
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
@@ -319,7 +320,7 @@ async def test_answers_of_every_framing_come_whole() -> None:
 async def test_abstract_unix_sockets_work_as_tcp_does() -> None:
     """Between the shards of a node."""
     name = f"laminar-test-{uuid.uuid4()}"
-    server = HttpServer(Mirror())
+    server = HttpServer(Mirror(), on_error=answer_error)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind("\0" + name)
         await server.serve(sock)

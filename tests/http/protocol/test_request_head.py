@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.http.api.problems import Problem
+from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.request_head import (
     RequestHeads,
     parse_query,
@@ -99,10 +99,10 @@ def test_what_two_readers_could_understand_differently_is_refused(name: str) -> 
     """Each hostile head has its code and names the field."""
     data, code, field = HOSTILE[name]
 
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(HttpError) as refused:
         parse_request_head(data)
 
-    assert code == refused.value.code
+    assert code == refused.value.reason
     assert field is None or field == refused.value.field
 
 
@@ -164,7 +164,7 @@ def test_equal_heads_are_parsed_once_and_different_ones_are_not_mixed() -> None:
 
     assert heads.get(get(b"A: 1")) is first
     assert heads.get(get(b"A: 2")) is None
-    with pytest.raises(Problem):
+    with pytest.raises(HttpError):
         heads.parse(get(b"A : 1"))
     assert heads.get(get(b"A : 1")) is None
     for number in range(RequestHeads.MOST + 1):
@@ -195,5 +195,5 @@ def test_no_bytes_raise_anything_but_a_problem(junk: bytes) -> None:
     for start in (b"", b"GET /", b"POST / HTTP/1.1\r\nHost: a\r\n"):
         try:
             parse_request_head(start + data)
-        except Problem:
+        except HttpError:
             pass

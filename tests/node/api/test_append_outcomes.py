@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from laminar.batch import BATCH_TYPE, Header, build
+from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Response
-from laminar.http.protocol.request_head import RequestHead
-from laminar.http.server.writer import _outcome
+from laminar.http.server.writer import failure_of
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.forwarding import Exchange, PassedResponse
 from laminar.node.consensus.raft_wire import ConfigurationRecord
@@ -297,7 +297,9 @@ async def test_a_request_that_was_given_up_may_have_been_carried_out() -> None:
     future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
     future.cancel()
 
-    response = _outcome(RequestHead("POST", "/", {}), future)
+    error = failure_of(future)
+    assert error is not None
+    response = answer_error(error)
 
-    assert 504 == response.status
+    assert response is not None and 504 == response.status
     assert isinstance(response.body, bytes) and b"outcome_unknown" in response.body

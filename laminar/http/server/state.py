@@ -1,0 +1,153 @@
+"""What a connection asks of its server: limits, counters, budgets and the answers to errors.
+
+Both halves of a connection depend on this description and not on `HttpServer`, which makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from laminar.http.protocol.messages import Application, Response
+from laminar.http.protocol.request_head import RequestHead, RequestHeads
+from laminar.http.server.budget import Budget
+
+_T = TypeVar("_T")
+
+
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a server; times in seconds, sizes in bytes."""
+
+    max_body_bytes: int = 64 << 20
+    # Bodies that came or were announced, until their answers: of all connections, and of one address.
+    body_budget_bytes: int = 512 << 20
+    body_share_bytes: int = 256 << 20
+    # Answers above 64 KiB, from when they are made until they are sent: likewise, and of one connection.
+    answer_budget_bytes: int = 256 << 20
+    answer_share_bytes: int = 128 << 20
+    connection_answer_bytes: int = 32 << 20
+    # Bodies of one connection that wait for their answers: above it no further request of it is read.
+    connection_budget_bytes: int = 64 << 20
+    max_connections: int = 10_000
+    # Requests of one connection that may wait for their answers.
+    max_pipelined: int = 1024
+    write_high_bytes: int = 1 << 20
+    idle_timeout_s: float = 75.0
+    head_timeout_s: float = 10.0
+    # A body below the floor over this time is given up; likewise a reader.
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    floor_bytes_per_s: int = 1024
+    # What is announced, or waits to be taken, comes or goes within about this time: its floor is higher.
+    transfer_timeout_s: float = 120.0
+    linger_s: float = 2.0
+
+
+class Counts:
+    """Plain integers, counted where things happen."""
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "connections",
+        "refused",
+        "requests",
+        "responses_2xx",
+        "responses_3xx",
+        "responses_4xx",
+        "responses_5xx",
+        "slow_readers",
+        "timed_out",
+    )
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.requests = 0
+        self.refused = 0
+        self.timed_out = 0
+        self.slow_readers = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.responses_2xx = 0
+        self.responses_3xx = 0
+        self.responses_4xx = 0
+        self.responses_5xx = 0
+
+    def answered(self, status: int) -> None:
+        """Count an answer by its class."""
+        if status < 300:
+            self.responses_2xx += 1
+        elif status < 400:
+            self.responses_3xx += 1
+        elif status < 500:
+            self.responses_4xx += 1
+        else:
+            self.responses_5xx += 1
+
+
+class ServedConnection(Protocol):
+    """What a server does with its connections."""
+
+    def abort(self) -> None:
+        """Cut the connection, with whatever is still owed."""
+        ...
+
+    def drain(self) -> None:
+        """Close now if idle, else after the answers that are owed."""
+        ...
+
+    def sweep(self, now_s: float) -> None:
+        """End the connection if its peer has stood still for too long."""
+        ...
+
+
+class ServerState(Protocol):
+    """The part of a server that its connections use. Everything belongs to one event loop."""
+
+    app: Application
+    limits: ServerLimits
+    counts: Counts
+    heads: RequestHeads
+    # Every read fills it and every `buffer_updated` empties it, with nothing in between.
+    scratch: memoryview
+    bodies: Budget
+    answers: Budget
+    draining: bool
+    date_block: bytes
+    now_s: float
+    shard: int | None
+
+    def opened(self, connection: ServedConnection) -> None:
+        """Register an accepted connection; beyond the limit it is aborted at once."""
+        ...
+
+    def closed(self, connection: ServedConnection) -> None:
+        """Forget a connection that has ended."""
+        ...
+
+    def check_body(self, head: RequestHead, address: str) -> None:
+        """Raise `HttpError` for an announced body that is too large, has an unknown coding or no budget."""
+        ...
+
+    def check_budget(self, address: str, size: int, *, of: int = 0) -> None:
+        """Raise 503 if `size` more body bytes, of a body of `of` bytes, would pass the budget."""
+        ...
+
+    def check_answer(self, address: str, size: int) -> None:
+        """Raise 503 if an answer would pass the budget for those that are not sent yet."""
+        ...
+
+    def draining_response(self, head: RequestHead) -> Response:
+        """Return the answer to requests that come while the server goes down."""
+        ...
+
+    def answer_error(self, error: BaseException, head: RequestHead) -> Response:
+        """Return the answer to a request that failed; an error nobody expected is logged."""
+        ...
+
+    def off_loop(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        """Run `job` in a thread for large bodies and answers."""
+        ...
