@@ -10,6 +10,7 @@ import random
 import pytest
 import uvloop
 
+from laminar.batch import Kind, build_control, stamp
 from laminar.log import Log, StorageError
 from laminar.log.commit import end_mark
 from laminar.log.disk.errors import LogGone
@@ -72,6 +73,37 @@ def test_what_is_cut_while_it_is_not_synced_never_counts_as_synced() -> None:
         await h.settle()  # the truncation must be durable, and so is all before it
 
         assert (2, 2) == (h.log.durable_index, h.log.synced_index)
+
+    run(main())
+
+
+def test_a_configuration_counts_when_it_is_synced() -> None:
+    """A replica that lost the last interval asks all voters it knows of: it must not forget who they are."""
+
+    async def main() -> None:
+        h = IntervalHistory(open_inline(FaultDisk()))
+        h.create()
+        h.write(b"a")
+        await h.settle()  # with what says that the log may be behind
+        h.write(b"b")
+        await h.settle()
+        assert (2, 1) == (h.log.durable_index, h.log.synced_index)
+
+        frame = build_control(Kind.CONFIGURATION, b"")
+        stamp(
+            frame,
+            index=3,
+            term=h.log.last_term,
+            prev_term=h.log.last_term,
+            base_offset=h.log.next_offset,
+            append_time_ms=h.log.last_append_time_ms,
+            committed_index=0,
+            opens_segment=h.log.segment_full,
+        )
+        h.again(bytes(frame))
+        await h.settle()
+
+        assert (3, 3) == (h.log.durable_index, h.log.synced_index)
 
     run(main())
 

@@ -15,10 +15,6 @@ OLD_CATALOG = ("tests/node/shard/test_old_catalog.py",)
 CATCH_UP = ("tests/node/catch_up/test_catch_up.py",)
 REPAIR = ("tests/node/consensus/test_peer_repair.py",)
 WIPED = ("tests/sim/test_replacement.py::test_pitfall_35_a_wiped_node_is_refused_under_its_old_name",)
-MOVED = (
-    "tests/sim/test_replacement.py::"
-    "test_pitfall_50_what_was_moved_is_kept_until_no_loss_of_power_brings_it_back",
-)
 
 COPIES = ("tests/node/partition/test_min_replicas.py",)
 FEWER = ("tests/test_embedded.py::test_no_topic_is_born_silently_with_fewer_replicas_than_asked",)
@@ -181,7 +177,7 @@ NODES = [
         "laminar.log.partition_log.log:Log.append",
         "if kind == _CONFIGURATION:",
         "if False:",
-        tests=MOVED,
+        tests=("tests/log/commit/test_interval_flush.py::test_a_configuration_counts_when_it_is_synced",),
     ),
     case(
         "what a stopped replica had gathered leaves",
