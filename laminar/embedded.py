@@ -21,7 +21,7 @@ import msgspec
 
 from laminar.client.client import Client, connect
 from laminar.log import controller_home
-from laminar.node.catalog.controller import Controller
+from laminar.node.assembly import make_process
 from laminar.node.entry_points import default_entry_points
 from laminar.node.host.machine import misplaced_packages
 from laminar.node.host.settings import SETTINGS, Settings, SettingsError, check_together, convert
@@ -30,7 +30,7 @@ from laminar.node.runtime.data_folder import DataFolder, open_data_folder
 from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.listeners import NodeSockets
 from laminar.node.runtime.process import Process, open_home
-from laminar.node.shard.shard import Shard, home_of
+from laminar.node.shard.shard import home_of
 from laminar.node.supervisor import open_sockets_of
 
 _log = logging.getLogger("laminar.embedded")
@@ -94,8 +94,7 @@ class EmbeddedNode:
             boot = self._boot(role)
             home = controller_home(boot.data_directory) if role == CONTROLLER else home_of(boot)
             storage = await loop.run_in_executor(None, open_home, boot, home)
-            kind = Controller if role == CONTROLLER else Shard
-            process = self._processes[role] = kind(boot, storage=storage)
+            process = self._processes[role] = make_process(boot, storage)
             self._running[role] = loop.create_task(self._run(process), name=f"laminar {role_name(role)}")
         ready = loop.create_task(self._all_ready())
         try:

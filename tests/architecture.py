@@ -140,23 +140,34 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state"),
-        *("raft", "laminar.batch", "laminar.log.*"),
+        *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*"),
     ),
     "laminar.node.shard": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.node.catalog", "laminar.node.catch_up"),
         *("membership", "raft", "router"),
-        *("laminar.batch", "laminar.http.api", "laminar.http.server", "laminar.log.*"),
+        *(
+            "laminar.batch",
+            "laminar.http.protocol",
+            "laminar.http.api",
+            "laminar.http.server",
+            "laminar.log.*",
+        ),
     ),
     "laminar.node.api": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.node.catalog", "membership", "raft"),
-        *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
+        *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        *("laminar.log.disk", "laminar.log.format"),
+    ),
+    "laminar.node.assembly": (
+        *("laminar.node.runtime", "laminar.node.catalog", "laminar.node.shard", "laminar.node.api"),
+        "laminar.log.*",
     ),
     "laminar.node.entry_points": (
-        *("laminar.node.host", "laminar.node.runtime", "laminar.node.catalog", "laminar.node.shard"),
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.catalog", "laminar.node.assembly"),
         *("router", "laminar.log.*"),
     ),
     "laminar.node.supervisor": (
@@ -186,11 +197,6 @@ TOLERATED: dict[tuple[str, str], str] = {
     ("node.partition.deduplication", "node.partition.partition"): "the type of the partition it is asked for",
     ("node.partition.min_replicas", "node.partition.partition"): "the type of the partition it is asked for",
     ("node.partition.problems", "node.partition.partition"): "the type of the partition it is asked for",
-    ("node.catch_up.service", "node.shard.shard"): "the type of the shard that it works for",
-    ("node.shard.*", "node.shard.shard"): "the type of the shard that they are parts of",
-    ("node.shard.shard", "node.api.app"): "a shard makes its own application",
-    ("node.api.*", "node.shard.shard"): "the type of the shard whose requests are answered",
-    ("node.api.replica_status", "node.api.topics"): "one route class calls another",
     ("cli.faults", "cli"): "late, in the call: the console to print on",
 }
 

@@ -30,8 +30,8 @@ class EntryPoints:
 def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
     """The real controller, shard and recovery, with all they need loaded: the children find it in memory."""
     # Here and not at the top: whoever only asks for a `Supervisor` with children of his own pays nothing.
+    from laminar.node.assembly import run_shard
     from laminar.node.catalog import controller
-    from laminar.node.shard import shard
 
     sizes = StorageSettings(
         segment_size_bytes=settings.segment_size_bytes,
@@ -45,4 +45,4 @@ def default_entry_points(settings: Settings, environment: Environment) -> EntryP
     def recover(directory: str, shards: int) -> None:
         recover_node(environment.disk, directory, shards=shards, shard_of=owner, settings=sizes)
 
-    return EntryPoints(controller=controller.run, shard=shard.run, recover=recover)
+    return EntryPoints(controller=controller.run, shard=run_shard, recover=recover)

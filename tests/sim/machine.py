@@ -17,6 +17,7 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import Map, controller_home, logs_directory, recover_node, shard_home
+from laminar.node.assembly import make_process
 from laminar.node.catalog.controller import Controller
 from laminar.node.host.fork import Hopeless
 from laminar.node.host.settings import Settings
@@ -188,9 +189,7 @@ class Machine:
             self.running.pop(role, None)
             self.world.loop.call_in(None, 1.0, self._recover_again, role, life)
             return
-        process: Process = (
-            Controller(boot, storage=storage) if role == CONTROLLER else Shard(boot, storage=storage)
-        )
+        process = make_process(boot, storage)
         self.running[role] = Running(role, life, process)
         process.driver._on_stopped = partial(self._replica_stopped, life)
         self.world.watch(self, process)

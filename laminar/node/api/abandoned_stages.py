@@ -19,16 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from laminar.http.api.problems import Problem
+from laminar.node.api.services import ShardServices
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Sink
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.node.transactions.participant import Batch, Staging
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.transactions")
 
@@ -61,18 +59,18 @@ class Coordinators(Protocol):
 class Leftovers:
     """Of the partitions that are led in this process."""
 
-    def __init__(self, shard: Shard, coordinators: Coordinators) -> None:
-        self._shard = shard
+    def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:
+        self._services = services
         self._coordinators = coordinators
         # What was heard of sinks since the last look began: that a batch is over stays so.
         self._heard: dict[bytes, Sink | Problem] = {}
-        shard.spawn(self._clean_up())
+        services.spawn(self._clean_up())
 
     async def _clean_up(self) -> None:
         while True:
             await asyncio.sleep(JANITOR_S)
             self._heard.clear()
-            led = [partition for partition in self._shard.partitions.values() if partition.leads]
+            led = [partition for partition in self._services.partitions.values() if partition.leads]
             await self.forget_published(led)
             for partition in led:
                 if partition.leads and partition.tables.stages:
@@ -80,7 +78,7 @@ class Leftovers:
 
     async def forget_published(self, partitions: Iterable[Partition]) -> None:
         """What these partitions have published of sinks that write once, where it is old or too much."""
-        before_ms = self._shard.clock.wall_ms() - ONCE_MS
+        before_ms = self._services.clock.wall_ms() - ONCE_MS
         old: dict[bytes, list[tuple[Partition, int]]] = {}
         for partition in partitions:
             stages = partition.tables.stages
@@ -90,7 +88,7 @@ class Leftovers:
             return
         asked = list(old)
         if len(asked) > ASKED_PUBLISHED:
-            asked = self._shard.rng.sample(asked, ASKED_PUBLISHED)
+            asked = self._services.rng.sample(asked, ASKED_PUBLISHED)
         forgotten: dict[Partition, list[tuple[bytes, int]]] = {}
         for sink in await self._coordinators.over(asked):
             for partition, index in old[sink]:
@@ -104,10 +102,10 @@ class Leftovers:
 
     async def clean(self, partition: Partition) -> None:
         """One look at one partition that is led here."""
-        now_ms = self._shard.clock.wall_ms()
+        now_ms = self._services.clock.wall_ms()
         hour_ago_ms = now_ms - STAGE_AGE_MS
         # On a nearly full disk nothing can be committed, and what is staged keeps retention from making room.
-        begun_before_ms = hour_ago_ms if self._shard.space.low else now_ms - OPEN_AGE_MS
+        begun_before_ms = hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS
         staging = Staging(partition)
         try:
             staging.drop_left_behind(idle_before_ms=hour_ago_ms, begun_before_ms=begun_before_ms)
@@ -118,7 +116,7 @@ class Leftovers:
             for key, held in partition.tables.stages.batches()
             if held.first.records and (held.pinned_ms or held.last.append_time_ms) < hour_ago_ms
         ]
-        asked = old if len(old) <= ASKED_AT_ONCE else self._shard.rng.sample(old, ASKED_AT_ONCE)
+        asked = old if len(old) <= ASKED_AT_ONCE else self._services.rng.sample(old, ASKED_AT_ONCE)
         # At once: one whose coordinator is away keeps nobody else waiting. Each once, for all partitions.
         await asyncio.gather(*map(self._ask, {key[0] for key, _ in asked} - self._heard.keys()))
         await asyncio.gather(*(self._drop_if_over(partition, key, age_ms) for key, age_ms in asked))

@@ -10,7 +10,7 @@ Nothing calls it by itself.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,18 +18,24 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.forwarding import Exchange
 from laminar.node.api.replica_status import ReplicaState, ReplicaStates
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.catalog.service import ReplicaRequest
+from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Peer, TransportError
 from membership.records import AcceptedLoss, AcceptLoss, PartitionRecord, ReplicaRecord
 from raft.quorum import majority
 
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
-
 _log = logging.getLogger("laminar.recover")
 
 ASK_TIMEOUT_S = 5.0
+
+
+class Release(Protocol):
+    """Lets a recovering replica vote for logs that reach an entry; see `Driver.release`."""
+
+    def __call__(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
+        """Return whether it applied."""
 
 
 class _Word(msgspec.Struct, frozen=True, array_like=True):
@@ -116,8 +122,17 @@ class _Standing:
 class RecoverRoutes:
     """The handler of one route, and the method by which it asks the replicas' shards."""
 
-    def __init__(self, shard: Shard, exchange: Exchange, topics: TopicRoutes, states: ReplicaStates) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        topics: TopicLookup,
+        states: ReplicaStates,
+        *,
+        release: Release,
+    ) -> None:
+        self._services = services
+        self._release = release
         self._exchange = exchange
         self._topics = topics
         self._states = states
@@ -135,7 +150,7 @@ class RecoverRoutes:
             )
         record = self._topics.partition_record(topic, partition)
         standing = _Standing(record, await self._states.of(topic))
-        alive = {each.node for each in standing.members if self._shard.view.alive(each.node)}
+        alive = {each.node for each in standing.members if self._services.view.alive(each.node)}
         if problem := standing.refusal(alive):
             raise Problem(
                 "precondition_failed",
@@ -185,11 +200,11 @@ class RecoverRoutes:
             last_index=state.last_index,
             last_term=state.last_term,
             kept_offset=state.last_offset,
-            decided_ms=self._shard.clock.wall_ms(),
+            decided_ms=self._services.clock.wall_ms(),
         )
         word = AcceptLoss(standing.place, record.group, record.version, loss)
         try:
-            answer = await self._shard.ask_catalog(ReplicaRequest(word))
+            answer = await self._services.ask_catalog(ReplicaRequest(word))
         except TransportError as error:
             raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
         if answer.result is None:
@@ -212,8 +227,8 @@ class RecoverRoutes:
     ) -> bool:
         """Let the vote of one node count for logs as late as the latest; whether it heard that."""
         word = _Word(topic, number, of.incarnation, latest.last_term, latest.last_index)
-        view = self._shard.view
-        if node == self._shard.boot.node and (topic, number) in self._shard.partitions:
+        view = self._services.view
+        if node == self._services.node and (topic, number) in self._services.partitions:
             return self._accept(word)
         address = view.partition_address(node, topic, number)
         if address is None:
@@ -231,11 +246,11 @@ class RecoverRoutes:
         return self._accept(msgspec.msgpack.decode(payload, type=_Word))
 
     def _accept(self, word: _Word) -> bool:
-        partition = self._shard.partitions.get((word.topic, word.partition))
+        partition = self._services.partitions.get((word.topic, word.partition))
         if partition is None or partition.replica.core.leader_id:
             return False
         replica = partition.replica
-        if not self._shard.driver.release(
+        if not self._release(
             replica,
             incarnation=word.incarnation,
             last_term=word.last_term,

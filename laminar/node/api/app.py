@@ -49,7 +49,9 @@ from laminar.node.api.producer_progress import ProgressRoutes
 from laminar.node.api.producers import ProducerRoutes
 from laminar.node.api.record_value import ValueRoutes
 from laminar.node.api.replica_status import PartitionRoutes, ReplicaStates
+from laminar.node.api.services import HostServices
 from laminar.node.api.sinks import SinkRoutes
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes
 from laminar.node.api.uploads import UploadRoutes
 from laminar.node.host.settings import MAX_REPLICAS
@@ -60,7 +62,6 @@ from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
-    from laminar.node.shard.shard import Shard
 
 # Headers that make a request safe to repeat, and who keeps that promise: let pass in silence by others, they
 # would double something.
@@ -104,11 +105,11 @@ Handler = Callable[..., Response | Awaitable[Response]]
 class Api:
     """See the module's head. `methods` are what other shards may call over the node transport."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._exchange = Exchange(shard.transport)
-        self._locator = Locator(shard, self._exchange)
-        settings = shard.boot.settings
+    def __init__(self, host: HostServices) -> None:
+        self._host = host
+        self._exchange = Exchange(host.transport)
+        self._locator = Locator(host, self._exchange)
+        settings = host.settings
         most_bytes = settings.max_append_bytes
         self.limits = Limits(
             max_body_bytes=most_bytes, max_record_bytes=min(Limits().max_record_bytes, most_bytes)
@@ -116,44 +117,49 @@ class Api:
         self._sites = Sites(
             [settings.host, settings.advertise_host, socket.gethostname(), *settings.hosts], settings.origins
         )
-        states = ReplicaStates(shard, self._exchange)
-        topics = TopicRoutes(shard, states)
-        partitions = PartitionRoutes(shard, topics, states)
-        watch = Watch(shard)
-        cluster = ClusterRoutes(shard, watch)
-        cursors = CursorRoutes(shard, self._exchange, self._locator, topics)
-        groups = GroupRoutes(shard, self._exchange, self._locator, topics, cursors)
-        fetch = FetchRoutes(shard, self._exchange, self._locator, topics)
-        metrics = MetricsRoute(shard, watch)
-        recover = RecoverRoutes(shard, self._exchange, topics, states)
-        progress = ProgressRoutes(shard, fetch)
-        sinks = SinkRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
-        Leftovers(shard, sinks)
-        self.datagrams = Datagrams(shard, self._locator, topics, limits=self.limits)
-        uploads = UploadRoutes(shard, self._locator, topics, fetch, limits=self.limits)
-        self._append = AppendRoutes(shard, self._exchange, self._locator, topics, limits=self.limits)
+        states = ReplicaStates(host, self._exchange, catch_up_progress=host.catch_up_progress)
+        topics = TopicLookup(host.view)
+        topic_routes = TopicRoutes(host, topics, states)
+        partitions = PartitionRoutes(host, topics, states)
+        watch = Watch(host)
+        cluster = ClusterRoutes(host, watch)
+        cursors = CursorRoutes(host, self._exchange, self._locator, topics)
+        groups = GroupRoutes(host, self._exchange, self._locator, topics, cursors)
+        fetch = FetchRoutes(host, self._exchange, self._locator, topics)
+        recover = RecoverRoutes(host, self._exchange, topics, states, release=host.release)
+        progress = ProgressRoutes(host, fetch)
+        sinks = SinkRoutes(
+            host, self._exchange, self._locator, topics, make_topic=topic_routes.make, limits=self.limits
+        )
+        Leftovers(host, sinks)
+        self._datagrams = Datagrams(
+            host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
+        )
+        metrics = MetricsRoute(host, watch, self._datagrams)
+        uploads = UploadRoutes(host, self._locator, topics, fetch, limits=self.limits)
+        self._append = AppendRoutes(host, self._exchange, self._locator, topics, limits=self.limits)
         self._topics = topics
         self._handlers: dict[str, Handler] = {
-            "list_topics": topics.topics,
-            "create_topic": topics.create,
-            "describe_topic": topics.topic,
-            "update_topic": topics.update,
-            "delete_topic": topics.delete,
+            "list_topics": topic_routes.topics,
+            "create_topic": topic_routes.create,
+            "describe_topic": topic_routes.topic,
+            "update_topic": topic_routes.update,
+            "delete_topic": topic_routes.delete,
             "list_partitions": partitions.partitions,
             "describe_partition": partitions.partition,
-            "list_routes": topics.routes,
-            "describe_route": topics.route,
+            "list_routes": topic_routes.routes,
+            "describe_route": topic_routes.route,
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,
-            "fetch_one": ValueRoutes(shard, fetch, self._locator).value,
+            "fetch_one": ValueRoutes(host, fetch, self._locator).value,
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
-            "delete_records": TrimRoutes(shard, fetch).records,
+            "delete_records": TrimRoutes(host, fetch, limit=host.retention_limit).records,
             "recover_partition": recover.recover,
             "offsets": fetch.offsets,
-            "begin_producer": ProducerRoutes(shard, sinks).begin,
+            "begin_producer": ProducerRoutes(host, sinks).begin,
             "describe_producer": progress.describe,
             "fence_producer": progress.fence,
             "digest": fetch.digest,
@@ -195,7 +201,7 @@ class Api:
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
-        shard.every(SWEEP_S, self._sweep, to_the_end=True)
+        host.every(SWEEP_S, self._sweep, to_the_end=True)
 
     # -- the application -------------------------------------------------------------------
 
@@ -243,11 +249,11 @@ class Api:
         return self._handlers[operation](request, **params)
 
     def _known(self, topic: str) -> bool:
-        return topic in self._shard.view.topics()
+        return topic in self._host.view.topics()
 
     async def _look_again(self, request: Request, operation: str, params: dict[str, str]) -> Response:
         """A topic not heard of may be new: 404 is said only with a view that is up to date."""
-        await self._shard.refresh_view()
+        await self._host.refresh_view()
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer
 
@@ -285,7 +291,7 @@ class Api:
             return None
         record = self._topics.partition_record(params["topic"], params["partition"])
         topic, number = record.topic, record.number
-        partition = self._shard.partitions.get((topic, number))
+        partition = self._host.partitions.get((topic, number))
         needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
         if partition is not None and (partition.leads or not needs_leader):
             return None
@@ -295,16 +301,29 @@ class Api:
             where = self._locator.known_leader(topic, number)
         else:
             where = next(iter(self._locator.replicas(topic, number)), None)
-        if where is None or where.url == self._shard.view.shard_url(
-            self._shard.boot.node, self._shard.number
-        ):
+        if where is None or where.url == self._host.view.shard_url(self._host.node, self._host.number):
             return None
         return Response(307, [("Location", where.url + request.target), ("Laminar-Leader", where.url)])
 
     def _limits(self, request: Request) -> Response:
         """GET /v1/limits."""
-        of_settings = {"max_upload_bytes_of_partition": self._shard.boot.settings.max_upload_bytes}
+        of_settings = {"max_upload_bytes_of_partition": self._host.settings.max_upload_bytes}
         return Response.json(self.limits.document() | _OTHER_LIMITS | of_settings)
+
+    # -- life ------------------------------------------------------------------------------
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Most bytes that a request's body may have."""
+        return self.limits.max_body_bytes
+
+    async def start(self) -> None:
+        """Begin to take datagrams."""
+        await self._datagrams.serve()
+
+    def close(self) -> None:
+        """Take no more datagrams."""
+        self._datagrams.close()
 
     # -- for other shards ------------------------------------------------------------------
 
@@ -315,9 +334,7 @@ class Api:
         answer = self.handle(request)
         return encode_response(answer if isinstance(answer, Response) else await answer)
 
-    # -- life ------------------------------------------------------------------------------
-
     def _sweep(self) -> None:
         """Answer appends that wait too long for a majority, all in one pass and without a timer each."""
-        for partition in self._shard.partitions.values():
+        for partition in self._host.partitions.values():
             partition.give_up(older_than_s=COMMIT_WAIT_S)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,15 +40,13 @@ from laminar.node.api.forwarding import (
 )
 from laminar.node.api.idempotency import KEY_TIME, Mark, is_marked, mark_of, marked, marked_records, named
 from laminar.node.api.leader_lookup import Locator, Where
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.deduplication import has_seen
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 FORWARD_TIMEOUT_S = 15.0
 GIVE_UP_S = 5.0
@@ -72,9 +69,15 @@ class AppendRoutes:
     """Handlers of the two append routes."""
 
     def __init__(
-        self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes, *, limits: Limits
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        locator: Locator,
+        topics: TopicLookup,
+        *,
+        limits: Limits,
     ) -> None:
-        self._shard = shard
+        self._services = services
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
@@ -88,11 +91,11 @@ class AppendRoutes:
         )
         self._spread = 0
         self._routes: dict[int, Route] = {}
-        self._parsing = Parsing(self.parse, lambda *job: shard.http.off_loop(*job))
+        self._parsing = Parsing(self.parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._block = (
-            f"Content-Type: application/json\r\nLaminar-Node: {shard.boot.node}\r\n"
-            f"Laminar-Shard: {shard.number}\r\nLaminar-Route: 0\r\n"
+            f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
+            f"Laminar-Shard: {services.number}\r\nLaminar-Route: 0\r\n"
         ).encode()
 
     # -- one partition -------------------------------------------------------------------
@@ -101,7 +104,7 @@ class AppendRoutes:
         """The partition, if it exists and is led here. No checks: the hot path's first question."""
         if not partition.isdigit():
             return None
-        found = self._shard.partitions.get((topic, int(partition)))
+        found = self._services.partitions.get((topic, int(partition)))
         return found if found is not None and found.leads else None
 
     def partition(self, request: Request, topic: str, partition: str) -> Response | Awaitable[Response]:
@@ -323,7 +326,7 @@ class AppendRoutes:
                 named(answer, mark)
         placed = whole(answers, topic)
         replicas = self._replicas(topic, parts[0][0])
-        headers = [("Laminar-Node", self._shard.boot.node), ("Laminar-Route", "0")]
+        headers = [("Laminar-Node", self._services.node), ("Laminar-Route", "0")]
         if any(receipt.duplicate for receipt in placed):
             headers.append(("Laminar-Replayed", "1"))
         flush = policy_of(record.settings).name
@@ -340,7 +343,7 @@ class AppendRoutes:
         )
 
     def _replicas(self, topic: str, number: int) -> int:
-        record = self._shard.view.partition(topic, number)
+        record = self._services.view.partition(topic, number)
         return len(record.replicas) if record is not None else 0
 
     async def _append_part(

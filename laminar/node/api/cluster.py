@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laminar import __version__
 from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.health import Watch
+from laminar.node.api.services import HostServices
 from laminar.node.runtime.boot import ChildState, role_name
 from laminar.node.runtime.cluster_view import host_in_url
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 LONGEST_WAIT_MS = 30_000
 _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
@@ -24,13 +22,13 @@ _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 class ClusterRoutes:
     """Handlers of cluster, node, health and document routes."""
 
-    def __init__(self, shard: Shard, watch: Watch) -> None:
-        self._shard = shard
+    def __init__(self, services: HostServices, watch: Watch) -> None:
+        self._services = services
         self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
         """GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
-        view = self._shard.view
+        view = self._services.view
         after = integer(request, "after", 0, maximum=2**53)
         wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
         if "after" in request.query and not await self._changed_since(after, wait_ms / 1000):
@@ -42,7 +40,7 @@ class ClusterRoutes:
                 "version": view.version,
                 "catalog_leader": view.message.catalog_leader if view.message is not None else "",
                 # Of the node that answers: other machines reach its HTTP ports, which need no credentials.
-                "insecure": self._shard.boot.settings.is_open,
+                "insecure": self._services.settings.is_open,
                 "nodes": [self._node(name) for name in sorted(view.nodes())],
             }
         )
@@ -51,15 +49,15 @@ class ClusterRoutes:
         """Whether the catalog is newer than `version`, now or soon. Views come for other reasons too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        while self._shard.view.version <= version:
+        while self._services.view.version <= version:
             remaining = deadline - loop.time()
             if remaining <= 0:
                 return False
-            await self._shard.view_change(remaining)
+            await self._services.view_change(remaining)
         return True
 
     def _node(self, name: str) -> dict[str, Any]:
-        view = self._shard.view
+        view = self._services.view
         record = view.nodes()[name]
         host = host_in_url(record.host)
         return {
@@ -80,17 +78,17 @@ class ClusterRoutes:
 
     async def nodes(self, request: Request) -> Response:
         """GET /v1/nodes."""
-        return Response.json({"nodes": [self._node(name) for name in sorted(self._shard.view.nodes())]})
+        return Response.json({"nodes": [self._node(name) for name in sorted(self._services.view.nodes())]})
 
     async def node(self, request: Request, node: str) -> Response:
         """GET /v1/nodes/{node}."""
-        if node not in self._shard.view.nodes():
+        if node not in self._services.view.nodes():
             raise Problem("no_such_node", f"no node {node!r} in this cluster", field="node", value=node)
         return Response.json(self._node(node))
 
     def livez(self, request: Request) -> Response:
         """GET /livez: this process turns its loop."""
-        return Response.json({"status": "alive", "node": self._shard.boot.node, "shard": self._shard.number})
+        return Response.json({"status": "alive", "node": self._services.node, "shard": self._services.number})
 
     async def readyz(self, request: Request) -> Response:
         """GET /readyz: the whole node serves; 503 with the reasons if not.
@@ -99,15 +97,15 @@ class ClusterRoutes:
         below the low-water mark: all but appends is served.
         """
         reasons = []
-        if not self._shard.ready:
+        if not self._services.ready:
             reasons.append("this shard has not heard of its cluster yet")
-        if not self._shard.storage.manifest.known:
+        if not self._services.knows_its_replicas:
             reasons.append("this shard's manifest is lost: which replicas it held is asked of the catalog")
-        if self._shard.lost:
+        if self._services.lost:
             reasons.append(
-                f"{len(self._shard.lost)} replicas are lost: their files, or what named them, are missing"
+                f"{len(self._services.lost)} replicas are lost: their files, or what named them, are missing"
             )
-        for child in self._shard.boot.board.read_all():
+        for child in self._services.board.read_all():
             if child.state == ChildState.GIVEN_UP:
                 reasons.append(f"{role_name(child.role)} died too often and was given up")
             elif child.state == ChildState.DEAD:
@@ -115,11 +113,11 @@ class ClusterRoutes:
             elif child.state == ChildState.STARTING:
                 reasons.append(f"{role_name(child.role)} is starting")
         if not reasons:
-            space = self._shard.space
+            space = self._services.space
             return Response.json(
                 {
                     "status": "ready",
-                    "node": self._shard.boot.node,
+                    "node": self._services.node,
                     "warnings": await self._watch.warnings(),
                     "disk": {
                         "free_bytes": space.free_bytes,
@@ -129,7 +127,7 @@ class ClusterRoutes:
                 }
             )
         return Response.json(
-            {"status": "not_ready", "node": self._shard.boot.node, "reasons": reasons},
+            {"status": "not_ready", "node": self._services.node, "reasons": reasons},
             status=503,
             headers=[("Retry-After", "1")],
         )

@@ -22,12 +22,13 @@ from laminar.node.api.forwarding import Exchange
 from laminar.node.api.json_body import json_body
 from laminar.node.api.leader_call import at_leader, led_here
 from laminar.node.api.leader_lookup import Locator, Where
-from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes, next_link
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
+from laminar.node.api.topics import MAX_PARTITIONS, next_link
 from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
-    from laminar.node.shard.shard import Shard
 
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
@@ -76,8 +77,10 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
 class CursorRoutes:
     """Handlers of cursor routes."""
 
-    def __init__(self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes) -> None:
-        self._shard = shard
+    def __init__(
+        self, services: ShardServices, exchange: Exchange, locator: Locator, topics: TopicLookup
+    ) -> None:
+        self._services = services
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
@@ -190,7 +193,7 @@ class CursorRoutes:
             return answer
 
         return await at_leader(
-            self._shard,
+            self._services,
             self._locator,
             step.topic,
             step.partition,
@@ -214,7 +217,7 @@ class CursorRoutes:
                     check=step.check,
                     owner=step.owner,
                     expected_owner=step.expected_owner,
-                    now_ms=self._shard.clock.wall_ms(),
+                    now_ms=self._services.clock.wall_ms(),
                 )
         found = []
         if step.operation == "get":
@@ -240,7 +243,7 @@ class CursorRoutes:
     async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
         """Another shard asks for a step on a partition that we lead."""
         step = msgspec.msgpack.decode(payload, type=CursorRequest)
-        return await self._perform(led_here(self._shard, step.topic, step.partition), step)
+        return await self._perform(led_here(self._services, step.topic, step.partition), step)
 
 
 def _check_change(change: _Change) -> None:

@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from laminar.batch import NO_PRODUCER, Header
 from laminar.http.api.append_body import read_batches
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.node.api.leader_lookup import Locator
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt as Appended
 from laminar.node.transactions.coordinator import TOPIC
 from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.datagrams")
 
@@ -44,12 +43,21 @@ _LEFT_OUT = ("type", "title", "hint")
 class Datagrams(asyncio.DatagramProtocol):
     """This shard's end. `serve` begins, `close` ends; the socket itself stays the supervisor's."""
 
-    def __init__(self, shard: Shard, locator: Locator, topics: TopicRoutes, *, limits: Limits) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        services: ShardServices,
+        locator: Locator,
+        topics: TopicLookup,
+        *,
+        sock: socket.socket | None,
+        limits: Limits,
+    ) -> None:
+        self._services = services
+        self._sock = sock
         self._locator = locator
         self._topics = topics
         self._limits = limits
-        self._keys = Keys(shard.boot.settings.secret_bytes or b"")
+        self._keys = Keys(services.settings.secret_bytes or b"")
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
@@ -59,7 +67,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
     async def serve(self) -> None:
         """Take what comes, if this shard was given a socket for it."""
-        sock = self._shard.boot.datagrams
+        sock = self._sock
         if sock is None:
             return
         loop = asyncio.get_running_loop()
@@ -114,7 +122,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def _take(self, question: Question, asked: _Asked) -> None:
         frame = self._verified(question)
-        partition = self._shard.partitions.get((question.topic, question.partition))
+        partition = self._services.partitions.get((question.topic, question.partition))
         work: asyncio.Future[Appended] | asyncio.Task[Appended | Leader]
         if partition is not None and partition.leads:
             work = partition.append_frame(frame, Header.unpack(frame))
@@ -146,15 +154,15 @@ class Datagrams(asyncio.DatagramProtocol):
     async def _elsewhere(self, question: Question, frame: bytearray) -> Appended | Leader:
         """Who leads; or our own receipt, if that is us by now. Raises `Problem` if nobody can be named."""
         topic, number = question.topic, question.partition
-        if topic not in self._shard.view.topics():
-            await self._shard.refresh_view()
+        if topic not in self._services.view.topics():
+            await self._services.refresh_view()
         self._topics.partition_record(topic, str(number))
         where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
-        partition = self._shard.partitions.get((topic, number))
+        partition = self._services.partitions.get((topic, number))
         if partition is not None and partition.leads:
             return await partition.append_frame(frame, Header.unpack(frame))
-        record = self._shard.view.nodes().get(where.node)
-        if record is None or where.node == self._shard.boot.node:
+        record = self._services.view.nodes().get(where.node)
+        if record is None or where.node == self._services.node:
             self._locator.forget(topic, number)
             raise Problem("no_leader", f"{topic}/{number} is between two leaders", outcome="not_applied")
         if partition is None:
@@ -181,7 +189,7 @@ class Datagrams(asyncio.DatagramProtocol):
             self._answer(asked, said)
             return
         self._counts["repeated" if said.duplicate else "appended"] += 1
-        partition: Partition | None = self._shard.partitions.get((question.topic, question.partition))
+        partition: Partition | None = self._services.partitions.get((question.topic, question.partition))
         if partition is None:
             return  # deleted in this very turn: who asks again hears it
         synced = partition.log.policy.name == "commit"
@@ -196,7 +204,7 @@ class Datagrams(asyncio.DatagramProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        answer = Answer(asked.number, self._shard.number, body)
+        answer = Answer(asked.number, self._services.number, body)
         transport.sendto(self._keys.encode_answer(answer, limit_bytes=asked.size_bytes), asked.address)
 
 

@@ -8,23 +8,24 @@ left to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster import integer
 from laminar.node.api.fetch import OFFSET_LIMIT, FetchRoutes
+from laminar.node.api.services import ShardServices
 from laminar.node.partition.partition import Partition
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 
 class TrimRoutes:
     """The handler of one route."""
 
-    def __init__(self, shard: Shard, fetch: FetchRoutes) -> None:
-        self._shard = shard
+    def __init__(
+        self, services: ShardServices, fetch: FetchRoutes, *, limit: Callable[[Partition, int], int]
+    ) -> None:
+        self._services = services
+        self._limit = limit
         self._fetch = fetch
 
     async def records(self, request: Request, topic: str, partition: str) -> Response:
@@ -54,7 +55,7 @@ class TrimRoutes:
         wanted = await partition.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index
         border = partition.start_limit(max(old_index, wanted))
-        index = partition.start_limit(max(old_index, self._shard.retention.limit(partition, border)))
+        index = partition.start_limit(max(old_index, self._limit(partition, border)))
         new_start = log.row(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:
@@ -72,8 +73,8 @@ class TrimRoutes:
                 "held_back_by": held_back_by,
             },
             headers=[
-                ("Laminar-Node", self._shard.boot.node),
-                ("Laminar-Shard", str(self._shard.number)),
+                ("Laminar-Node", self._services.node),
+                ("Laminar-Shard", str(self._services.number)),
                 ("Laminar-Route", "0"),
                 ("Laminar-Start-Offset", str(partition.start_offset)),
                 ("Laminar-End-Offset", str(partition.end_offset)),

@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from laminar.batch import BatchError, Buffer, Header, Kind
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
@@ -23,12 +22,10 @@ from laminar.node.api.cluster import integer
 from laminar.node.api.damaged_reads import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches
 from laminar.node.api.forwarding import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
 from laminar.node.api.leader_lookup import Locator, Where
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 DEFAULT_BYTES = 1024 * 1024
 MOST_BYTES = 32 * 1024 * 1024
@@ -62,12 +59,14 @@ def expected_bytes(query: Mapping[str, str]) -> int:
 class FetchRoutes:
     """Handlers of the read routes of a partition."""
 
-    def __init__(self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes) -> None:
-        self._shard = shard
+    def __init__(
+        self, services: ShardServices, exchange: Exchange, locator: Locator, topics: TopicLookup
+    ) -> None:
+        self._services = services
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
-        self._identity = [("Laminar-Node", shard.boot.node), ("Laminar-Shard", str(shard.number))]
+        self._identity = [("Laminar-Node", services.node), ("Laminar-Shard", str(services.number))]
 
     # -- finding a replica ----------------------------------------------------------------
 
@@ -76,7 +75,7 @@ class FetchRoutes:
     ) -> Partition | Response:
         """The partition if this shard may answer, else the answer of one that may."""
         record = self._topics.partition_record(topic, number)
-        partition = self._shard.partitions.get((topic, record.number))
+        partition = self._services.partitions.get((topic, record.number))
         if partition is not None and (not leader or partition.leads):
             await self._check_id(request, partition)
             return partition
@@ -106,7 +105,7 @@ class FetchRoutes:
         if request.headers[FORWARDED] != "1":
             raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
         where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
-        here = self._shard.partitions.get((topic, number))
+        here = self._services.partitions.get((topic, number))
         return here if here is not None and here.leads else await self.pass_on(request, where)
 
     async def _check_id(self, request: Request, partition: Partition) -> None:
@@ -116,7 +115,7 @@ class FetchRoutes:
             return
         if not ID.match(wanted):
             raise Problem("invalid", "an id has 32 hex digits", field="id", value=wanted, limit=32)
-        await self._shard.refresh_view()
+        await self._services.refresh_view()
         record = self._topics.partition_record(partition.topic, str(partition.number))
         named = f"{partition.topic}/{partition.number}"
         if record.group.hex() == wanted:
@@ -139,7 +138,7 @@ class FetchRoutes:
         deadline = loop.time() + GIVE_UP_S
         while True:
             where = await self._locator.leader(topic, number)
-            here = self._shard.partitions.get((topic, number))
+            here = self._services.partitions.get((topic, number))
             if here is not None and here.leads:
                 await self._check_id(request, here)
                 return here
@@ -219,14 +218,14 @@ class FetchRoutes:
                 if response is not None:
                     return response
                 if not skip:
-                    raise problem_of(damage, served, node=self._shard.boot.node, offset=offset) from damage
+                    raise problem_of(damage, served, node=self._services.node, offset=offset) from damage
                 skipped.append(f"{max(offset, damage.first_offset)}-{damage.next_offset - 1}")
                 offset = damage.next_offset
                 continue
             try:
                 response = await answered(frames, offset=offset, behind=behind)
             except BatchError:
-                frames, offset, bad = await self._shard.http.off_loop(
+                frames, offset, bad = await self._services.off_loop(
                     partial(without_bad_batches, frames, offset, read=shown, skip=skip)
                 )
                 skipped += bad
@@ -244,7 +243,7 @@ class FetchRoutes:
 
     async def elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
         """What another replica answers to a read that meets damage here."""
-        own = self._shard.view.partition_url(self._shard.boot.node, partition.topic, partition.number)
+        own = self._services.view.partition_url(self._services.node, partition.topic, partition.number)
         others = [
             where for where in self._locator.replicas(partition.topic, partition.number) if where.url != own
         ]
@@ -349,7 +348,7 @@ class FetchRoutes:
             most_bytes=most_bytes,
         )
         long = shows_long(format_, frames, wanted)
-        fetched = await self._shard.http.off_loop(encode) if long else encode()
+        fetched = await self._services.off_loop(encode) if long else encode()
         headers = [("Content-Type", fetched.content_type), *self.place(partition, fetched.next_offset)]
         return Response(200, headers, fetched.body)
 
@@ -421,11 +420,11 @@ class FetchRoutes:
             except EntriesGone:
                 continue  # the start moved meanwhile: what is left has a digest of its own
             except DamagedRange as damage:
-                node = self._shard.boot.node
+                node = self._services.node
                 raise problem_of(damage, served, node=node, offset=damage.first_offset) from damage
         return Response.json(
             {
-                "node": self._shard.boot.node,
+                "node": self._services.node,
                 "committed_index": served.committed_index,
                 "last_index": served.log.last_index,
                 "term": served.replica.core.term,

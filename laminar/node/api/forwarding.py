@@ -8,7 +8,7 @@ back is the other's answer, or its `Problem`, as it said it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,6 @@ from laminar.node.transport.transport import (
     Peer,
     PeerLost,
     RemoteError,
-    Transport,
     TransportError,
 )
 
@@ -133,10 +132,18 @@ def answering(handler: Handler) -> Callable[[Peer, bytes], Awaitable[bytes]]:
     return method
 
 
+class Caller(Protocol):
+    """A transport, as far as it makes calls."""
+
+    async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
+        """See `Transport.call`."""
+        raise NotImplementedError
+
+
 class Exchange:
     """Asks other shards."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Caller) -> None:
         self._transport = transport
 
     async def ask(self, address: Address, method: str, payload: Any, *, kind: Any, timeout_s: float) -> Any:

@@ -21,13 +21,13 @@ from laminar.node.api.forwarding import Exchange
 from laminar.node.api.json_body import json_body
 from laminar.node.api.leader_call import at_leader, led_here
 from laminar.node.api.leader_lookup import Locator, Where
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.state.group_members import Member
 from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
-    from laminar.node.shard.shard import Shard
 
 # A cursor has a group's name, or that and a member's.
 NAME = r"[A-Za-z0-9._-]{1,90}"
@@ -75,9 +75,14 @@ class GroupRoutes:
     """Handlers of group routes."""
 
     def __init__(
-        self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes, cursors: CursorRoutes
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        locator: Locator,
+        topics: TopicLookup,
+        cursors: CursorRoutes,
     ) -> None:
-        self._shard = shard
+        self._services = services
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
@@ -163,7 +168,7 @@ class GroupRoutes:
             return answer
 
         return await at_leader(
-            self._shard,
+            self._services,
             self._locator,
             step.topic,
             step.partition,
@@ -188,4 +193,4 @@ class GroupRoutes:
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
         """Another shard asks for a step on a group whose partition we lead."""
         step = msgspec.msgpack.decode(payload, type=GroupRequest)
-        return await self._perform(led_here(self._shard, step.topic, step.partition), step)
+        return await self._perform(led_here(self._services, step.topic, step.partition), step)

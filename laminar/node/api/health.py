@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from laminar.node.api.services import HostServices
 from laminar.node.runtime.boot import CONTROLLER
 from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
-from laminar.node.transport.transport import Peer, TransportError, UnixAddress
+from laminar.node.transport.transport import Peer, TransportError
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
-    from laminar.node.shard.shard import Shard
 
 ASK_TIMEOUT_S = 1.0
 MOST_NAMED = 5
@@ -38,14 +38,14 @@ class Standing(msgspec.Struct, frozen=True):
 class Watch:
     """Looks, for one shard, and asks its siblings."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, services: HostServices) -> None:
+        self._services = services
 
     def own(self) -> Standing:
         """How this shard's replicas stand."""
         leaderless, under_replicated, refusing = [], [], []
-        topics = self._shard.view.topics()
-        for (topic, number), partition in self._shard.partitions.items():
+        topics = self._services.view.topics()
+        for (topic, number), partition in self._services.partitions.items():
             record = topics.get(topic)
             if record is None:
                 continue
@@ -62,7 +62,7 @@ class Watch:
 
     def fewer_placed(self) -> list[str]:
         """Topics with a partition that was given fewer replicas than asked, with both numbers."""
-        view = self._shard.view
+        view = self._services.view
         fewest: dict[str, int] = {}
         for partition in view.partitions().values():
             placed = len(partition.replicas)
@@ -76,7 +76,7 @@ class Watch:
 
     def catalog_is_led(self) -> bool:
         """Whether this node knows of a leader of the catalog: without one no topic is created or changed."""
-        message = self._shard.view.message
+        message = self._services.view.message
         return message is not None and bool(message.catalog_leader)
 
     async def on_standing(self, peer: Peer, payload: bytes) -> bytes:
@@ -85,14 +85,12 @@ class Watch:
 
     async def _all(self) -> list[Standing]:
         """Of all shards of the node that answer."""
-        boot = self._shard.boot
-        siblings = [role for role in boot.siblings if role not in (boot.role, CONTROLLER)]
+        services = self._services
         answers = await asyncio.gather(
             *(
-                self._shard.transport.call(
-                    UnixAddress(boot.unix_name(role)), "standing", b"", timeout=ASK_TIMEOUT_S
-                )
-                for role in siblings
+                services.ask_sibling(role, "standing", timeout_s=ASK_TIMEOUT_S)
+                for role in services.siblings
+                if role != CONTROLLER
             ),
             return_exceptions=True,
         )
@@ -107,22 +105,22 @@ class Watch:
 
     async def warnings(self) -> list[str]:
         """What is served all the same, or only in part, a sentence each; empty if all is well."""
-        shard = self._shard
+        services = self._services
         standings = await self._all()
         found = []
-        if shard.space.low:
-            found.append(f"appends are refused: {shard.space.reason}")
-        if shard.boot.settings.is_open:
+        if services.space.low:
+            found.append(f"appends are refused: {services.space.reason}")
+        if services.settings.is_open:
             found.append("insecure: HTTP clients need no credentials")
         if not self.catalog_is_led():
             found.append("the catalog has no leader: no topic can be created, changed or deleted")
         few = self.fewer_placed()
         if few:
             found.append(f"topics have fewer replicas than asked for: {_named(few)}")
-        system = shard.view.topics().get(TRANSACTIONS)
-        if system is not None and system.replicas < shard.boot.settings.default_replicas:
+        system = services.view.topics().get(TRANSACTIONS)
+        if system is not None and system.replicas < services.settings.default_replicas:
             found.append(
-                f"{TRANSACTIONS} has {system.replicas} of {shard.boot.settings.default_replicas} replicas "
+                f"{TRANSACTIONS} has {system.replicas} of {services.settings.default_replicas} replicas "
                 "(default_replicas): named producers and sinks rest on fewer nodes than topics do"
             )
         for what, name in (

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.leader_lookup import Locator, Where
+from laminar.node.api.services import ShardServices
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
-    from laminar.node.shard.shard import Shard
 
 T = TypeVar("T")
 
@@ -25,16 +25,16 @@ RETRY_S = 0.05
 MOST_UNKNOWN = 2
 
 
-def led_here(shard: Shard, topic: str, number: int) -> Partition:
+def led_here(services: ShardServices, topic: str, number: int) -> Partition:
     """The partition, if this shard leads it. Raises 503 `not_leader`."""
-    partition = shard.partitions.get((topic, number))
+    partition = services.partitions.get((topic, number))
     if partition is None or not partition.leads:
         raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
     return partition
 
 
 async def at_leader(
-    shard: Shard,
+    services: ShardServices,
     locator: Locator,
     topic: str,
     number: int,
@@ -47,7 +47,7 @@ async def at_leader(
     for attempt in range(ATTEMPTS):
         where = await locator.leader(topic, number)
         try:
-            partition = shard.partitions.get((topic, number))
+            partition = services.partitions.get((topic, number))
             if partition is not None and partition.leads:
                 return await here(partition)
             return await locator.while_it_leads(where, topic, number, there(where))

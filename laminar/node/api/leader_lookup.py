@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.forwarding import Exchange
+from laminar.node.api.services import ShardServices
 from laminar.node.transport.transport import Address, Peer
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 LEADER_WAIT_S = 2.5
 ASK_TIMEOUT_S = 0.5
@@ -47,33 +45,33 @@ class _LeaderQuestion(msgspec.Struct, frozen=True, array_like=True):
 class Locator:
     """Finds leaders and replicas for one shard."""
 
-    def __init__(self, shard: Shard, exchange: Exchange) -> None:
-        self._shard = shard
+    def __init__(self, services: ShardServices, exchange: Exchange) -> None:
+        self._services = services
         self._exchange = exchange
         self._cache: dict[tuple[str, int], str] = {}
 
     def where(self, node: str, topic: str, number: int) -> Where | None:
         """The shard that owns the partition on a node."""
-        view = self._shard.view
+        view = self._services.view
         address = view.partition_address(node, topic, number)
         url = view.partition_url(node, topic, number)
         return None if address is None or url is None else Where(node, address, url)
 
     def replicas(self, topic: str, number: int) -> list[Where]:
         """Where the partition's replicas are, those on nodes that are alive first."""
-        record = self._shard.view.partition(topic, number)
+        record = self._services.view.partition(topic, number)
         if record is None:
             return []
         nodes = [replica.node for replica in record.replicas]
         # One that leaves may lead to the last.
         nodes += [each.replica.node for each in record.leaving if each.replica.node not in nodes]
-        nodes.sort(key=lambda node: not self._shard.view.alive(node))
+        nodes.sort(key=lambda node: not self._services.view.alive(node))
         found = [self.where(node, topic, number) for node in nodes]
         return [where for where in found if where is not None]
 
     def known_leader(self, topic: str, number: int) -> Where | None:
         """The leader, if it is known without asking."""
-        partition = self._shard.partitions.get((topic, number))
+        partition = self._services.partitions.get((topic, number))
         if partition is not None:
             node = partition.replica.leader_node
             if node is not None:
@@ -93,7 +91,7 @@ class Locator:
             where = self.known_leader(topic, number)
             if where is not None:
                 return where
-            if (topic, number) not in self._shard.partitions:
+            if (topic, number) not in self._services.partitions:
                 node = await self._ask_replicas(topic, number)
                 if node is not None:
                     self._cache[(topic, number)] = node
@@ -121,7 +119,7 @@ class Locator:
                 done, _ = await asyncio.wait([task], timeout=LOOK_AGAIN_S)
                 if done:
                     return task.result()
-                partition = self._shard.partitions.get((topic, number))
+                partition = self._services.partitions.get((topic, number))
                 if partition is not None:
                     leader = partition.replica.leader_node
                 else:
@@ -150,5 +148,5 @@ class Locator:
     async def on_leader(self, peer: Peer, payload: bytes) -> str:
         """Another shard asks who leads a partition of ours."""
         question = msgspec.msgpack.decode(payload, type=_LeaderQuestion)
-        partition = self._shard.partitions.get((question.topic, question.partition))
+        partition = self._services.partitions.get((question.topic, question.partition))
         return (partition.replica.leader_node or "") if partition is not None else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -17,12 +17,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.datagrams import Datagrams
 from laminar.node.api.health import Watch
+from laminar.node.api.services import HostServices
 from laminar.node.runtime.boot import role_name, role_number
-from laminar.node.transport.transport import Peer, TransportError, UnixAddress
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
+from laminar.node.transport.transport import Peer, TransportError
 
 ASK_TIMEOUT_S = 2.0
 
@@ -119,34 +118,20 @@ class _Scrape(Collector):
 class MetricsRoute:
     """GET /metrics, and the `stats` method by which siblings are asked."""
 
-    def __init__(self, shard: Shard, watch: Watch) -> None:
-        self._shard = shard
+    def __init__(self, services: HostServices, watch: Watch, datagrams: Datagrams) -> None:
+        self._services = services
+        self._datagrams = datagrams
         self._watch = watch
 
     def own(self) -> dict[str, Any]:
         """This shard's statistics."""
-        shard = self._shard
+        services = self._services
+        found = services.statistics()
         return {
-            "role": role_name(shard.boot.role),
-            "storage": shard.storage.statistics(),
-            "repair": shard.repairs.statistics(),
-            "scrub": shard.storage.scrubber.statistics(),
-            "http": shard.http.statistics(),
-            "datagrams": shard.api.datagrams.statistics(),
-            "transport": shard.transport.statistics(),
-            "raft": shard.driver.statistics(),
-            "loop": shard.health.statistics(),
-            "node": {
-                "lost_replicas": len(shard.lost),
-                "marked_replicas": sum(replica.core.marked for replica in shard.driver.replicas.values()),
-                "disk_free_bytes": shard.space.free_bytes,
-                "disk_low_water_bytes": shard.space.mark_bytes,
-                "disk_is_low": int(shard.space.low),
-                "log_starts_moved": shard.retention.moved,
-                "log_starts_held": shard.retention.held,
-                **self._watch.statistics(),
-            },
-            "catch_up": shard.catch_up.statistics(),
+            "role": role_name(services.number),
+            **found,
+            "datagrams": self._datagrams.statistics(),
+            "node": found["node"] | self._watch.statistics(),
             "partitions": [
                 {
                     "topic": partition.topic,
@@ -171,7 +156,7 @@ class MetricsRoute:
                         }
                     ),
                 }
-                for partition in shard.partitions.values()
+                for partition in services.partitions.values()
             ],
         }
 
@@ -181,22 +166,17 @@ class MetricsRoute:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        shard = self._shard
-        siblings = [role for role in shard.boot.siblings if role != shard.boot.role]
+        services = self._services
+        siblings = services.siblings
         answers = await asyncio.gather(
-            *(
-                shard.transport.call(
-                    UnixAddress(shard.boot.unix_name(role)), "stats", b"", timeout=ASK_TIMEOUT_S
-                )
-                for role in siblings
-            ),
+            *(services.ask_sibling(role, "stats", timeout_s=ASK_TIMEOUT_S) for role in siblings),
             return_exceptions=True,
         )
         processes = [self.own()]
         up = GaugeMetricFamily(
             "laminar_process_up", "1 where a process of this node answers", labels=["process"]
         )
-        up.add_metric([role_name(shard.boot.role)], 1)
+        up.add_metric([role_name(services.number)], 1)
         for role, answer in sorted(
             zip(siblings, answers, strict=True), key=lambda pair: role_number(pair[0])
         ):

@@ -7,7 +7,6 @@ epoch is the next, is not known here: it is told an id and an epoch.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from laminar.batch import NO_PRODUCER
 from laminar.http.api.problems import Problem
@@ -15,12 +14,10 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.ack_accepted import window
 from laminar.node.api.cluster import integer
 from laminar.node.api.fetch import LONGEST_WAIT_MS, FetchRoutes
+from laminar.node.api.services import ShardServices
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, look
 from laminar.node.partition.state.producers import Progress
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 MAX_EPOCH = 2**32 - 1
 MAX_SEQUENCE = 2**53 - 1
@@ -30,11 +27,11 @@ _ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 class ProgressRoutes:
     """The handlers of two routes."""
 
-    def __init__(self, shard: Shard, fetch: FetchRoutes) -> None:
+    def __init__(self, services: ShardServices, fetch: FetchRoutes) -> None:
         self._fetch = fetch
         self._block = (
-            f"Content-Type: application/json\r\nLaminar-Node: {shard.boot.node}\r\n"
-            f"Laminar-Shard: {shard.number}\r\nLaminar-Route: 0\r\n"
+            f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
+            f"Laminar-Shard: {services.number}\r\nLaminar-Route: 0\r\n"
         ).encode()
 
     async def describe(self, request: Request, topic: str, partition: str, producer: str) -> Response:

@@ -9,18 +9,14 @@ programs begin often.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from laminar.http.api.names import check_name
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.idempotency import key_of
 from laminar.node.api.json_body import json_body
+from laminar.node.api.services import ShardServices
 from laminar.node.api.sinks import SinkRoutes
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 
 class _New(msgspec.Struct, forbid_unknown_fields=True):
@@ -30,16 +26,16 @@ class _New(msgspec.Struct, forbid_unknown_fields=True):
 class ProducerRoutes:
     """The handler of one route."""
 
-    def __init__(self, shard: Shard, sinks: SinkRoutes) -> None:
-        self._shard = shard
+    def __init__(self, services: ShardServices, sinks: SinkRoutes) -> None:
+        self._services = services
         self._sinks = sinks
 
     async def begin(self, request: Request) -> Response:
         """POST /v1/producers."""
         name = json_body(request, _New).name
-        producer, epoch = self._shard.rng.randbytes(16), 0
+        producer, epoch = self._services.rng.randbytes(16), 0
         if name is not None:
-            named = key_of(request) or self._shard.rng.randbytes(16).hex()
+            named = key_of(request) or self._services.rng.randbytes(16).hex()
             taken = await self._sinks.take_name(check_name(name, field="name"), producer, named)
             producer, epoch = taken.producer, taken.epoch
         return Response.json({"producer": producer.hex(), "epoch": epoch, "name": name}, status=201)

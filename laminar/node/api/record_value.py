@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from laminar.batch import HEADER_SIZE, Batch, BatchError, Buffer, Header, Kind, body_of
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
@@ -27,12 +26,10 @@ from laminar.node.api.damaged_reads import problem_of, unreadable
 from laminar.node.api.fetch import DIGITS, OFFSET_LIMIT, FetchRoutes
 from laminar.node.api.forwarding import FORWARDED
 from laminar.node.api.leader_lookup import Locator
+from laminar.node.api.services import ShardServices
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired, read_some
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 # What is written at once, and what one shard hands to another at once.
 PIECE_BYTES = 256 * 1024
@@ -58,8 +55,8 @@ class Parts:
 class ValueRoutes:
     """The handler of the route."""
 
-    def __init__(self, shard: Shard, fetch: FetchRoutes, locator: Locator) -> None:
-        self._shard = shard
+    def __init__(self, services: ShardServices, fetch: FetchRoutes, locator: Locator) -> None:
+        self._services = services
         self._fetch = fetch
         self._locator = locator
         # Of records that are read now, as each range of one is a request: what is committed never changes.
@@ -109,7 +106,7 @@ class ValueRoutes:
             response = await self._fetch.elsewhere(request, served, None)
             if response is not None:
                 return self._whole(request, response, topic, int(partition))
-            raise problem_of(damage, served, node=self._shard.boot.node, offset=wanted) from damage
+            raise problem_of(damage, served, node=self._services.node, offset=wanted) from damage
         except BatchError as error:
             raise unreadable(error, Header.unpack(frames[0])) from error
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -17,12 +18,10 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster import integer
 from laminar.node.api.forwarding import Exchange
 from laminar.node.api.health import in_sync_of
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.transport.transport import Peer
 from membership.records import ReplicaRecord
-
-if TYPE_CHECKING:
-    from laminar.node.api.topics import TopicRoutes
-    from laminar.node.shard.shard import Shard
 
 DESCRIBE_TIMEOUT_S = 2.0
 # Once all leaders have spoken, who wants to know them waits so much longer for the others.
@@ -69,8 +68,15 @@ class ReplicaState(msgspec.Struct, frozen=True):
 class ReplicaStates:
     """Asks them."""
 
-    def __init__(self, shard: Shard, exchange: Exchange) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        *,
+        catch_up_progress: Callable[[bytes], tuple[int, int] | None],
+    ) -> None:
+        self._services = services
+        self._catch_up_progress = catch_up_progress
         self._exchange = exchange
 
     async def of(
@@ -80,8 +86,8 @@ class ReplicaStates:
 
         `leaders`: once so many have spoken, one for each partition, the others have only a moment.
         """
-        shard = self._shard
-        view = shard.view
+        services = self._services
+        view = services.view
         nodes = {
             replica.node
             for record in view.partitions().values()
@@ -98,7 +104,7 @@ class ReplicaStates:
         asked: list[asyncio.Future[list[ReplicaState]]] = []
         for node, owner in owners:
             address = view.address(node, owner + 1)
-            if address is not None and (node, owner) != (shard.boot.node, shard.number) and view.alive(node):
+            if address is not None and (node, owner) != (services.node, services.number) and view.alive(node):
                 asking = self._exchange.ask(
                     address, "describe", topic, kind=list[ReplicaState], timeout_s=wait_s
                 )
@@ -115,16 +121,16 @@ class ReplicaStates:
     def own_states(self, topic: str) -> list[ReplicaState]:
         """This shard's replicas of a topic."""
         states = [
-            ReplicaState(entry.partition, self._shard.boot.node, lost=True)
-            for entry in self._shard.lost
-            if entry.topic == topic and (topic, entry.partition) not in self._shard.partitions
+            ReplicaState(entry.partition, self._services.node, lost=True)
+            for entry in self._services.lost
+            if entry.topic == topic and (topic, entry.partition) not in self._services.partitions
         ]
         states += [
-            ReplicaState(entry.partition, self._shard.boot.node, failed=reason)
-            for entry, reason in self._shard.failed.values()
-            if entry.topic == topic and (topic, entry.partition) not in self._shard.partitions
+            ReplicaState(entry.partition, self._services.node, failed=reason)
+            for entry, reason in self._services.failed.values()
+            if entry.topic == topic and (topic, entry.partition) not in self._services.partitions
         ]
-        for (name, number), partition in self._shard.partitions.items():
+        for (name, number), partition in self._services.partitions.items():
             if name != topic:
                 continue
             replica = partition.replica
@@ -133,7 +139,7 @@ class ReplicaStates:
                 ReplicaState(
                     partition=number,
                     group=replica.group.hex(),
-                    node=self._shard.boot.node,
+                    node=self._services.node,
                     leader=replica.leader_node or "",
                     leading=core.is_leader and replica.failure is None,
                     failed=str(replica.failure or ""),
@@ -150,7 +156,7 @@ class ReplicaStates:
                     last_term=partition.log.last_term,
                     last_offset=partition.log.next_offset,
                     given_up=bool(core.dropped.get("given_up")),
-                    catch_up=self._shard.catch_up.progress_of(replica.group),
+                    catch_up=self._catch_up_progress(replica.group),
                     damaged=[
                         (each.first_offset, each.next_offset)
                         for each in itertools.islice(partition.log.quarantine, MOST_DAMAGE_SHOWN)
@@ -197,8 +203,8 @@ async def _until_told(
 class PartitionRoutes:
     """Handlers of the routes that describe partitions."""
 
-    def __init__(self, shard: Shard, topics: TopicRoutes, states: ReplicaStates) -> None:
-        self._shard = shard
+    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStates) -> None:
+        self._services = services
         self._topics = topics
         self._states = states
 
@@ -211,7 +217,7 @@ class PartitionRoutes:
         if read not in ("replica", "leader"):
             raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
         if read == "leader":
-            await self._shard.refresh_view()
+            await self._services.refresh_view()
         record = self._topics.record(topic)
         most_ms = int(DESCRIBE_TIMEOUT_S * 1000)
         wait_ms = integer(request, "wait_ms", most_ms, maximum=most_ms)
@@ -231,7 +237,7 @@ class PartitionRoutes:
     def _partition(
         self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
     ) -> dict[str, Any]:
-        view = self._shard.view
+        view = self._services.view
         record = view.partition(topic, number)
         assert record is not None
         known = [state for (at, _), state in states.items() if at == number and not state.lost]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -26,7 +26,9 @@ from laminar.node.api.forwarding import Exchange
 from laminar.node.api.idempotency import key_of
 from laminar.node.api.json_body import json_body
 from laminar.node.api.leader_lookup import Locator
-from laminar.node.api.topics import TopicRoutes, next_link
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
+from laminar.node.api.topics import next_link
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import Deletion, Sink, Target
@@ -42,9 +44,6 @@ from laminar.node.transactions.coordinator import (
 from laminar.node.transactions.participant import MAX_STAGES, Batch, Staging
 from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route, logical_of_key
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 COORDINATORS = 8
 GIVE_UP_S = 10.0
@@ -182,24 +181,39 @@ AnyRequest = (
 )
 
 
+class MakeTopic(Protocol):
+    """Creates one of the system's topics, unless it exists."""
+
+    async def __call__(self, topic: str, *, partitions: int) -> None:
+        """Raises `Problem`."""
+
+
 class SinkRoutes:
     """Handlers of the routes, and of what other shards ask."""
 
     def __init__(
-        self, shard: Shard, exchange: Exchange, locator: Locator, topics: TopicRoutes, *, limits: Limits
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        locator: Locator,
+        topics: TopicLookup,
+        *,
+        make_topic: MakeTopic,
+        limits: Limits,
     ) -> None:
-        self._shard = shard
+        self._services = services
         self._exchange = exchange
         self._locator = locator
         self._topics = topics
+        self._make_topic = make_topic
         self._parsing = Parsing(
             lambda request: request.parsed or parse_append(request, limits=limits),
-            lambda *job: shard.http.off_loop(*job),
+            lambda *job: services.off_loop(*job),
         )
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[int, Coordinator] = {}
         self._route = Route.even(COORDINATORS)
-        shard.every(LOOK_S, self._go_on, to_the_end=True)
+        services.every(LOOK_S, self._go_on, to_the_end=True)
 
     # -- routes --------------------------------------------------------------------------
 
@@ -214,7 +228,7 @@ class SinkRoutes:
                 field="epoch",
                 value=epoch,
             )
-        named = key_of(request) or self._shard.rng.randbytes(16).hex()
+        named = key_of(request) or self._services.rng.randbytes(16).hex()
         await self._made()
         answer = await self._ask_coordinator(
             "begin", id_of(sink), name=sink, epoch=epoch, request=named, once=once
@@ -224,7 +238,7 @@ class SinkRoutes:
     async def describe(self, request: Request, sink: str) -> Response:
         """GET /v1/sinks/{sink}."""
         await self._look_for({TOPIC})
-        known = TOPIC in self._shard.view.topics()
+        known = TOPIC in self._services.view.topics()
         answer = await self._ask_coordinator("status", id_of(sink)) if known else SinkAnswer(Sink(""))
         if not answer.sink.is_listed:
             raise Problem(
@@ -242,7 +256,7 @@ class SinkRoutes:
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         await self._look_for({TOPIC})
         found: list[Sink] = []
-        if TOPIC in self._shard.view.topics():
+        if TOPIC in self._services.view.topics():
             asked = [ListRequest(TOPIC, number, prefix, after, limit + 1) for number in range(COORDINATORS)]
             for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
                 found += each
@@ -256,9 +270,9 @@ class SinkRoutes:
 
     async def delete(self, request: Request, sink: str) -> Response:
         """DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
-        named = key_of(request) or self._shard.rng.randbytes(16).hex()
+        named = key_of(request) or self._services.rng.randbytes(16).hex()
         await self._look_for({TOPIC})
-        if TOPIC not in self._shard.view.topics():
+        if TOPIC not in self._services.view.topics():
             raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
         known = (await self._ask_coordinator("delete", id_of(sink), request=named)).sink
         if known.deletion is Deletion.BEGUN:
@@ -268,10 +282,10 @@ class SinkRoutes:
 
     async def _forget(self, sink: bytes, epoch: int) -> None:
         """Every partition there is forgets a sink. Those that are made later never heard of it."""
-        await self._shard.refresh_view()
+        await self._services.refresh_view()
         rest = [
             ForgetRequest(record.topic, record.number, sink, epoch, record.group)
-            for record in self._shard.view.partitions().values()
+            for record in self._services.view.partitions().values()
             if record.topic != TOPIC
         ]
         while rest:
@@ -340,7 +354,7 @@ class SinkRoutes:
         await self._look_for({body.topic, TOPIC})
         self._topics.partition_record(body.topic, str(body.partition))
         known = Sink("")
-        if TOPIC in self._shard.view.topics():
+        if TOPIC in self._services.view.topics():
             known = await self.status(id_of(sink))
         # What is pinned stays until a newer epoch begins: under one that never began it would stay for ever.
         refuse_epoch(known, body.epoch)
@@ -444,13 +458,13 @@ class SinkRoutes:
 
     async def _look_for(self, topics: set[str]) -> None:
         """A topic not heard of may be new: it is missed only in a view that is up to date."""
-        if not topics <= self._shard.view.topics().keys():
-            await self._shard.refresh_view()
+        if not topics <= self._services.view.topics().keys():
+            await self._services.refresh_view()
 
     async def _made(self) -> None:
         """The coordinators' topic is there."""
-        if TOPIC not in self._shard.view.topics():
-            await self._topics.make(TOPIC, partitions=COORDINATORS)
+        if TOPIC not in self._services.view.topics():
+            await self._make_topic(TOPIC, partitions=COORDINATORS)
 
     async def _ask_coordinator(self, operation: str, sink: bytes, **more: Any) -> SinkAnswer:
         number = self._route.partition_of(logical_of_key(sink))
@@ -466,7 +480,7 @@ class SinkRoutes:
         while True:
             try:
                 where = await self._locator.leader(topic, number)
-                partition = self._shard.partitions.get((topic, number))
+                partition = self._services.partitions.get((topic, number))
                 if partition is not None and partition.leads:
                     return await self._do(partition, request)
                 payload = (type(request).__name__, request)
@@ -488,7 +502,7 @@ class SinkRoutes:
         """Another shard asks the leader of one of our partitions."""
         name, raw = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
         request: AnyRequest = msgspec.msgpack.decode(raw, type=_KINDS[name])
-        partition = self._shard.partitions.get((request.topic, request.partition))
+        partition = self._services.partitions.get((request.topic, request.partition))
         if partition is None or not partition.leads:
             detail = f"{request.topic}/{request.partition} is not led here"
             raise Problem("not_leader", detail, outcome="not_applied")
@@ -565,7 +579,7 @@ class SinkRoutes:
     def _coordinator(self, partition: Partition) -> Coordinator:
         found = self._coordinators.get(partition.number)
         if found is None or found.partition is not partition:
-            found = Coordinator(partition, self, spawn=self._shard.spawn)
+            found = Coordinator(partition, self, spawn=self._services.spawn)
             self._coordinators[partition.number] = found
         return found
 
@@ -590,11 +604,11 @@ class SinkRoutes:
         """Whether the partition was deleted, by a view that is up to date."""
         if self._has(target):
             return False
-        await self._shard.refresh_view()
+        await self._services.refresh_view()
         return not self._has(target)
 
     def _has(self, target: Target) -> bool:
-        record = self._shard.view.partition(target.topic, target.partition)
+        record = self._services.view.partition(target.topic, target.partition)
         return record is not None and record.group == target.group
 
     # -- in the background ---------------------------------------------------------------------
@@ -602,7 +616,7 @@ class SinkRoutes:
     def _go_on(self) -> None:
         """Decisions of leaders before this one are published, whoever asks or not."""
         for place in _PLACES:
-            partition = self._shard.partitions.get(place)
+            partition = self._services.partitions.get(place)
             if partition is not None and partition.leads and partition.tables.sinks.undone():
                 self._coordinator(partition).finish_all()
 

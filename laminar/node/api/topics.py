@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -16,6 +16,8 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster import integer
 from laminar.node.api.json_body import json_body
 from laminar.node.api.replica_status import ReplicaStates
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.catalog.service import (
     CatalogAnswer,
     CatalogRequest,
@@ -27,10 +29,7 @@ from laminar.node.host.settings import MAX_REPLICAS
 from laminar.node.partition.flush_policy import check_flush
 from laminar.node.transport.transport import TransportError
 from laminar.wire.key_route import Route
-from membership.records import PartitionRecord, Result, Setting, TopicRecord
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
+from membership.records import Result, Setting, TopicRecord
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MAX_PARTITIONS = 4096
@@ -72,46 +71,24 @@ class _Patch(msgspec.Struct, forbid_unknown_fields=True):
 class TopicRoutes:
     """Handlers of topic routes."""
 
-    def __init__(self, shard: Shard, states: ReplicaStates) -> None:
-        self._shard = shard
+    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStates) -> None:
+        self._services = services
+        self._topics = topics
         self._states = states
 
     # -- resources -----------------------------------------------------------------------
 
-    def record(self, topic: str) -> TopicRecord:
-        """The topic's record; raises 404."""
-        record = self._shard.view.topics().get(topic)
-        if record is None:
-            raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
-        return record
-
-    def partition_record(self, topic: str, number: str) -> PartitionRecord:
-        """A partition's record; raises 404."""
-        record = self.record(topic)
-        if (
-            not number.isascii()
-            or not number.isdigit()
-            or len(number) > 9
-            or int(number) >= record.partitions
-        ):
-            raise Problem(
-                "no_such_partition",
-                f"topic {topic!r} has partitions 0 to {record.partitions - 1}",
-                field="partition",
-                value=number,
-                limit=record.partitions - 1,
-            )
-        found = self._shard.view.partition(topic, int(number))
-        assert found is not None, f"{topic}/{number} is in no record of a topic of {record.partitions}"
-        return found
-
     def _placed(self, record: TopicRecord) -> int:
         """Replicas of the partition that has fewest."""
-        partitions = (self._shard.view.partition(record.name, number) for number in range(record.partitions))
+        partitions = (
+            self._services.view.partition(record.name, number) for number in range(record.partitions)
+        )
         return min((len(each.replicas) for each in partitions if each is not None), default=0)
 
     def _describe(self, record: TopicRecord) -> dict[str, Any]:
-        partitions = [self._shard.view.partition(record.name, number) for number in range(record.partitions)]
+        partitions = [
+            self._services.view.partition(record.name, number) for number in range(record.partitions)
+        ]
         return {
             "topic": record.name,
             "partitions": record.partitions,
@@ -132,9 +109,11 @@ class TopicRoutes:
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         after = request.query.get("after", "")
-        names = sorted(name for name in self._shard.view.topics() if name.startswith(prefix) and name > after)
+        names = sorted(
+            name for name in self._services.view.topics() if name.startswith(prefix) and name > after
+        )
         page = names[:limit]
-        answer: dict[str, Any] = {"topics": [self._describe(self.record(name)) for name in page]}
+        answer: dict[str, Any] = {"topics": [self._describe(self._topics.record(name)) for name in page]}
         headers = []
         if len(names) > limit:
             answer["next"] = page[-1]
@@ -143,7 +122,7 @@ class TopicRoutes:
 
     async def topic(self, request: Request, topic: str) -> Response:
         """GET /v1/topics/{topic}."""
-        record = self.record(topic)
+        record = self._topics.record(topic)
         if _names(request.headers.get("if-none-match", ""), record):
             return Response(304, [self._etag(record)])
         return Response.json(self._describe(record), headers=[self._etag(record)])
@@ -168,7 +147,7 @@ class TopicRoutes:
         result = await self._make(wanted)
         if result.outcome == "exists_differently":
             raise _exists_differently(wanted, result.topic)
-        record = self.record(topic)
+        record = self._topics.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
             headers = [("Location", f"/v1/topics/{topic}"), self._etag(record)]
@@ -177,7 +156,7 @@ class TopicRoutes:
 
     @property
     def _default_replicas(self) -> int:
-        return self._shard.boot.settings.default_replicas
+        return self._services.settings.default_replicas
 
     async def make(self, topic: str, *, partitions: int) -> None:
         """Create a topic of the system's own, if it is not there yet. Raises 503 `too_few_nodes`."""
@@ -189,7 +168,7 @@ class TopicRoutes:
         assert result is not None
         if result.outcome != "exists_differently":
             await self._until_seen(topic, answer.version)
-            if self._describe(self.record(topic))["state"] == "live":
+            if self._describe(self._topics.record(topic))["state"] == "live":
                 await self._until_led(topic)
         return result
 
@@ -198,17 +177,17 @@ class TopicRoutes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 5.0
         while loop.time() < deadline:
-            if self._shard.view.version >= version:
+            if self._services.view.version >= version:
                 break
-            await self._shard.view_change(0.2)
-        if topic not in self._shard.view.topics():
+            await self._services.view_change(0.2)
+        if topic not in self._services.view.topics():
             raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
 
     async def _until_led(self, topic: str) -> None:
         """A topic that was just made is usable at once: give its first elections a moment."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LED_WAIT_S
-        wanted = self.record(topic).partitions
+        wanted = self._topics.record(topic).partitions
         while loop.time() < deadline:
             states = await self._states.of(topic)
             if len({state.partition for state in states.values() if state.leading}) == wanted:
@@ -220,7 +199,7 @@ class TopicRoutes:
         version = await self._if_match(request, topic)
         patch = json_body(request, _Patch)
         _check_settings({name: value for name, value in patch.settings.items() if value is not None})
-        _check_fewest(patch.settings, self._placed(self.record(topic)))
+        _check_fewest(patch.settings, self._placed(self._topics.record(topic)))
         answer = await self._ask(TopicSettingsRequest(topic, patch.settings, version))
         self._changed(answer, topic)
         await self._until_version(topic, version)
@@ -228,10 +207,10 @@ class TopicRoutes:
 
     async def _until_version(self, topic: str, version: int) -> None:
         for _ in range(20):
-            known = self._shard.view.topics().get(topic)
+            known = self._services.view.topics().get(topic)
             if known is None or known.version != version:
                 return
-            await self._shard.view_change(0.1)
+            await self._services.view_change(0.1)
 
     async def delete(self, request: Request, topic: str) -> Response:
         """DELETE /v1/topics/{topic}: its data goes to each node's trash."""
@@ -243,13 +222,13 @@ class TopicRoutes:
 
     async def _if_match(self, request: Request, topic: str) -> int:
         """The version that the change is for. What does not match may be newer than this view: look again."""
-        record = self.record(topic)
+        record = self._topics.record(topic)
         wanted = request.headers.get("if-match")
         if wanted is None:
             raise Problem("if_match_required", "send If-Match with the topic's ETag", field="if-match")
         if not _names(wanted, record):
-            await self._shard.refresh_view()
-            record = self.record(topic)
+            await self._services.refresh_view()
+            record = self._topics.record(topic)
         if not _names(wanted, record):
             raise Problem(
                 "precondition_failed",
@@ -273,7 +252,7 @@ class TopicRoutes:
     async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
         """Ask the catalog's leader. Every request compares and sets, so a retry is safe."""
         try:
-            answer = await self._shard.ask_catalog(request)
+            answer = await self._services.ask_catalog(request)
         except TransportError as error:
             raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
         if answer.error == "too_few_nodes":
@@ -304,12 +283,12 @@ class TopicRoutes:
 
     async def routes(self, request: Request, topic: str) -> Response:
         """GET /v1/topics/{topic}/routes."""
-        record = self.record(topic)
+        record = self._topics.record(topic)
         return Response.json({"topic": topic, "routes": [_route(record)]})
 
     async def route(self, request: Request, topic: str, version: str) -> Response:
         """GET /v1/topics/{topic}/routes/{version}: immutable."""
-        record = self.record(topic)
+        record = self._topics.record(topic)
         if version != "0":
             raise Problem(
                 "not_found", f"topic {topic!r} has route version 0 only", field="version", value=version

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from laminar.batch import build_part
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub
@@ -22,12 +21,10 @@ from laminar.node.api.fetch import FetchRoutes
 from laminar.node.api.forwarding import FORWARDED
 from laminar.node.api.leader_call import at_leader, led_here
 from laminar.node.api.leader_lookup import Locator, Where
-from laminar.node.api.topics import TopicRoutes
+from laminar.node.api.services import ShardServices
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from laminar.node.transactions.uploads import MAX_PARTS, Uploads, id_of
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _CHECKSUM = re.compile(r"[0-9a-f]{8}\Z", re.ASCII)
 
@@ -36,16 +33,22 @@ class UploadRoutes:
     """Handlers of the routes."""
 
     def __init__(
-        self, shard: Shard, locator: Locator, topics: TopicRoutes, fetch: FetchRoutes, *, limits: Limits
+        self,
+        services: ShardServices,
+        locator: Locator,
+        topics: TopicLookup,
+        fetch: FetchRoutes,
+        *,
+        limits: Limits,
     ) -> None:
-        self._shard = shard
+        self._services = services
         self._locator = locator
         self._topics = topics
         self._fetch = fetch
         self._limits = limits
 
     def _uploads(self, led: Partition) -> Uploads:
-        return Uploads(led, max_bytes=self._shard.boot.settings.max_upload_bytes)
+        return Uploads(led, max_bytes=self._services.settings.max_upload_bytes)
 
     async def part(self, request: Request, topic: str, partition: str, upload: str, part: str) -> Response:
         """PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
@@ -144,12 +147,12 @@ class UploadRoutes:
     ) -> Response:
         number = self._topics.partition_record(topic, partition).number
         if FORWARDED in request.headers or LOCAL in request.headers:
-            return await here(led_here(self._shard, topic, number))
+            return await here(led_here(self._services, topic, number))
 
         async def there(where: Where) -> Response:
             return await self._fetch.pass_on(request, where)
 
-        return await at_leader(self._shard, self._locator, topic, number, here=here, there=there)
+        return await at_leader(self._services, self._locator, topic, number, here=here, there=there)
 
 
 def _answer(document: object, headers: list[tuple[str, str]], *, again: bool) -> Response:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
+from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.storage import Storage
@@ -17,23 +18,51 @@ from laminar.node.catch_up.lagging import Lagging
 from laminar.node.catch_up.messages import BEGINNING, OFFER, PIECE
 from laminar.node.catch_up.source import Source
 from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.replica import Replica
+from laminar.node.host.clock import Clock
 from laminar.node.host.periodic import Work
 from laminar.node.partition.partition import Partition
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.process import Method
-from laminar.node.transport.transport import Transport
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
+from laminar.node.transport.transport import Address, Transport
 
 _log = logging.getLogger("laminar.catch_up")
 
 LOOK_S = 0.5
 
 
+class CatchUpHost(Protocol):
+    """What catch-up may ask of the shard that it works for."""
+
+    boot: Boot
+    clock: Clock
+    environment: Environment
+    storage: Storage
+    driver: Driver
+    transport: Transport
+
+    def address_of(self, node: str, replica: Replica) -> Address | None:
+        """Return the address of the process on `node` that owns the replica's group."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside the rest; its failure ends the process."""
+        raise NotImplementedError
+
+    def refusal(self) -> Problem | None:
+        """Return why the shard takes no data now; None if it does."""
+
+    def bring_in_line(self) -> None:
+        """Let the shard follow its view soon, once more."""
+
+    async def open(self, entry: ReplicaEntry) -> None:
+        """Let a replica of the manifest take part."""
+
+
 class CatchUp:
     """Source, installer and the leader's eye of one shard."""
 
-    def __init__(self, shard: Shard, *, by_group: Mapping[bytes, Partition]) -> None:
+    def __init__(self, shard: CatchUpHost, *, by_group: Mapping[bytes, Partition]) -> None:
         settings = shard.boot.settings
         self._shard = shard
         self._by_group = by_group

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from laminar.http.api.problems import Problem
 from laminar.log.format.manifest import ReplicaEntry
+from laminar.node.shard.context import ShardContext
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
 from router import owner_shard, partition_hash
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.shard")
 
@@ -36,7 +33,7 @@ MOST_NAMES = 50
 class LostManifest:
     """Of one shard."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
 
     async def settle(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,11 +19,9 @@ from laminar.node.catalog.service import ConfirmRequest, MadeRequest, RemovedReq
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.flush_policy import policy_of
+from laminar.node.shard.context import ShardContext
 from membership.records import AcceptedLoss, PartitionRecord
 from router import owner_shard, partition_hash
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.shard")
 
@@ -35,7 +32,7 @@ FIRST_TERM = 1
 
 
 def with_empty_log(
-    shard: Shard, record: PartitionRecord, replica_id: int, *, voters: list[tuple[int, str]]
+    shard: ShardContext, record: PartitionRecord, replica_id: int, *, voters: list[tuple[int, str]]
 ) -> ReplicaEntry:
     """A new log, and the `making` entry of the replica that is to have it: not in the manifest yet."""
     topic = shard.view.topics().get(record.topic)
@@ -58,7 +55,7 @@ def with_empty_log(
 class InLine:
     """Of one shard."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
         # Groups whose first replica has stood, or need not.
         self._stood: set[bytes] = set()

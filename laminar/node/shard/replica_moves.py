@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +24,7 @@ from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.cluster_view import ViewMessage
+from laminar.node.shard.context import ShardContext
 from laminar.node.shard.reconcile import with_empty_log
 from laminar.node.transport.transport import TransportError
 from membership.records import (
@@ -37,9 +37,6 @@ from membership.records import (
 from raft.configuration import ConfigurationRefused
 from raft.progress import Flow
 from raft.values import NotLeader
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.moves")
 
@@ -100,7 +97,7 @@ def next_step(
 class Moves:
     """See the module. `look` is one pass; the shard's own loop of keeping in line calls it."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
         # Whether there is anything on its way, in the view that was looked at last.
         self._looked_at: ViewMessage | None = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,10 +32,8 @@ from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.state import Tables
 from laminar.node.runtime.replica_factory import recovering_text
+from laminar.node.shard.context import ShardContext
 from laminar.node.shard.replica_moves import EMPTY
-
-if TYPE_CHECKING:
-    from laminar.node.shard.shard import Shard
 
 _log = logging.getLogger("laminar.shard")
 
@@ -60,7 +57,7 @@ _DONE_WITHOUT = (
 class Opening:
     """Of one shard."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
         # Only voters of their groups that do not stand before the catalog has confirmed this node's folder.
         self._alone: list[Partition] = []
@@ -75,7 +72,7 @@ class Opening:
                 if entry.log_id in shard.storage.logs:
                     await shard.storage.delete_log(entry.log_id, replica_id=entry.replica_id)
             await shard.storage.write_manifest([entry for entry in entries if entry.state != "making"])
-        await shard.catch_up.drop_unfinished()
+        await shard.drop_unfinished()
         for entry in shard.storage.manifest.entries:
             await self.open(entry, comes_back=True)
         self.stand_alone()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +26,6 @@ from laminar.log.disk.trash import Trash
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import Map, shard_home, trash_directory
 from laminar.log.storage import Storage
-from laminar.node.api.app import Api
 from laminar.node.catalog.service import (
     CatalogAnswer,
     CatalogRequest,
@@ -40,13 +41,15 @@ from laminar.node.consensus.replica import Replica
 from laminar.node.host.disk_space import Space
 from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
+from laminar.node.host.settings import Settings
 from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
-from laminar.node.runtime.boot import CONTROLLER, Boot
+from laminar.node.runtime.boot import CONTROLLER, Boot, Role, StatusBoard
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.listeners import BACKLOG
-from laminar.node.runtime.process import Process, run_process
+from laminar.node.runtime.process import Process
+from laminar.node.shard.application import ShardApplication
 from laminar.node.shard.lost_majority_members import PartitionMembers
 from laminar.node.shard.lost_manifest import LostManifest
 from laminar.node.shard.reconcile import InLine
@@ -59,6 +62,7 @@ from membership.lives import Life
 from membership.records import PartitionRecord
 from router import owner_shard, partition_hash
 
+T = TypeVar("T")
 _log = logging.getLogger("laminar.shard")
 
 CATALOG_TIMEOUT_S = 25.0
@@ -88,7 +92,9 @@ _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
 class Shard(Process):
     """One shard of a node. `run` ends when it is stopped or can't go on."""
 
-    def __init__(self, boot: Boot, *, storage: Storage) -> None:
+    def __init__(
+        self, boot: Boot, *, storage: Storage, make_application: Callable[[Shard], ShardApplication]
+    ) -> None:
         super().__init__(boot, storage=storage)
         assert isinstance(boot.role, int)
         self.number = boot.role
@@ -111,11 +117,11 @@ class Shard(Process):
             low_water_bytes=settings.low_water_bytes,
             low_water_percent=settings.low_water_percent,
         )
-        self.api = Api(self)
+        self._application = make_application(self)
         self.http = HttpServer(
-            self.api,
+            self._application,
             ServerLimits(
-                max_body_bytes=self.api.limits.max_body_bytes,
+                max_body_bytes=self._application.max_body_bytes,
                 max_connections=max_connections(raise_open_file_limit()),
             ),
             shard=self.number,
@@ -137,7 +143,84 @@ class Shard(Process):
         )
         self.methods["view"] = self._on_view
         self.methods |= self.catch_up.methods
-        self.methods |= self.api.methods
+        self.methods |= self._application.methods
+
+    # -- services for the application ----------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        """Name of this node."""
+        return self.boot.node
+
+    @property
+    def settings(self) -> Settings:
+        """The node's settings."""
+        return self.boot.settings
+
+    @property
+    def board(self) -> StatusBoard:
+        """The supervisor's view of the node's processes."""
+        return self.boot.board
+
+    @property
+    def siblings(self) -> list[Role]:
+        """The other processes of this node."""
+        return [role for role in self.boot.siblings if role != self.number]
+
+    @property
+    def datagram_socket(self) -> socket.socket | None:
+        """The UDP socket for appends; None if this node takes none."""
+        return self.boot.datagrams
+
+    @property
+    def knows_its_replicas(self) -> bool:
+        """Whether the manifest is there; after its loss the catalog is asked first."""
+        return self.storage.manifest.known
+
+    async def ask_sibling(self, role: Role, method: str, *, timeout_s: float) -> bytes:
+        """Call `method` of another process of this node. Raises `TransportError`."""
+        address = UnixAddress(self.boot.unix_name(role))
+        return await self.transport.call(address, method, b"", timeout=timeout_s)
+
+    def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Run `job` in the thread for large bodies."""
+        return self.http.off_loop(job, *arguments)
+
+    def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
+        """Bytes received and bytes in all of the log being built for a replica here; None if none is."""
+        return self.catch_up.progress_of(group)
+
+    def retention_limit(self, partition: Partition, border: int) -> int:
+        """Highest log index, at most `border`, up to which a log that is led here may be trimmed now."""
+        return self.retention.limit(partition, border)
+
+    def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
+        """See `Driver.release`."""
+        return self.driver.release(
+            replica, incarnation=incarnation, last_term=last_term, last_index=last_index
+        )
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """Counters and gauges of the parts, by part; that of `node` is about the shard itself."""
+        return {
+            "storage": self.storage.statistics(),
+            "repair": self.repairs.statistics(),
+            "scrub": self.storage.scrubber.statistics(),
+            "http": self.http.statistics(),
+            "transport": self.transport.statistics(),
+            "raft": self.driver.statistics(),
+            "loop": self.health.statistics(),
+            "node": {
+                "lost_replicas": len(self.lost),
+                "marked_replicas": sum(replica.core.marked for replica in self.driver.replicas.values()),
+                "disk_free_bytes": self.space.free_bytes,
+                "disk_low_water_bytes": self.space.mark_bytes,
+                "disk_is_low": int(self.space.low),
+                "log_starts_moved": self.retention.moved,
+                "log_starts_held": self.retention.held,
+            },
+            "catch_up": self.catch_up.statistics(),
+        }
 
     # -- life ----------------------------------------------------------------------------
 
@@ -165,7 +248,7 @@ class Shard(Process):
                 servers.append(
                     await loop.create_server(self.http.protocol_factory, sock=duplicate, backlog=backlog)
                 )
-        await self.api.datagrams.serve()
+        await self._application.start()
         if not self.view.version:
             await self._first_view()
         self.spawn(self._keep_in_line())
@@ -183,7 +266,7 @@ class Shard(Process):
             partition.stop_waiting()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
-        self.api.datagrams.close()
+        self._application.close()
         await asyncio.gather(self.storage.sync(), return_exceptions=True)
         for partition in list(self.partitions.values()):
             if partition.tables.underived_bytes >= snapshot.WORTH_BYTES:
@@ -303,6 +386,10 @@ class Shard(Process):
         if machine is None:
             return None
         return self.view.partition_address(node, machine.topic, machine.number)
+
+    async def drop_unfinished(self) -> None:
+        """Delete the logs of catch-ups that were cut short by the last end of this process."""
+        await self.catch_up.drop_unfinished()
 
     async def open(self, entry: ReplicaEntry) -> None:
         """Let a replica of the manifest take part, if what it may have promised is there."""
@@ -457,8 +544,3 @@ def home_of(boot: Boot) -> str:
     payload = Document(boot.environment.disk, boot.data_directory, "map").read()
     assert payload is not None, f"no map of shards in {boot.data_directory}: recovery comes first"
     return shard_home(boot.data_directory, msgspec.msgpack.decode(payload, type=Map), boot.role)
-
-
-def run(boot: Boot) -> int:
-    """The shard's process."""
-    return run_process(boot, home_of(boot), lambda boot, storage: Shard(boot, storage=storage))

@@ -18,24 +18,28 @@ from laminar.http.protocol.messages import Response
 from laminar.http.server.writer import failure_of
 from laminar.node.api.append import AppendRoutes
 from laminar.node.api.forwarding import Exchange, PassedResponse
+from laminar.node.api.leader_lookup import Locator
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import REMEMBERED_BATCHES, Producers
 from laminar.node.transport.transport import RemoteError, TcpAddress, Transport
 from tests.node.alone import lone_partition
+from tests.node.services import Services, exchange
 from tests.node.trio import batch
 
 
 def routes() -> AppendRoutes:
-    shard: Any = SimpleNamespace(boot=SimpleNamespace(node="here"), number=0)
-    return AppendRoutes(shard, cast(Any, None), cast(Any, None), cast(Any, None), limits=Limits())
+    services, asking = Services(), exchange()
+    return AppendRoutes(
+        services, asking, Locator(services, asking), TopicLookup(services.view), limits=Limits()
+    )
 
 
 def elsewhere(leader: Any, ask: Any) -> AppendRoutes:
     """Routes of a shard that has no partition: `leader` says who has it, `ask` asks there."""
     served = routes()
-    served._shard.partitions = {}
     locator = SimpleNamespace(
         leader=leader,
         forget=lambda topic, number: None,

@@ -19,10 +19,13 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.fetch import FetchRoutes
+from laminar.node.api.leader_lookup import Locator
 from laminar.node.api.record_value import ValueRoutes
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from tests.node.alone import lone_partition
 from tests.node.attacks.test_batches import poisoned
+from tests.node.services import Services, exchange
 
 KINDS = ["zstd", "tag", "headers", "header-name"]
 
@@ -36,17 +39,10 @@ class Readers:
     """The read routes of one partition, without a server."""
 
     def __init__(self, partition: Partition) -> None:
-        shard: Any = SimpleNamespace(
-            number=0, boot=SimpleNamespace(node="here"), http=SimpleNamespace(off_loop=aside)
-        )
-        nobody: Any = SimpleNamespace(replicas=lambda topic, number: [])
-        self.routes = FetchRoutes(shard, nobody, nobody, nobody)
-
-        async def here(*args: object, **named: object) -> Partition:
-            return partition
-
-        self.routes.serve_or_pass = here  # type: ignore[method-assign]
-        self.values = ValueRoutes(shard, self.routes, nobody)
+        services, asking = Services([partition], elsewhere=["here"]), exchange()
+        locator = Locator(services, asking)
+        self.routes = FetchRoutes(services, asking, locator, TopicLookup(services.view))
+        self.values = ValueRoutes(services, self.routes, locator)
 
     async def fetch(self, query: str = "", accept: str = JSON_TYPE) -> Response:
         head = RequestHead("GET", f"/x?{query}", {"accept": accept})

@@ -27,6 +27,7 @@ from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Staging
 from laminar.node.transport.transport import TcpAddress
 from tests.node.alone import lone_partition
+from tests.node.services import no_topic
 from tests.node.trio import batch as batch_of
 from tests.node.trio import send, trio
 
@@ -308,7 +309,7 @@ def routes(leader: Callable[[], Awaitable[Where]], ask: Callable[..., Awaitable[
     locator: Any = SimpleNamespace(leader=found, forget=lambda topic, number: None)
     exchange: Any = SimpleNamespace(ask=ask)
     topics: Any = None
-    return SinkRoutes(shard, exchange, locator, topics, limits=Limits())
+    return SinkRoutes(shard, exchange, locator, topics, make_topic=no_topic, limits=Limits())
 
 
 async def test_what_an_earlier_try_did_is_not_denied_when_no_leader_is_found_later(
@@ -355,7 +356,7 @@ async def test_a_partition_is_taken_for_deleted_by_an_up_to_date_view_only() -> 
         raise Problem("no_leader", "this node has not heard yet", outcome="not_applied")
 
     asked = routes(nobody, nobody)
-    shard: Any = asked._shard
+    shard: Any = asked._services
     shard.view = SimpleNamespace(partition=lambda topic, number: None)
     shard.refresh_view = refresh_view
     with pytest.raises(Problem):

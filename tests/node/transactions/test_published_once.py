@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +13,9 @@ from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.node.api import abandoned_stages
+from laminar.node.api.leader_lookup import Locator
 from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRoutes
+from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
 from laminar.node.partition.state.staged_batches import Published, Stage, StagedBatch, Stages, StoredStages
@@ -22,6 +23,7 @@ from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
 from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition, values
 from tests.node.entries import forget_published_entry, pin_entry, publish_entry, staged_entry
+from tests.node.services import Services, exchange, no_topic
 from tests.node.transactions.test_single_use_sinks import PART, SINK, Targets, coordinator_of, janitor, stage
 from tests.node.trio import trio
 
@@ -346,8 +348,12 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_pin_is_lost() -> No
 
 
 def routes() -> SinkRoutes:
-    shard: Any = SimpleNamespace(
-        partitions={}, spawn=lambda work: work.close(), every=lambda period_s, look, to_the_end: None
+    services, asking = Services(), exchange()
+    return SinkRoutes(
+        services,
+        asking,
+        Locator(services, asking),
+        TopicLookup(services.view),
+        make_topic=no_topic,
+        limits=Limits(),
     )
-    nothing: Any = None
-    return SinkRoutes(shard, nothing, nothing, nothing, limits=Limits())

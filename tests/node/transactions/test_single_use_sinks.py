@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -31,6 +30,7 @@ from laminar.node.partition.state.sinks import (
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
 from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition
+from tests.node.services import Services, Stopped
 from tests.node.trio import trio
 
 UNDONE = Decision(0, 1, (Target("t", 0, b"g" * 16),))
@@ -305,15 +305,9 @@ def janitor(
     partition: Partition, coordinator: Coordinators, *, age_ms: int, disk_is_low: bool = False
 ) -> Leftovers:
     """Of this partition, when so much time has passed."""
-    wall_ms = partition.log.last_append_time_ms + age_ms
-    shard: Any = SimpleNamespace(
-        clock=SimpleNamespace(wall_ms=lambda: wall_ms),
-        space=SimpleNamespace(low=disk_is_low),
-        rng=random.Random(1),
-        spawn=lambda work: work.close(),
-        partitions={},
-    )
-    return Leftovers(shard, coordinator)
+    services = Services(clock=Stopped(partition.log.last_append_time_ms + age_ms))
+    services.space.low = disk_is_low
+    return Leftovers(services, coordinator)
 
 
 async def pinned(partition: Partition, epoch: int) -> Batch:

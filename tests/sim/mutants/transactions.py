@@ -99,7 +99,7 @@ TRANSACTIONS = [
     case(
         "what is staged goes by its age though its write is open",
         "laminar.node.api.abandoned_stages:Leftovers.clean",
-        "hour_ago_ms if self._shard.space.low else now_ms - OPEN_AGE_MS",
+        "hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS",
         "hour_ago_ms",
         tests=ONCE,
     ),

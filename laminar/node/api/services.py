@@ -1,0 +1,141 @@
+"""What the handlers may ask of the shard whose requests they answer.
+
+Handlers know these interfaces and no shard, so a test gives them a partition and little else. A shard has
+all of it (`laminar.node.assembly` puts the two together); a handler takes `ShardServices`, or less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.consensus.replica import Replica
+from laminar.node.host.clock import Clock
+from laminar.node.host.disk_space import Space
+from laminar.node.host.periodic import Look
+from laminar.node.host.settings import Settings
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.boot import Role, StatusBoard
+from laminar.node.runtime.cluster_view import View
+from laminar.node.transport.transport import Transport
+
+T = TypeVar("T")
+
+
+class ShardServices(Protocol):
+    """The services of a shard that any handler may use."""
+
+    @property
+    def node(self) -> str:
+        """Name of this node."""
+
+    @property
+    def number(self) -> int:
+        """Number of this shard on its node."""
+
+    @property
+    def settings(self) -> Settings:
+        """The node's settings."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clocks of the process."""
+
+    @property
+    def rng(self) -> random.Random:
+        """Randomness, for ids and samples."""
+
+    @property
+    def view(self) -> View:
+        """This shard's copy of the catalog and of who is alive."""
+
+    @property
+    def partitions(self) -> Mapping[tuple[str, int], Partition]:
+        """Replicas that take part here, by topic and partition number."""
+
+    @property
+    def lost(self) -> Sequence[ReplicaEntry]:
+        """Replicas of the manifest whose files are missing."""
+
+    @property
+    def failed(self) -> Mapping[int, tuple[ReplicaEntry, str]]:
+        """Replicas that take no part until a restart, by replica id, with the reason."""
+
+    @property
+    def space(self) -> Space:
+        """Free space of the data folder's disk."""
+
+    async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
+        """Ask the catalog's leader. Raises `TransportError`."""
+        raise NotImplementedError
+
+    async def refresh_view(self) -> None:
+        """Wait until the view is as new as the catalog was at the call. Raises `Problem`."""
+        raise NotImplementedError
+
+    async def view_change(self, timeout_s: float) -> bool:
+        """Wait for the next view; return whether one came in time."""
+        raise NotImplementedError
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside the rest; its failure ends the process."""
+        raise NotImplementedError
+
+    def every(self, period_s: float, look: Look, *, to_the_end: bool = False) -> None:
+        """Call `look` every `period_s` seconds; with `to_the_end` also while the process drains."""
+
+    def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Run `job` in the thread for large bodies."""
+        raise NotImplementedError
+
+
+class HostServices(ShardServices, Protocol):
+    """What the application is made from: `ShardServices`, and what only single routes are handed."""
+
+    @property
+    def transport(self) -> Transport:
+        """Calls to other processes."""
+
+    @property
+    def siblings(self) -> Sequence[Role]:
+        """The other processes of this node."""
+
+    @property
+    def board(self) -> StatusBoard:
+        """The supervisor's view of the node's processes."""
+
+    @property
+    def datagram_socket(self) -> socket.socket | None:
+        """The UDP socket for appends; None if this node takes none."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether this shard knows its cluster and has opened its replicas."""
+
+    @property
+    def knows_its_replicas(self) -> bool:
+        """Whether the manifest is there; after its loss the catalog is asked first."""
+
+    async def ask_sibling(self, role: Role, method: str, *, timeout_s: float) -> bytes:
+        """Call `method` of another process of this node. Raises `TransportError`."""
+        raise NotImplementedError
+
+    def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
+        """Bytes received and bytes in all of the log being built for a replica here; None if none is."""
+
+    def retention_limit(self, partition: Partition, border: int) -> int:
+        """Highest log index, at most `border`, up to which a log that is led here may be trimmed now."""
+        raise NotImplementedError
+
+    def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
+        """Let a recovering replica vote for logs that reach this entry; return whether it applied."""
+        raise NotImplementedError
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """Counters and gauges of the shard's parts, by part; that of `node` is about the shard itself."""
+        raise NotImplementedError

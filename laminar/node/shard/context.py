@@ -1,0 +1,72 @@
+"""What the parts of a shard may ask of it: an interface, so that no part knows the whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from laminar.http.api.problems import Problem
+from laminar.log.disk.errors import StorageError
+from laminar.log.format.manifest import ReplicaEntry
+from laminar.log.storage import Storage
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.host.clock import Clock
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.cluster_view import View
+from laminar.node.runtime.replica_factory import ReplicaFactory
+from membership.records import PartitionRecord
+
+
+class ShardContext(Protocol):
+    """One shard, as `reconcile`, `replica_moves`, `replica_startup` and `lost_manifest` see it."""
+
+    number: int
+    boot: Boot
+    clock: Clock
+    view: View
+    storage: Storage
+    driver: Driver
+    repairs: Repairs
+    replica_factory: ReplicaFactory
+    partitions: dict[tuple[str, int], Partition]
+    """Replicas that take part, by topic and partition number."""
+    by_group: dict[bytes, Partition]
+    """The same, by Raft group."""
+    lost: list[ReplicaEntry]
+    """Replicas of the manifest whose files are missing."""
+    failed: dict[int, tuple[ReplicaEntry, str]]
+    """Replicas that no state could be made for from their logs, by a mistake of ours: why, by replica id."""
+
+    def is_mine(self, record: PartitionRecord) -> bool:
+        """Return whether this shard owns the partition, wherever its replicas are."""
+        raise NotImplementedError
+
+    def bring_in_line(self) -> None:
+        """Let the view be followed soon, once more."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside the rest; its failure ends the process."""
+        raise NotImplementedError
+
+    def refusal(self) -> Problem | None:
+        """Return why this shard takes no appends now; None if it does."""
+
+    async def refresh_view(self) -> None:
+        """Wait until the view is as new as the catalog was at the call. Raises `Problem`."""
+
+    async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
+        """Ask the catalog's leader. Raises `TransportError`."""
+        raise NotImplementedError
+
+    async def drop_unfinished(self) -> None:
+        """Delete the logs of catch-ups that were cut short by the last end of this process."""
+
+    async def open(self, entry: ReplicaEntry) -> None:
+        """Let a replica of the manifest take part, if what it may have promised is there."""
+
+    def let_go(self, entry: ReplicaEntry, error: StorageError) -> None:
+        """Drive, repair and serve a replica no more; `error` is what its waiters get."""
