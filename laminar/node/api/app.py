@@ -51,8 +51,8 @@ from laminar.node.api.record_value import ValueRoutes
 from laminar.node.api.replica_status import PartitionRoutes, ReplicaStates
 from laminar.node.api.services import HostServices
 from laminar.node.api.sinks import SinkRoutes
-from laminar.node.api.topic_lookup import TopicLookup
-from laminar.node.api.topics import MAX_PARTITIONS, TopicRoutes
+from laminar.node.api.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.api.topics import TopicRoutes
 from laminar.node.api.uploads import UploadRoutes
 from laminar.node.host.settings import MAX_REPLICAS
 from laminar.node.transactions.coordinator import TOPIC
@@ -135,7 +135,7 @@ class Api:
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )
-        metrics = MetricsRoute(host, watch, self._datagrams)
+        metrics = MetricsRoute(host, watch, self._datagrams.statistics)
         uploads = UploadRoutes(host, self._locator, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, self._locator, topics, limits=self.limits)
         self._topics = topics

@@ -25,7 +25,6 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.ack_accepted import FLUSH, accepted, window
 from laminar.node.api.attempts import final, may_retry, of_all_tries, whole
 from laminar.node.api.background_decoding import Parsing
-from laminar.node.api.cluster import integer
 from laminar.node.api.forwarding import (
     FORWARDED,
     KEYED,
@@ -40,6 +39,7 @@ from laminar.node.api.forwarding import (
 )
 from laminar.node.api.idempotency import KEY_TIME, Mark, is_marked, mark_of, marked, marked_records, named
 from laminar.node.api.leader_lookup import Locator, Where
+from laminar.node.api.query import integer
 from laminar.node.api.services import ShardServices
 from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.deduplication import has_seen

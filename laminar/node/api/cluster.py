@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 from laminar import __version__
@@ -11,12 +10,12 @@ from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.health import Watch
+from laminar.node.api.query import integer
 from laminar.node.api.services import HostServices
 from laminar.node.runtime.boot import ChildState, role_name
 from laminar.node.runtime.cluster_view import host_in_url
 
 LONGEST_WAIT_MS = 30_000
-_WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 
 
 class ClusterRoutes:
@@ -143,19 +142,3 @@ class ClusterRoutes:
     def docs(self, request: Request) -> Response:
         """GET /docs and /docs/errors: one page, on which every error code is an anchor."""
         return Response(200, [("Content-Type", "text/html; charset=utf-8")], docs_page().encode())
-
-
-def integer(request: Request, name: str, default: int, *, maximum: int, minimum: int = 0) -> int:
-    """A whole number of the query, within limits. Raises 422 naming field, value and limit."""
-    text = request.query.get(name)
-    if text is None:
-        return default
-    # int() would also take signs, spaces, underscores and the digits of every script.
-    if not _WHOLE.match(text):
-        raise Problem("invalid", f"{name} is a whole number", field=name, value=text, limit=maximum)
-    value = int(text)
-    if not minimum <= value <= maximum:
-        raise Problem(
-            "invalid", f"{name} lies between {minimum} and {maximum}", field=name, value=value, limit=maximum
-        )
-    return value

@@ -17,14 +17,13 @@ import msgspec
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster import integer
 from laminar.node.api.forwarding import Exchange
 from laminar.node.api.json_body import json_body
 from laminar.node.api.leader_call import at_leader, led_here
 from laminar.node.api.leader_lookup import Locator, Where
+from laminar.node.api.query import integer, next_link
 from laminar.node.api.services import ShardServices
-from laminar.node.api.topic_lookup import TopicLookup
-from laminar.node.api.topics import MAX_PARTITIONS, next_link
+from laminar.node.api.topic_lookup import MAX_PARTITIONS, TopicLookup
 from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster import integer
 from laminar.node.api.fetch import OFFSET_LIMIT, FetchRoutes
+from laminar.node.api.query import integer
 from laminar.node.api.services import ShardServices
 from laminar.node.partition.partition import Partition
 

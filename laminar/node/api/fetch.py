@@ -18,10 +18,10 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
 from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
 from laminar.log.disk.errors import DamagedRange, EntriesGone
-from laminar.node.api.cluster import integer
 from laminar.node.api.damaged_reads import LOCAL, SKIPPED, elsewhere, problem_of, skips, without_bad_batches
 from laminar.node.api.forwarding import FORWARDED, Exchange, PassedResponse, decode_response, encode_passed
 from laminar.node.api.leader_lookup import Locator, Where
+from laminar.node.api.query import integer
 from laminar.node.api.services import ShardServices
 from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition

@@ -7,7 +7,7 @@ a registry that lives for one scrape.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.datagrams import Datagrams
 from laminar.node.api.health import Watch
 from laminar.node.api.services import HostServices
 from laminar.node.runtime.boot import role_name, role_number
@@ -118,7 +117,7 @@ class _Scrape(Collector):
 class MetricsRoute:
     """GET /metrics, and the `stats` method by which siblings are asked."""
 
-    def __init__(self, services: HostServices, watch: Watch, datagrams: Datagrams) -> None:
+    def __init__(self, services: HostServices, watch: Watch, datagrams: Callable[[], dict[str, int]]) -> None:
         self._services = services
         self._datagrams = datagrams
         self._watch = watch
@@ -130,7 +129,7 @@ class MetricsRoute:
         return {
             "role": role_name(services.number),
             **found,
-            "datagrams": self._datagrams.statistics(),
+            "datagrams": self._datagrams(),
             "node": found["node"] | self._watch.statistics(),
             "partitions": [
                 {

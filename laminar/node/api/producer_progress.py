@@ -12,8 +12,8 @@ from laminar.batch import NO_PRODUCER
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.ack_accepted import window
-from laminar.node.api.cluster import integer
 from laminar.node.api.fetch import LONGEST_WAIT_MS, FetchRoutes
+from laminar.node.api.query import integer
 from laminar.node.api.services import ShardServices
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, look

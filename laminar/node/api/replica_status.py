@@ -15,9 +15,9 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster import integer
 from laminar.node.api.forwarding import Exchange
 from laminar.node.api.health import in_sync_of
+from laminar.node.api.query import integer
 from laminar.node.api.services import ShardServices
 from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.transport.transport import Peer

@@ -21,14 +21,13 @@ from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.attempts import may_retry
 from laminar.node.api.background_decoding import Parsing
-from laminar.node.api.cluster import integer
 from laminar.node.api.forwarding import Exchange
 from laminar.node.api.idempotency import key_of
 from laminar.node.api.json_body import json_body
 from laminar.node.api.leader_lookup import Locator
+from laminar.node.api.query import integer, next_link
 from laminar.node.api.services import ShardServices
 from laminar.node.api.topic_lookup import TopicLookup
-from laminar.node.api.topics import next_link
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import Deletion, Sink, Target

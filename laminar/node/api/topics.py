@@ -6,18 +6,17 @@ import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster import integer
 from laminar.node.api.json_body import json_body
+from laminar.node.api.query import integer, next_link
 from laminar.node.api.replica_status import ReplicaStates
 from laminar.node.api.services import ShardServices
-from laminar.node.api.topic_lookup import TopicLookup
+from laminar.node.api.topic_lookup import MAX_PARTITIONS, TopicLookup
 from laminar.node.catalog.service import (
     CatalogAnswer,
     CatalogRequest,
@@ -32,7 +31,6 @@ from laminar.wire.key_route import Route
 from membership.records import Result, Setting, TopicRecord
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-MAX_PARTITIONS = 4096
 DEFAULT_PARTITIONS = 1
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
@@ -311,12 +309,6 @@ def _route(record: TopicRecord) -> dict[str, Any]:
             for partition, held in enumerate(route.ranges())
         ],
     }
-
-
-def next_link(path: str, **query: str | int) -> tuple[str, str]:
-    """The header that leads to a list's next page; `query` without what is empty."""
-    given = urlencode({name: value for name, value in query.items() if value != ""})
-    return ("Link", f'<{path}?{given}>; rel="next"')
 
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:

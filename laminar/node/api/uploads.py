@@ -15,12 +15,12 @@ from laminar.http.api.append_body import parse_append, records_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster import integer
 from laminar.node.api.damaged_reads import LOCAL
 from laminar.node.api.fetch import FetchRoutes
 from laminar.node.api.forwarding import FORWARDED
 from laminar.node.api.leader_call import at_leader, led_here
 from laminar.node.api.leader_lookup import Locator, Where
+from laminar.node.api.query import integer
 from laminar.node.api.services import ShardServices
 from laminar.node.api.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition

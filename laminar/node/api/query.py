@@ -1,0 +1,33 @@
+"""Queries of requests: whole numbers read from them, and the links to a list's next page made of them."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request
+
+_WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
+
+
+def integer(request: Request, name: str, default: int, *, maximum: int, minimum: int = 0) -> int:
+    """A whole number of the query, within limits. Raises 422 naming field, value and limit."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    # int() would also take signs, spaces, underscores and the digits of every script.
+    if not _WHOLE.match(text):
+        raise Problem("invalid", f"{name} is a whole number", field=name, value=text, limit=maximum)
+    value = int(text)
+    if not minimum <= value <= maximum:
+        raise Problem(
+            "invalid", f"{name} lies between {minimum} and {maximum}", field=name, value=value, limit=maximum
+        )
+    return value
+
+
+def next_link(path: str, **query: str | int) -> tuple[str, str]:
+    """The header that leads to a list's next page; `query` without what is empty."""
+    given = urlencode({name: value for name, value in query.items() if value != ""})
+    return ("Link", f'<{path}?{given}>; rel="next"')
