@@ -155,12 +155,35 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.log.*",
         ),
     ),
-    "laminar.node.api": (
+    "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
+        *("laminar.node.partition", "laminar.node.catalog", "membership"),
+        *("laminar.batch", "laminar.http.protocol", "laminar.http.api", "laminar.log.format"),
+    ),
+    "laminar.node.api.records": (
+        *("laminar.node.api.common", "laminar.node.consensus"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
-        *("laminar.node.catalog", "membership", "raft"),
+        *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
+    ),
+    "laminar.node.api.cluster": (
+        *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
+        *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
+        *("laminar.node.transactions", "membership", "raft"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+    ),
+    "laminar.node.api.consumers": (
+        *("laminar.node.api.common", "laminar.node.transport"),
+        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
+    "laminar.node.api.transactions": (
+        *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.log.disk", "laminar.log.format"),
+    ),
+    "laminar.node.api": (
+        *("laminar.node.api.*", "laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
+        *("laminar.node.transactions", "laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.assembly": (
         *("laminar.node.runtime", "laminar.node.catalog", "laminar.node.shard", "laminar.node.api"),
@@ -203,7 +226,6 @@ TOLERATED: dict[tuple[str, str], str] = {
 # More modules than this in one folder and a reader searches instead of reading.
 MOST_MODULES = 15
 CROWDED = {
-    "laminar/node/api": "a handler for each kind of request, and what they share",
     "laminar/cli": "a module for each family of commands",
     "laminar/spark": "source, sink and their options; to be parted into reading and writing",
 }

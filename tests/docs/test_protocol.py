@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from laminar.node.api.datagrams import MOST_WAITING
+from laminar.node.api.records.datagrams import MOST_WAITING
 from laminar.node.runtime.reuseport import HASH_POSITION
 from laminar.node.transport.handshake import Channel, Hello
 from laminar.node.transport.link import HEADER_SIZE, FrameKind

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from laminar.log.disk.disk import RealDisk
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.api.forwarding import Exchange, answering
+from laminar.node.api.common.forwarding import Exchange, answering
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import Space

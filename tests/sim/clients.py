@@ -15,7 +15,7 @@ import msgspec
 
 from laminar.batch import build
 from laminar.http.api.problems import Problem
-from laminar.node.api.forwarding import PassedResponse
+from laminar.node.api.common.forwarding import PassedResponse
 from laminar.node.transport.transport import TcpAddress, TransportError
 from router import owner_shard, partition_hash
 from tests.sim.loop import Life

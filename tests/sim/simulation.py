@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from laminar.node.api.abandoned_stages import JANITOR_S, OPEN_AGE_MS
-from laminar.node.api.sinks import COORDINATORS
+from laminar.node.api.transactions.abandoned_stages import JANITOR_S, OPEN_AGE_MS
+from laminar.node.api.transactions.sinks import COORDINATORS
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client
 from tests.sim.drivers import Driver, Once

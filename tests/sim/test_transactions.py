@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from laminar.batch import Header, Kind
-from laminar.node.api import abandoned_stages
-from laminar.node.api.sinks import COORDINATORS
+from laminar.node.api.transactions import abandoned_stages
+from laminar.node.api.transactions.sinks import COORDINATORS
 from laminar.node.partition.state import sinks
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.drivers import Driver

@@ -22,16 +22,13 @@ from laminar.http.protocol.request_head import (
     MOST_HEADERS,
     RequestHead,
 )
-from laminar.node.api.abandoned_stages import Leftovers
-from laminar.node.api.accept_loss import RecoverRoutes
-from laminar.node.api.append import AppendRoutes
-from laminar.node.api.cluster import ClusterRoutes
-from laminar.node.api.cursors import CursorRoutes
-from laminar.node.api.damaged_reads import LOCAL
-from laminar.node.api.datagrams import Datagrams
-from laminar.node.api.delete_records import TrimRoutes
-from laminar.node.api.fetch import LONGEST_WAIT_MS, MOST_BYTES, MOST_RECORDS, FetchRoutes, expected_bytes
-from laminar.node.api.forwarding import (
+from laminar.node.api.cluster.accept_loss import RecoverRoutes
+from laminar.node.api.cluster.cluster import ClusterRoutes
+from laminar.node.api.cluster.health import Watch
+from laminar.node.api.cluster.metrics import MetricsRoute
+from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStates
+from laminar.node.api.cluster.topics import TopicRoutes
+from laminar.node.api.common.forwarding import (
     FORWARDED,
     Exchange,
     Forwarder,
@@ -39,21 +36,30 @@ from laminar.node.api.forwarding import (
     decode_passed,
     encode_response,
 )
-from laminar.node.api.groups import GroupRoutes
-from laminar.node.api.health import Watch
-from laminar.node.api.idempotency import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
-from laminar.node.api.json_body import check_document
-from laminar.node.api.leader_lookup import Locator
-from laminar.node.api.metrics import MetricsRoute
-from laminar.node.api.producer_progress import ProgressRoutes
-from laminar.node.api.producers import ProducerRoutes
-from laminar.node.api.record_value import ValueRoutes
-from laminar.node.api.replica_status import PartitionRoutes, ReplicaStates
-from laminar.node.api.services import HostServices
-from laminar.node.api.sinks import SinkRoutes
-from laminar.node.api.topic_lookup import MAX_PARTITIONS, TopicLookup
-from laminar.node.api.topics import TopicRoutes
-from laminar.node.api.uploads import UploadRoutes
+from laminar.node.api.common.json_body import check_document
+from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.services import HostServices
+from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.api.consumers.cursors import CursorRoutes
+from laminar.node.api.consumers.groups import GroupRoutes
+from laminar.node.api.records.append import AppendRoutes
+from laminar.node.api.records.damaged_reads import LOCAL
+from laminar.node.api.records.datagrams import Datagrams
+from laminar.node.api.records.delete_records import TrimRoutes
+from laminar.node.api.records.fetch import (
+    LONGEST_WAIT_MS,
+    MOST_BYTES,
+    MOST_RECORDS,
+    FetchRoutes,
+    expected_bytes,
+)
+from laminar.node.api.records.idempotency import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
+from laminar.node.api.records.producer_progress import ProgressRoutes
+from laminar.node.api.records.record_value import ValueRoutes
+from laminar.node.api.records.uploads import UploadRoutes
+from laminar.node.api.transactions.abandoned_stages import Leftovers
+from laminar.node.api.transactions.producers import ProducerRoutes
+from laminar.node.api.transactions.sinks import SinkRoutes
 from laminar.node.host.settings import MAX_REPLICAS
 from laminar.node.transactions.coordinator import TOPIC
 from laminar.node.transactions.participant import MAX_STAGES

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 import laminar
-from laminar.node.api.abandoned_stages import OPEN_AGE_MS
+from laminar.node.api.transactions.abandoned_stages import OPEN_AGE_MS
 from laminar.testing.checkers import History, Violation, check_transactions
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.drivers import Drivers

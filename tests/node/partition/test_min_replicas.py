@@ -9,8 +9,8 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node.api.ack_accepted import window
-from laminar.node.api.health import in_sync_of
+from laminar.node.api.cluster.health import in_sync_of
+from laminar.node.api.records.ack_accepted import window
 from laminar.node.partition.producer_progress import look
 from tests.node.trio import Member, Trio, batch, send, trio
 

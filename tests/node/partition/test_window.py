@@ -10,7 +10,7 @@ import pytest
 from laminar.batch import HEADER_SIZE, Header, Kind, build
 from laminar.batch.header import seal
 from laminar.http.api.problems import Problem
-from laminar.node.api.ack_accepted import window
+from laminar.node.api.records.ack_accepted import window
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, look
 from laminar.node.partition.receipts import Receipt

@@ -15,9 +15,9 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.node.api import sinks
-from laminar.node.api.leader_lookup import Where
-from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
+from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.transactions import sinks
+from laminar.node.api.transactions.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
 from laminar.node.host.clock import Clock
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.sinks import Decision, Sink, SinkChange, Target

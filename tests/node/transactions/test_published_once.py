@@ -12,10 +12,10 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
-from laminar.node.api import abandoned_stages
-from laminar.node.api.leader_lookup import Locator
-from laminar.node.api.sinks import PinRequest, PublishRequest, SinkRoutes
-from laminar.node.api.topic_lookup import TopicLookup
+from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.transactions import abandoned_stages
+from laminar.node.api.transactions.sinks import PinRequest, PublishRequest, SinkRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
 from laminar.node.partition.state.staged_batches import Published, Stage, StagedBatch, Stages, StoredStages

@@ -13,8 +13,8 @@ import pytest
 
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.http.api.problems import Problem
-from laminar.node.api import abandoned_stages as leftovers
-from laminar.node.api.abandoned_stages import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
+from laminar.node.api.transactions import abandoned_stages as leftovers
+from laminar.node.api.transactions.abandoned_stages import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state import sinks as module
 from laminar.node.partition.state.sinks import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.node.api.sinks import _described as described
+from laminar.node.api.transactions.sinks import _described as described
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import Deletion, Sink, Target
 from laminar.node.partition.state.state import Tables

@@ -14,7 +14,7 @@ from laminar.batch import Batch, Header, Kind, build_part, verify
 from laminar.batch.large_record import build_stub, checksum_of, size_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node.api.record_value import find_parts, pieces
+from laminar.node.api.records.record_value import find_parts, pieces
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import staged_batches as stages_module

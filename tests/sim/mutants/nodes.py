@@ -134,15 +134,15 @@ NODES = [
     ),
     case(
         "a replica that is no voter yet counts for the majority that answers",
-        "laminar.node.api.accept_loss:_Standing.voters",
+        "laminar.node.api.cluster.accept_loss:_Standing.voters",
         "voters or (",
         "(",
-        tests=("tests/node/api/test_accept_loss.py",),
+        tests=("tests/node/api/cluster/test_accept_loss.py",),
         tests_only=True,
     ),
     case(
         "with an accepted loss each goes on from its own log",
-        "laminar.node.api.accept_loss:RecoverRoutes._tell",
+        "laminar.node.api.cluster.accept_loss:RecoverRoutes._tell",
         "latest.last_term, latest.last_index)",
         "0, 0)",
         tests=ACCEPTED,

@@ -75,11 +75,14 @@ TABLES = [
         "known = self._producers.get(producer_id)",
         "known = next((was for _, who, was in self._undo if who == producer_id), "
         "self._producers.get(producer_id))",
-        tests=("tests/node/partition/state/test_producers.py", "tests/node/api/test_append_outcomes.py"),
+        tests=(
+            "tests/node/partition/state/test_producers.py",
+            "tests/node/api/records/test_append_outcomes.py",
+        ),
     ),
     case(
         "the window calls committed what is appended",
-        "laminar.node.api.ack_accepted:window",
+        "laminar.node.api.records.ack_accepted:window",
         "partition.acknowledged_end",
         "partition.log.next_offset",
         tests=WINDOW,

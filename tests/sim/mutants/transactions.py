@@ -84,7 +84,7 @@ TRANSACTIONS = [
     ),
     case(
         "a pin is answered before it is committed",
-        "laminar.node.api.sinks:SinkRoutes._do",
+        "laminar.node.api.transactions.sinks:SinkRoutes._do",
         "await pinning",
         "pinning.add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
@@ -98,7 +98,7 @@ TRANSACTIONS = [
     ),
     case(
         "what is staged goes by its age though its write is open",
-        "laminar.node.api.abandoned_stages:Leftovers.clean",
+        "laminar.node.api.transactions.abandoned_stages:Leftovers.clean",
         "hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS",
         "hour_ago_ms",
         tests=ONCE,
@@ -154,14 +154,14 @@ TRANSACTIONS = [
     ),
     case(
         "a pin is dropped before a newer epoch keeps its driver from deciding",
-        "laminar.node.api.abandoned_stages:Leftovers._is_over",
+        "laminar.node.api.transactions.abandoned_stages:Leftovers._is_over",
         "known = await self._coordinators.end(sink, epoch)",
         "return True",
         tests=ONCE,
     ),
     case(
         "what is pinned for a sink that nobody knows any more is kept for ever",
-        "laminar.node.api.abandoned_stages:Leftovers._is_over",
+        "laminar.node.api.transactions.abandoned_stages:Leftovers._is_over",
         "if undecided or known.epoch == 0:",
         "if undecided:",
         tests=ONCE,
@@ -259,7 +259,7 @@ TRANSACTIONS = [
     ),
     case(
         "a leader that was deposed says that a pin is lost",
-        "laminar.node.api.sinks:SinkRoutes._do",
+        "laminar.node.api.transactions.sinks:SinkRoutes._do",
         "if not staging.knows(batch, request.pin):",
         "if False:",
         tests=PUBLISHED_ONCE,
@@ -273,7 +273,7 @@ TRANSACTIONS = [
     ),
     case(
         "what was published by sinks that write once is kept for ever",
-        "laminar.node.api.abandoned_stages:Leftovers.forget_published",
+        "laminar.node.api.transactions.abandoned_stages:Leftovers.forget_published",
         "for sink in await self._coordinators.over(asked):",
         "for sink in []:",
         tests=PUBLISHED_ONCE,
@@ -294,7 +294,7 @@ TRANSACTIONS = [
     ),
     case(
         "a publish for another group of the name counts as done",
-        "laminar.node.api.sinks:SinkRoutes._do",
+        "laminar.node.api.transactions.sinks:SinkRoutes._do",
         """raise Problem("not_leader", detail, outcome="not_applied")""",
         "return None",
         tests=COORDINATOR,

@@ -1,0 +1,264 @@
+"""A person's word for a partition that waits: the loss of what only absent replicas may hold is accepted.
+
+Two cases (docs/consensus.md#accepting-a-loss). A majority answers, and some of it may have forgotten what it
+acknowledged: the votes of these count for the latest log of those that answer. Or a majority is gone for
+good: the catalog records that the group goes on with the best log that is left, and without the replicas that
+don't answer, which never take part again. This route names what may be lost, and with `accept_loss` does it.
+Nothing calls it by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.cluster.replica_status import ReplicaState, ReplicaStates
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.catalog.service import ReplicaRequest
+from laminar.node.consensus.replica import Replica
+from laminar.node.transport.transport import Peer, TransportError
+from membership.records import AcceptedLoss, AcceptLoss, PartitionRecord, ReplicaRecord
+from raft.quorum import majority
+
+_log = logging.getLogger("laminar.recover")
+
+ASK_TIMEOUT_S = 5.0
+
+
+class Release(Protocol):
+    """Lets a recovering replica vote for logs that reach an entry; see `Driver.release`."""
+
+    def __call__(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
+        """Return whether it applied."""
+
+
+class _Word(msgspec.Struct, frozen=True, array_like=True):
+    """For one incarnation of one replica: where the latest log of those that answer ends."""
+
+    topic: str
+    partition: int
+    incarnation: int
+    last_term: int
+    last_index: int
+
+
+class _Standing:
+    """A group without a leader, as its replicas say: who answers, who doesn't, and whose log is the best."""
+
+    def __init__(self, record: PartitionRecord, states: dict[tuple[int, str], ReplicaState]) -> None:
+        self.place = f"{record.topic}/{record.number}"
+        leaving = [each.replica for each in record.leaving]
+        self.members = [each for each in (*record.replicas, *leaving) if not each.given_up]
+        self.here: dict[str, ReplicaState] = {}
+        # Their nodes say that their files are gone: nothing more will come of them.
+        self.lost: set[str] = set()
+        for replica in self.members:
+            state = states.get((record.number, replica.node))
+            if state is not None and state.lost:
+                self.lost.add(replica.node)
+            elif state is not None and not state.failed:
+                self.here[replica.node] = state
+        self.placed = [each for each in record.replicas if each.node in self.here and not each.given_up]
+        self.marked = sorted(node for node, state in self.here.items() if state.marked)
+        self.absent = sorted({each.node for each in self.members} - self.here.keys())
+
+    @property
+    def voters(self) -> set[int]:
+        """The voters, as the best log of those that answer has them. One that the catalog gave a place, and
+        the group has not promoted yet, elects nobody.
+        """
+        voters = self.here[max(self._answering, key=self._end).node].voters if self.here else []
+        return set(voters or (each.replica_id for each in self.members))
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether a majority of the voters answers."""
+        voters = self.voters
+        answering = sum(each.replica_id in voters for each in self._answering)
+        return answering >= majority(len(voters))
+
+    @property
+    def best(self) -> ReplicaRecord:
+        """The replica with the best log, of those that may go on: what any other that answers knows to be
+        committed is in it. One that is to leave goes on only if a majority answers: it goes when that has a
+        leader.
+        """
+        return max(self._answering if self.has_majority else self.placed, key=self._end)
+
+    @property
+    def _answering(self) -> list[ReplicaRecord]:
+        return [each for each in self.members if each.node in self.here]
+
+    def _end(self, replica: ReplicaRecord) -> tuple[int, int]:
+        state = self.here[replica.node]
+        return state.last_term, state.last_index
+
+    def refusal(self, alive: set[str]) -> str:
+        """Why nothing is to be accepted; empty if a person may."""
+        silent = [node for node in self.absent if node in alive and node not in self.lost]
+        if any(state.leading for state in self.here.values()):
+            return f"{self.place} has a leader: nothing needs to be given up"
+        if not self.placed:
+            return f"no replica of {self.place} answers: there is nothing to go on with"
+        if self.has_majority and not self.marked:
+            return (
+                f"a majority of the replicas of {self.place} answers, and none may have forgotten anything: "
+                "they elect a leader by themselves, or as soon as the others are started"
+            )
+        if silent and not self.has_majority:
+            return (
+                f"the replicas of {self.place} on {', '.join(silent)} do not take part, but these nodes are "
+                "alive: start them again, or stop them for good"
+            )
+        return ""
+
+
+class RecoverRoutes:
+    """The handler of one route, and the method by which it asks the replicas' shards."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        topics: TopicLookup,
+        states: ReplicaStates,
+        *,
+        release: Release,
+    ) -> None:
+        self._services = services
+        self._release = release
+        self._exchange = exchange
+        self._topics = topics
+        self._states = states
+
+    async def recover(self, request: Request, topic: str, partition: str) -> Response:
+        """POST .../partitions/{partition}/recover?accept_loss=true; without it, what would be lost."""
+        accept = request.query.get("accept_loss", "false")
+        if accept not in ("true", "false"):
+            raise Problem(
+                "invalid",
+                "accept_loss is true or false",
+                field="accept_loss",
+                value=accept,
+                limit="true, false",
+            )
+        record = self._topics.partition_record(topic, partition)
+        standing = _Standing(record, await self._states.of(topic))
+        alive = {each.node for each in standing.members if self._services.view.alive(each.node)}
+        if problem := standing.refusal(alive):
+            raise Problem(
+                "precondition_failed",
+                problem,
+                field="partition",
+                value=record.number,
+                limit=majority(len(standing.voters)),
+                outcome="not_applied",
+            )
+        best = standing.best
+        state = standing.here[best.node]
+        answer: dict[str, Any] = {
+            "topic": topic,
+            "partition": record.number,
+            "accept_loss": accept == "true",
+            "answering": sorted(standing.here),
+            "marked": standing.marked,
+            "absent": standing.absent,
+            # With a majority the absent ones may come back; without one they are given up for good.
+            "given_up": [] if standing.has_majority else standing.absent,
+            # It goes on with the log of this one: what only an absent replica has after it is given up.
+            "goes_on_from": best.node,
+            "committed_offset": state.end_offset,
+            "kept_offset": state.last_offset,
+            "accepted": [],
+        }
+        if accept == "true" and standing.has_majority:
+            told = {
+                each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
+                for each in sorted(standing.here)
+            }
+            # The others need no word to vote, but one of them may be a learner whose log is the latest.
+            answer["accepted"] = [node for node in standing.marked if told[node]]
+        elif accept == "true":
+            await self._decide(record, standing, best, state)
+            answer["accepted"] = [best.node]
+        return Response.json(answer)
+
+    async def _decide(
+        self, record: PartitionRecord, standing: _Standing, best: ReplicaRecord, state: ReplicaState
+    ) -> None:
+        """Let the catalog record the decision; the shard that holds the best log carries it out."""
+        gone = [each.replica_id for each in standing.members if each.node in standing.absent]
+        loss = AcceptedLoss(
+            kept=best.replica_id,
+            given_up=sorted(gone),
+            last_index=state.last_index,
+            last_term=state.last_term,
+            kept_offset=state.last_offset,
+            decided_ms=self._services.clock.wall_ms(),
+        )
+        word = AcceptLoss(standing.place, record.group, record.version, loss)
+        try:
+            answer = await self._services.ask_catalog(ReplicaRequest(word))
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
+        if answer.result is None:
+            raise Problem(
+                "no_leader",
+                "the catalog has no leader now: if its majority is gone for good, `laminar catalog recover` "
+                "comes first",
+            )
+        if not answer.result.ok:
+            raise Problem(
+                "precondition_failed",
+                f"{standing.place} has changed meanwhile: {answer.result.detail}",
+                field="partition",
+                value=record.number,
+                outcome="not_applied",
+            )
+
+    async def _tell(
+        self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
+    ) -> bool:
+        """Let the vote of one node count for logs as late as the latest; whether it heard that."""
+        word = _Word(topic, number, of.incarnation, latest.last_term, latest.last_index)
+        view = self._services.view
+        if node == self._services.node and (topic, number) in self._services.partitions:
+            return self._accept(word)
+        address = view.partition_address(node, topic, number)
+        if address is None:
+            return False
+        try:
+            heard: bool = await self._exchange.ask(
+                address, "accept_loss", word, kind=bool, timeout_s=ASK_TIMEOUT_S
+            )
+        except Problem:
+            return False  # it is not among those that the answer names; the word may be given again
+        return heard
+
+    async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:
+        """Another shard passes a person's word on."""
+        return self._accept(msgspec.msgpack.decode(payload, type=_Word))
+
+    def _accept(self, word: _Word) -> bool:
+        partition = self._services.partitions.get((word.topic, word.partition))
+        if partition is None or partition.replica.core.leader_id:
+            return False
+        replica = partition.replica
+        if not self._release(
+            replica,
+            incarnation=word.incarnation,
+            last_term=word.last_term,
+            last_index=word.last_index,
+        ):
+            return False
+        _log.critical(
+            "%s: it goes on from entry %d of term %d by decision: what only absent replicas hold is given up",
+            *(replica.name, word.last_index, word.last_term),
+        )
+        return True

@@ -1,0 +1,144 @@
+"""Routes about the node and the cluster: who is there, is it well, what are the limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from laminar import __version__
+from laminar.http.api.openapi import docs_page, openapi_document
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.cluster.health import Watch
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import HostServices
+from laminar.node.runtime.boot import ChildState, role_name
+from laminar.node.runtime.cluster_view import host_in_url
+
+LONGEST_WAIT_MS = 30_000
+
+
+class ClusterRoutes:
+    """Handlers of cluster, node, health and document routes."""
+
+    def __init__(self, services: HostServices, watch: Watch) -> None:
+        self._services = services
+        self._watch = watch
+
+    async def cluster(self, request: Request) -> Response:
+        """GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
+        view = self._services.view
+        after = integer(request, "after", 0, maximum=2**53)
+        wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
+        if "after" in request.query and not await self._changed_since(after, wait_ms / 1000):
+            return Response(304)
+        cluster_id = view.cluster_id
+        return Response.json(
+            {
+                "cluster_id": cluster_id.hex() if cluster_id is not None else None,
+                "version": view.version,
+                "catalog_leader": view.message.catalog_leader if view.message is not None else "",
+                # Of the node that answers: other machines reach its HTTP ports, which need no credentials.
+                "insecure": self._services.settings.is_open,
+                "nodes": [self._node(name) for name in sorted(view.nodes())],
+            }
+        )
+
+    async def _changed_since(self, version: int, wait_s: float) -> bool:
+        """Whether the catalog is newer than `version`, now or soon. Views come for other reasons too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while self._services.view.version <= version:
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                return False
+            await self._services.view_change(remaining)
+        return True
+
+    def _node(self, name: str) -> dict[str, Any]:
+        view = self._services.view
+        record = view.nodes()[name]
+        host = host_in_url(record.host)
+        return {
+            "node": name,
+            "url": f"http://{host}:{record.http_port}",
+            "peer": f"{host}:{record.peer_ports[0]}",
+            "shards": [
+                {"shard": shard, "url": f"http://{host}:{port}"}
+                for shard, port in enumerate(record.shard_http_ports)
+            ],
+            "weight": record.weight,
+            "status": view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
+            "alive": view.alive(name),
+            "rolled_back": record.rolled_back,
+            # Which start of its data folder the catalog knows of: a copy older than that is refused.
+            "start": record.life.number if record.life is not None else 0,
+        }
+
+    async def nodes(self, request: Request) -> Response:
+        """GET /v1/nodes."""
+        return Response.json({"nodes": [self._node(name) for name in sorted(self._services.view.nodes())]})
+
+    async def node(self, request: Request, node: str) -> Response:
+        """GET /v1/nodes/{node}."""
+        if node not in self._services.view.nodes():
+            raise Problem("no_such_node", f"no node {node!r} in this cluster", field="node", value=node)
+        return Response.json(self._node(node))
+
+    def livez(self, request: Request) -> Response:
+        """GET /livez: this process turns its loop."""
+        return Response.json({"status": "alive", "node": self._services.node, "shard": self._services.number})
+
+    async def readyz(self, request: Request) -> Response:
+        """GET /readyz: the whole node serves; 503 with the reasons if not.
+
+        What other nodes are needed for is a warning, as another node could do no better, and so is a disk
+        below the low-water mark: all but appends is served.
+        """
+        reasons = []
+        if not self._services.ready:
+            reasons.append("this shard has not heard of its cluster yet")
+        if not self._services.knows_its_replicas:
+            reasons.append("this shard's manifest is lost: which replicas it held is asked of the catalog")
+        if self._services.lost:
+            reasons.append(
+                f"{len(self._services.lost)} replicas are lost: their files, or what named them, are missing"
+            )
+        for child in self._services.board.read_all():
+            if child.state == ChildState.GIVEN_UP:
+                reasons.append(f"{role_name(child.role)} died too often and was given up")
+            elif child.state == ChildState.DEAD:
+                reasons.append(f"{role_name(child.role)} died and is being started again")
+            elif child.state == ChildState.STARTING:
+                reasons.append(f"{role_name(child.role)} is starting")
+        if not reasons:
+            space = self._services.space
+            return Response.json(
+                {
+                    "status": "ready",
+                    "node": self._services.node,
+                    "warnings": await self._watch.warnings(),
+                    "disk": {
+                        "free_bytes": space.free_bytes,
+                        "low_water_bytes": space.mark_bytes,
+                        "appends_refused": space.low,
+                    },
+                }
+            )
+        return Response.json(
+            {"status": "not_ready", "node": self._services.node, "reasons": reasons},
+            status=503,
+            headers=[("Retry-After", "1")],
+        )
+
+    def version(self, request: Request) -> Response:
+        """GET /v1/version."""
+        return Response.json({"version": __version__, "api": "v1", "format": 1})
+
+    def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return Response.json(openapi_document())
+
+    def docs(self, request: Request) -> Response:
+        """GET /docs and /docs/errors: one page, on which every error code is an anchor."""
+        return Response(200, [("Content-Type", "text/html; charset=utf-8")], docs_page().encode())

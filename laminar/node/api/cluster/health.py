@@ -1,0 +1,162 @@
+"""What of a node's partitions, and of the cluster as this node sees it, needs somebody's attention.
+
+Each shard looks at its own replicas; `/readyz` asks the siblings, `/metrics` shows each shard's numbers. That
+a topic was given fewer replicas than it asked for, and whether the catalog is led, every shard knows from its
+view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laminar.node.api.common.services import HostServices
+from laminar.node.runtime.boot import CONTROLLER
+from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
+from laminar.node.transport.transport import Peer, TransportError
+
+if TYPE_CHECKING:
+    from laminar.node.partition.partition import Partition
+
+ASK_TIMEOUT_S = 1.0
+MOST_NAMED = 5
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Of one shard: partitions, as "topic/number", of which it has a replica."""
+
+    leaderless: list[str] = []
+    """Those whose replica here knows of no leader."""
+    under_replicated: list[str] = []
+    """Those led here of which fewer voters are in sync than the topic has replicas."""
+    refusing: list[str] = []
+    """Those led here of which fewer are in sync than the topic's `min_replicas`: they take no appends."""
+
+
+class Watch:
+    """Looks, for one shard, and asks its siblings."""
+
+    def __init__(self, services: HostServices) -> None:
+        self._services = services
+
+    def own(self) -> Standing:
+        """How this shard's replicas stand."""
+        leaderless, under_replicated, refusing = [], [], []
+        topics = self._services.view.topics()
+        for (topic, number), partition in self._services.partitions.items():
+            record = topics.get(topic)
+            if record is None:
+                continue
+            place = f"{topic}/{number}"
+            if partition.replica.leader_node is None:
+                leaderless.append(place)
+            elif partition.replica.core.is_leader:
+                in_sync = partition.copies.in_sync()
+                if len(in_sync) < record.replicas:
+                    under_replicated.append(place)
+                if len(in_sync) < int(record.settings.get("min_replicas", 1)):
+                    refusing.append(place)
+        return Standing(leaderless, under_replicated, refusing)
+
+    def fewer_placed(self) -> list[str]:
+        """Topics with a partition that was given fewer replicas than asked, with both numbers."""
+        view = self._services.view
+        fewest: dict[str, int] = {}
+        for partition in view.partitions().values():
+            placed = len(partition.replicas)
+            fewest[partition.topic] = min(placed, fewest.get(partition.topic, placed))
+        found = []
+        for name, record in sorted(view.topics().items()):
+            placed = fewest.get(name, record.replicas)
+            if placed < record.replicas:
+                found.append(f"{name} ({placed} of {record.replicas})")
+        return found
+
+    def catalog_is_led(self) -> bool:
+        """Whether this node knows of a leader of the catalog: without one no topic is created or changed."""
+        message = self._services.view.message
+        return message is not None and bool(message.catalog_leader)
+
+    async def on_standing(self, peer: Peer, payload: bytes) -> bytes:
+        """A sibling asks."""
+        return msgspec.msgpack.encode(self.own())
+
+    async def _all(self) -> list[Standing]:
+        """Of all shards of the node that answer."""
+        services = self._services
+        answers = await asyncio.gather(
+            *(
+                services.ask_sibling(role, "standing", timeout_s=ASK_TIMEOUT_S)
+                for role in services.siblings
+                if role != CONTROLLER
+            ),
+            return_exceptions=True,
+        )
+        found = [self.own()]
+        for answer in answers:
+            if isinstance(answer, TransportError):
+                continue  # that it does not answer the status board says
+            if isinstance(answer, BaseException):
+                raise answer
+            found.append(msgspec.msgpack.decode(answer, type=Standing))
+        return found
+
+    async def warnings(self) -> list[str]:
+        """What is served all the same, or only in part, a sentence each; empty if all is well."""
+        services = self._services
+        standings = await self._all()
+        found = []
+        if services.space.low:
+            found.append(f"appends are refused: {services.space.reason}")
+        if services.settings.is_open:
+            found.append("insecure: HTTP clients need no credentials")
+        if not self.catalog_is_led():
+            found.append("the catalog has no leader: no topic can be created, changed or deleted")
+        few = self.fewer_placed()
+        if few:
+            found.append(f"topics have fewer replicas than asked for: {_named(few)}")
+        system = services.view.topics().get(TRANSACTIONS)
+        if system is not None and system.replicas < services.settings.default_replicas:
+            found.append(
+                f"{TRANSACTIONS} has {system.replicas} of {services.settings.default_replicas} replicas "
+                "(default_replicas): named producers and sinks rest on fewer nodes than topics do"
+            )
+        for what, name in (
+            ("partitions here have no leader", "leaderless"),
+            ("partitions led here take no appends, as too few replicas are in sync", "refusing"),
+            ("partitions led here have too few replicas in sync", "under_replicated"),
+        ):
+            places = sorted(place for standing in standings for place in getattr(standing, name))
+            if places:
+                found.append(f"{what}: {_named(places)}")
+        return found
+
+    def statistics(self) -> dict[str, int]:
+        """Numbers for /metrics."""
+        own = self.own()
+        return {
+            "leaderless_partitions": len(own.leaderless),
+            "under_replicated_partitions": len(own.under_replicated),
+            "refusing_partitions": len(own.refusing),
+            "topics_with_fewer_replicas": len(self.fewer_placed()),
+            "catalog_is_led": int(self.catalog_is_led()),
+        }
+
+
+def in_sync_of(partition: Partition) -> list[str]:
+    """As its leader: nodes of voters that were heard lately and have all that is committed."""
+    replica = partition.replica
+    # A learner that keeps up does not count for a majority yet.
+    return [
+        replica.nodes[member]
+        for member in replica.configuration.voters
+        if member == replica.replica_id
+        or (replica.match_index(member) >= partition.committed_index and partition.hears(member))
+    ]
+
+
+def _named(places: list[str]) -> str:
+    more = len(places) - MOST_NAMED
+    return ", ".join(places[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,304 @@
+"""What the replicas of a topic say of themselves, gathered from the shards that have them.
+
+Each shard knows its own replicas only. Who is asked for a topic asks all shards that own a part of it, and
+shows those that do not answer as unreachable: so a description never waits for a dead node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.cluster.health import in_sync_of
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.transport.transport import Peer
+from membership.records import ReplicaRecord
+
+DESCRIBE_TIMEOUT_S = 2.0
+# Once all leaders have spoken, who wants to know them waits so much longer for the others.
+OTHERS_WAIT_S = 0.1
+MOST_DAMAGE_SHOWN = 100
+
+
+class ReplicaState(msgspec.Struct, frozen=True):
+    """What one shard says of its replica of a partition."""
+
+    partition: int
+    node: str
+    leader: str = ""
+    leading: bool = False
+    term: int = 0
+    start_offset: int = 0
+    end_offset: int = 0
+    committed_index: int = 0
+    last_index: int = 0
+    bytes: int = 0
+    in_sync: list[str] = []
+    # It may have forgotten what it acknowledged; and what it holds, committed or not.
+    marked: bool = False
+    incarnation: int = 0
+    # The replica ids of the voters, as its log has them.
+    voters: list[int] = []
+    last_term: int = 0
+    last_offset: int = 0
+    # It holds committed entries that the others gave up: it takes no part any more.
+    given_up: bool = False
+    # (first offset, offset behind the last) of each range whose bytes are damaged there; a control entry
+    # has none.
+    damaged: list[tuple[int, int]] = []
+    # While a new log is built for it from whole segments: bytes that have come, and those of the source.
+    catch_up: tuple[int, int] | None = None
+    # Its files are missing or unsure: it takes no part, and nothing else of this is known.
+    lost: bool = False
+    # Why it takes no part until a restart, by a mistake in its own state or as its log failed.
+    failed: str = ""
+    # The group it is a replica of: a deleted topic's replica may outlive the making of another of its name.
+    group: str = ""
+
+
+class ReplicaStates:
+    """Asks them."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        *,
+        catch_up_progress: Callable[[bytes], tuple[int, int] | None],
+    ) -> None:
+        self._services = services
+        self._catch_up_progress = catch_up_progress
+        self._exchange = exchange
+
+    async def of(
+        self, topic: str, *, wait_s: float = DESCRIBE_TIMEOUT_S, leaders: int | None = None
+    ) -> dict[tuple[int, str], ReplicaState]:
+        """What every replica of the topic says of itself that answers within `wait_s`.
+
+        `leaders`: once so many have spoken, one for each partition, the others have only a moment.
+        """
+        services = self._services
+        view = services.view
+        nodes = {
+            replica.node
+            for record in view.partitions().values()
+            if record.topic == topic
+            for replica in (*record.replicas, *(each.replica for each in record.leaving))
+        }
+        owners = {
+            (node, owner)
+            for node in nodes
+            for record in view.partitions().values()
+            if record.topic == topic and (owner := view.shard_on(node, topic, record.number)) is not None
+        }
+        found = self.own_states(topic)
+        asked: list[asyncio.Future[list[ReplicaState]]] = []
+        for node, owner in owners:
+            address = view.address(node, owner + 1)
+            if address is not None and (node, owner) != (services.node, services.number) and view.alive(node):
+                asking = self._exchange.ask(
+                    address, "describe", topic, kind=list[ReplicaState], timeout_s=wait_s
+                )
+                asked.append(asyncio.ensure_future(asking))
+        await _until_told(asked, found, leaders=leaders)
+        known = ((view.partition(topic, state.partition), state) for state in found)
+        return {
+            (state.partition, state.node): state
+            for record, state in known
+            # A lost one does not know its group any more.
+            if record is not None and state.group in ("", record.group.hex())
+        }
+
+    def own_states(self, topic: str) -> list[ReplicaState]:
+        """This shard's replicas of a topic."""
+        states = [
+            ReplicaState(entry.partition, self._services.node, lost=True)
+            for entry in self._services.lost
+            if entry.topic == topic and (topic, entry.partition) not in self._services.partitions
+        ]
+        states += [
+            ReplicaState(entry.partition, self._services.node, failed=reason)
+            for entry, reason in self._services.failed.values()
+            if entry.topic == topic and (topic, entry.partition) not in self._services.partitions
+        ]
+        for (name, number), partition in self._services.partitions.items():
+            if name != topic:
+                continue
+            replica = partition.replica
+            core = replica.core
+            states.append(
+                ReplicaState(
+                    partition=number,
+                    group=replica.group.hex(),
+                    node=self._services.node,
+                    leader=replica.leader_node or "",
+                    leading=core.is_leader and replica.failure is None,
+                    failed=str(replica.failure or ""),
+                    term=core.term,
+                    start_offset=partition.start_offset,
+                    end_offset=partition.end_offset,
+                    committed_index=partition.committed_index,
+                    last_index=partition.log.last_index,
+                    bytes=partition.log.size_bytes,
+                    in_sync=in_sync_of(partition) if core.is_leader else [],
+                    marked=core.marked,
+                    incarnation=core.incarnation,
+                    voters=sorted(replica.configuration.voters),
+                    last_term=partition.log.last_term,
+                    last_offset=partition.log.next_offset,
+                    given_up=bool(core.dropped.get("given_up")),
+                    catch_up=self._catch_up_progress(replica.group),
+                    damaged=[
+                        (each.first_offset, each.next_offset)
+                        for each in itertools.islice(partition.log.quarantine, MOST_DAMAGE_SHOWN)
+                    ],
+                )
+            )
+        return states
+
+    async def on_describe(self, peer: Peer, payload: bytes) -> list[ReplicaState]:
+        """Another shard asks for our replicas of a topic."""
+        return self.own_states(msgspec.msgpack.decode(payload, type=str))
+
+
+async def _until_told(
+    asked: list[asyncio.Future[list[ReplicaState]]], found: list[ReplicaState], *, leaders: int | None
+) -> None:
+    """Add every answer to `found`. `leaders`: go on without the rest soon after so many have spoken.
+
+    A shard that does not answer now is left out: its replicas are shown as unreachable.
+    """
+    loop = asyncio.get_running_loop()
+    waiting = set(asked)
+    until: float | None = None
+    try:
+        while waiting:
+            left_s = None if until is None else max(0.0, until - loop.time())
+            done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return
+            for answer in done:
+                error = answer.exception()
+                if error is None:
+                    found.extend(answer.result())
+                elif not isinstance(error, Problem):
+                    raise error
+            if until is None and len({state.partition for state in found if state.leading}) == leaders:
+                until = loop.time() + OTHERS_WAIT_S
+    finally:
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+class PartitionRoutes:
+    """Handlers of the routes that describe partitions."""
+
+    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStates) -> None:
+        self._services = services
+        self._topics = topics
+        self._states = states
+
+    async def partitions(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
+
+        With `read=leader` the ids are those that the catalog has now, as a majority of it says.
+        """
+        read = request.query.get("read", "replica")
+        if read not in ("replica", "leader"):
+            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+        if read == "leader":
+            await self._services.refresh_view()
+        record = self._topics.record(topic)
+        most_ms = int(DESCRIBE_TIMEOUT_S * 1000)
+        wait_ms = integer(request, "wait_ms", most_ms, maximum=most_ms)
+        leaders = record.partitions if "wait_ms" in request.query else None
+        states = await self._states.of(topic, wait_s=wait_ms / 1000, leaders=leaders)
+        record = self._topics.record(topic)  # it may have been deleted while its shards were asked
+        listed = [self._partition(topic, number, states) for number in range(record.partitions)]
+        return Response.json({"topic": topic, "route": 0, "partitions": listed})
+
+    async def partition(self, request: Request, topic: str, partition: str) -> Response:
+        """GET /v1/topics/{topic}/partitions/{partition}."""
+        self._topics.partition_record(topic, partition)
+        states = await self._states.of(topic)
+        record = self._topics.partition_record(topic, partition)
+        return Response.json(self._partition(topic, record.number, states))
+
+    def _partition(
+        self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
+    ) -> dict[str, Any]:
+        view = self._services.view
+        record = view.partition(topic, number)
+        assert record is not None
+        known = [state for (at, _), state in states.items() if at == number and not state.lost]
+        leading = max((state for state in known if state.leading), key=lambda state: state.term, default=None)
+        best = leading or max(known, key=lambda state: (state.term, state.committed_index), default=None)
+        replicas = []
+        for replica in record.replicas:
+            state = states.get((number, replica.node))
+            is_lost = replica.lost or (state is not None and state.lost)
+            if state is not None and state.lost:
+                state = None
+            replicas.append(
+                {
+                    "node": replica.node,
+                    "url": view.partition_url(replica.node, topic, number),
+                    "role": "leader" if leading is not None and leading.node == replica.node else "follower",
+                    "reachable": state is not None,
+                    "in_sync": leading is not None and replica.node in leading.in_sync,
+                    "reason": (state.failed if state is not None else "") or replica.reason,
+                    "state": "lost" if is_lost else _replica_state(replica, state),
+                    "catch_up": (
+                        {"received_bytes": state.catch_up[0], "source_bytes": state.catch_up[1]}
+                        if state is not None and state.catch_up is not None
+                        else None
+                    ),
+                    "marked": state.marked if state is not None else None,
+                    "given_up": state.given_up if state is not None else None,
+                    "end_offset": state.end_offset if state is not None else None,
+                    "lag": best.end_offset - state.end_offset
+                    if state is not None and best is not None
+                    else None,
+                }
+            )
+        return {
+            "partition": number,
+            "id": record.group.hex(),
+            "state": record.state,
+            "leader": (
+                {"node": leading.node, "url": view.partition_url(leading.node, topic, number)}
+                if leading is not None
+                else None
+            ),
+            "term": best.term if best is not None else None,
+            "start_offset": best.start_offset if best is not None else None,
+            "end_offset": best.end_offset if best is not None else None,
+            "bytes": best.bytes if best is not None else None,
+            "damaged": [
+                {"node": state.node, "first_offset": first, "next_offset": behind}
+                for state in known
+                for first, behind in state.damaged
+            ],
+            "replicas": replicas,
+            # Those whose place another has now, until the group itself has let go of them.
+            "leaving": [{"node": each.replica.node, "why": each.why} for each in record.leaving],
+        }
+
+
+def _replica_state(replica: ReplicaRecord, state: ReplicaState | None) -> str:
+    """Where a replica that is not lost stands: `joining` until it is made, `failed` when it has stopped."""
+    if state is not None and state.failed:
+        return "failed"
+    if state is not None and state.catch_up is not None:
+        return "catching_up"
+    return "made" if replica.made else "joining"

@@ -1,0 +1,405 @@
+"""Routes about topics and their partitions as resources."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.cluster.replica_status import ReplicaStates
+from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.query import integer, next_link
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.catalog.service import (
+    CatalogAnswer,
+    CatalogRequest,
+    DeleteTopicRequest,
+    TopicRequest,
+    TopicSettingsRequest,
+)
+from laminar.node.host.settings import MAX_REPLICAS
+from laminar.node.partition.flush_policy import check_flush
+from laminar.node.transport.transport import TransportError
+from laminar.wire.key_route import Route
+from membership.records import Result, Setting, TopicRecord
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+DEFAULT_PARTITIONS = 1
+LED_WAIT_S = 2.0
+LED_RETRY_S = 0.02
+
+SETTINGS: dict[str, tuple[type, str]] = {
+    "min_replicas": (
+        int,
+        "an append is refused while fewer replicas are in sync, and acknowledged when so many have it; not "
+        "set: a majority has it",
+    ),
+    "flush": (
+        str,
+        "when an append is acknowledged: `commit`, on disk; `interval`, written, and synced later",
+    ),
+    "flush_interval_ms": (int, "with `interval`: synced within so many ms; not set: 500"),
+    "flush_interval_records": (int, "with `interval`: synced after so many records at the latest"),
+    "retention_ms": (int, "sealed segments whose last batch is older are given up; not set: kept for ever"),
+    "retention_bytes": (int, "sealed segments beyond so many bytes are given up; not set: no bound"),
+}
+
+MOST_RETENTION = 2**53 - 1
+LEAST_RETENTION = {"retention_ms": 1, "retention_bytes": 0}
+
+
+class _NewTopic(msgspec.Struct, forbid_unknown_fields=True):
+    partitions: int = DEFAULT_PARTITIONS
+    replicas: int | None = None
+    settings: dict[str, Setting] = {}
+    allow_fewer_replicas: bool = False
+
+
+class _Patch(msgspec.Struct, forbid_unknown_fields=True):
+    settings: dict[str, Setting | None] = {}
+
+
+class TopicRoutes:
+    """Handlers of topic routes."""
+
+    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStates) -> None:
+        self._services = services
+        self._topics = topics
+        self._states = states
+
+    # -- resources -----------------------------------------------------------------------
+
+    def _placed(self, record: TopicRecord) -> int:
+        """Replicas of the partition that has fewest."""
+        partitions = (
+            self._services.view.partition(record.name, number) for number in range(record.partitions)
+        )
+        return min((len(each.replicas) for each in partitions if each is not None), default=0)
+
+    def _describe(self, record: TopicRecord) -> dict[str, Any]:
+        partitions = [
+            self._services.view.partition(record.name, number) for number in range(record.partitions)
+        ]
+        return {
+            "topic": record.name,
+            "partitions": record.partitions,
+            "replicas": record.replicas,
+            "replicas_placed": self._placed(record),
+            "settings": record.settings,
+            "route": 0,
+            "state": "live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            "created": format_time(record.created_ms),
+            "version": record.version,
+        }
+
+    def _etag(self, record: TopicRecord) -> tuple[str, str]:
+        return ("ETag", f'"{record.version}"')
+
+    async def topics(self, request: Request) -> Response:
+        """GET /v1/topics."""
+        prefix = request.query.get("prefix", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        after = request.query.get("after", "")
+        names = sorted(
+            name for name in self._services.view.topics() if name.startswith(prefix) and name > after
+        )
+        page = names[:limit]
+        answer: dict[str, Any] = {"topics": [self._describe(self._topics.record(name)) for name in page]}
+        headers = []
+        if len(names) > limit:
+            answer["next"] = page[-1]
+            headers.append(next_link("/v1/topics", prefix=prefix, limit=limit, after=page[-1]))
+        return Response.json(answer, headers=headers)
+
+    async def topic(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}."""
+        record = self._topics.record(topic)
+        if _names(request.headers.get("if-none-match", ""), record):
+            return Response(304, [self._etag(record)])
+        return Response.json(self._describe(record), headers=[self._etag(record)])
+
+    async def create(self, request: Request, topic: str) -> Response:
+        """PUT /v1/topics/{topic}: answered when every replica is made."""
+        if _NAME.fullmatch(topic) is None or topic in (".", ".."):
+            raise Problem(
+                "invalid",
+                "a topic's name has 1 to 200 of A-Z a-z 0-9 . _ - and is not . or ..",
+                field="topic",
+                value=topic,
+                limit=200,
+            )
+        new = json_body(request, _NewTopic)
+        replicas = self._default_replicas if new.replicas is None else new.replicas
+        _within("partitions", new.partitions, MAX_PARTITIONS)
+        _within("replicas", replicas, MAX_REPLICAS)
+        _check_settings(new.settings)
+        _check_fewest(new.settings, replicas)
+        wanted = TopicRequest(topic, new.partitions, replicas, new.settings, new.allow_fewer_replicas)
+        result = await self._make(wanted)
+        if result.outcome == "exists_differently":
+            raise _exists_differently(wanted, result.topic)
+        record = self._topics.record(topic)
+        described = self._describe(record)
+        if result.outcome == "created":
+            headers = [("Location", f"/v1/topics/{topic}"), self._etag(record)]
+            return Response.json(described, status=201, headers=headers)
+        return Response.json(described, headers=[self._etag(record)])
+
+    @property
+    def _default_replicas(self) -> int:
+        return self._services.settings.default_replicas
+
+    async def make(self, topic: str, *, partitions: int) -> None:
+        """Create a topic of the system's own, if it is not there yet. Raises 503 `too_few_nodes`."""
+        await self._make(TopicRequest(topic, partitions, self._default_replicas, {}))
+
+    async def _make(self, wanted: TopicRequest) -> Result:
+        answer = await self._ask(wanted)
+        topic, result = wanted.name, answer.result
+        assert result is not None
+        if result.outcome != "exists_differently":
+            await self._until_seen(topic, answer.version)
+            if self._describe(self._topics.record(topic))["state"] == "live":
+                await self._until_led(topic)
+        return result
+
+    async def _until_seen(self, topic: str, version: int) -> None:
+        """The catalog has it, as of `version`; wait until this shard's view is as new."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 5.0
+        while loop.time() < deadline:
+            if self._services.view.version >= version:
+                break
+            await self._services.view_change(0.2)
+        if topic not in self._services.view.topics():
+            raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
+
+    async def _until_led(self, topic: str) -> None:
+        """A topic that was just made is usable at once: give its first elections a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LED_WAIT_S
+        wanted = self._topics.record(topic).partitions
+        while loop.time() < deadline:
+            states = await self._states.of(topic)
+            if len({state.partition for state in states.values() if state.leading}) == wanted:
+                return
+            await asyncio.sleep(LED_RETRY_S)
+
+    async def update(self, request: Request, topic: str) -> Response:
+        """PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
+        version = await self._if_match(request, topic)
+        patch = json_body(request, _Patch)
+        _check_settings({name: value for name, value in patch.settings.items() if value is not None})
+        _check_fewest(patch.settings, self._placed(self._topics.record(topic)))
+        answer = await self._ask(TopicSettingsRequest(topic, patch.settings, version))
+        self._changed(answer, topic)
+        await self._until_version(topic, version)
+        return await self.topic(request, topic)
+
+    async def _until_version(self, topic: str, version: int) -> None:
+        for _ in range(20):
+            known = self._services.view.topics().get(topic)
+            if known is None or known.version != version:
+                return
+            await self._services.view_change(0.1)
+
+    async def delete(self, request: Request, topic: str) -> Response:
+        """DELETE /v1/topics/{topic}: its data goes to each node's trash."""
+        version = await self._if_match(request, topic)
+        answer = await self._ask(DeleteTopicRequest(topic, version))
+        self._changed(answer, topic)
+        await self._until_version(topic, version)
+        return Response.json({"topic": topic, "state": "deleted"}, status=202)
+
+    async def _if_match(self, request: Request, topic: str) -> int:
+        """The version that the change is for. What does not match may be newer than this view: look again."""
+        record = self._topics.record(topic)
+        wanted = request.headers.get("if-match")
+        if wanted is None:
+            raise Problem("if_match_required", "send If-Match with the topic's ETag", field="if-match")
+        if not _names(wanted, record):
+            await self._services.refresh_view()
+            record = self._topics.record(topic)
+        if not _names(wanted, record):
+            raise Problem(
+                "precondition_failed",
+                "the topic has changed since",
+                field="if-match",
+                value=wanted,
+                limit=f'"{record.version}"',
+            )
+        return record.version
+
+    def _changed(self, answer: CatalogAnswer, topic: str) -> None:
+        result = answer.result
+        assert result is not None
+        if result.outcome == "conflict":
+            raise Problem(
+                "precondition_failed", result.detail or "the topic has changed since", field="if-match"
+            )
+        if result.outcome == "absent":
+            raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
+
+    async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
+        """Ask the catalog's leader. Every request compares and sets, so a retry is safe."""
+        try:
+            answer = await self._services.ask_catalog(request)
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
+        if answer.error == "too_few_nodes":
+            assert isinstance(request, TopicRequest)
+            raise _too_few_nodes(request, answer)
+        if answer.error == "quota":
+            raise Problem(
+                "quota",
+                f"all topics together would have {answer.wanted} partitions",
+                field="partitions",
+                value=answer.wanted,
+                limit=answer.alive,
+                hint="Delete a topic, or set `max_partitions` higher on every node.",
+            )
+        if answer.error:
+            raise Problem("no_leader", answer.detail or "the catalog has no leader now", outcome="unknown")
+        result = answer.result
+        assert result is not None
+        if result.outcome in ("invalid", "failed"):
+            raise Problem("invalid", result.detail)
+        if result.outcome == "conflict" and isinstance(request, TopicRequest):
+            raise Problem(
+                "no_leader", f"the catalog changed meanwhile: {result.detail}", outcome="not_applied"
+            )
+        return answer
+
+    # -- partitions ----------------------------------------------------------------------
+
+    async def routes(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}/routes."""
+        record = self._topics.record(topic)
+        return Response.json({"topic": topic, "routes": [_route(record)]})
+
+    async def route(self, request: Request, topic: str, version: str) -> Response:
+        """GET /v1/topics/{topic}/routes/{version}: immutable."""
+        record = self._topics.record(topic)
+        if version != "0":
+            raise Problem(
+                "not_found", f"topic {topic!r} has route version 0 only", field="version", value=version
+            )
+        return Response.json(_route(record), headers=[("Cache-Control", "immutable")])
+
+
+def _names(etags: str, record: TopicRecord) -> bool:
+    """Whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
+    return etags == "*" or f'"{record.version}"' in [etag.strip() for etag in etags.split(",")]
+
+
+def _route(record: TopicRecord) -> dict[str, Any]:
+    route = Route.even(record.partitions)
+    return {
+        "version": route.version,
+        "logical_partitions": 65536,
+        "ranges": [
+            {"from": held.start, "to": held.stop, "partition": partition}
+            for partition, held in enumerate(route.ranges())
+        ],
+    }
+
+
+def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
+    """503: with fewer replicas than wanted, what is acknowledged could be lost with fewer disks."""
+    alive = f"{answer.alive} node is alive" if answer.alive == 1 else f"{answer.alive} nodes are alive"
+    return Problem(
+        "too_few_nodes",
+        f"topic {request.name!r} needs {answer.wanted} nodes for its {answer.wanted} replicas, and {alive}",
+        field="settings.min_replicas" if request.allow_fewer_replicas else "replicas",
+        value=answer.wanted,
+        limit=answer.alive,
+        outcome="not_applied",
+    )
+
+
+def _exists_differently(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
+    """409, naming what is asked otherwise than it is."""
+    different: list[tuple[str, Setting | None, Setting | None]] = []
+    if known is not None:
+        if known.partitions != wanted.partitions:
+            different.append(("partitions", wanted.partitions, known.partitions))
+        if known.replicas != wanted.replicas:
+            different.append(("replicas", wanted.replicas, known.replicas))
+        for name in sorted(known.settings.keys() | wanted.settings.keys()):
+            asked, is_ = wanted.settings.get(name), known.settings.get(name)
+            if asked != is_:
+                different.append((f"settings.{name}", asked, is_))
+    texts = [f"{name} is {_or_not_set(is_)}, not {_or_not_set(asked)}" for name, asked, is_ in different]
+    return Problem(
+        "exists_differently",
+        f"topic {wanted.name!r} exists with another configuration: {'; '.join(texts)}",
+        field=different[0][0] if different else "topic",
+        value=_or_not_set(different[0][1]) if different else wanted.name,
+        limit=_or_not_set(different[0][2]) if different else None,
+    )
+
+
+def _or_not_set(value: Setting | None) -> Setting:
+    return "not set" if value is None else value
+
+
+def _check_fewest(settings: Mapping[str, Setting | None], replicas: int) -> None:
+    """Raises 422 for more copies of each record than there are replicas: nothing could be appended."""
+    fewest = settings.get("min_replicas")
+    if isinstance(fewest, int) and fewest > replicas:
+        raise Problem(
+            "invalid",
+            f"min_replicas must be at most the number of replicas, {replicas}",
+            field="settings.min_replicas",
+            value=fewest,
+            limit=replicas,
+        )
+
+
+def _within(name: str, value: int, maximum: int) -> None:
+    if not 1 <= value <= maximum:
+        raise Problem(
+            "invalid", f"{name} lies between 1 and {maximum}", field=name, value=value, limit=maximum
+        )
+
+
+def _check_settings(settings: dict[str, Setting]) -> None:
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise Problem(
+                "invalid", "no such setting", field=f"settings.{name}", value=value, limit=", ".join(SETTINGS)
+            )
+        if not isinstance(value, SETTINGS[name][0]):
+            raise Problem(
+                "invalid",
+                f"{name} is of type {SETTINGS[name][0].__name__}",
+                field=f"settings.{name}",
+                value=value,
+            )
+    fewest = settings.get("min_replicas", 1)
+    if not isinstance(fewest, int) or not 1 <= fewest <= MAX_REPLICAS:
+        raise Problem(
+            "invalid",
+            f"min_replicas lies between 1 and {MAX_REPLICAS}",
+            field="settings.min_replicas",
+            value=fewest,
+            limit=MAX_REPLICAS,
+        )
+    for name, least in LEAST_RETENTION.items():
+        value = settings.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_RETENTION:
+            raise Problem(
+                "invalid",
+                f"{name} lies between {least} and {MOST_RETENTION}; null keeps records whatever they are",
+                field=f"settings.{name}",
+                value=value,
+                limit=least if isinstance(value, int) and value < least else MOST_RETENTION,
+            )
+    check_flush(settings)

@@ -1,0 +1,152 @@
+"""Who leads a partition, as far as this shard can tell.
+
+A shard that holds a replica knows from its own core. Any other asks the replicas, nearest
+rank first, and remembers the answer until it proves wrong. This is a hint: the one who is
+asked as leader checks for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.services import ShardServices
+from laminar.node.transport.transport import Address, Peer
+
+LEADER_WAIT_S = 2.5
+ASK_TIMEOUT_S = 0.5
+RETRY_S = 0.02
+# How often we look whether a leader that does not answer is still the leader.
+LOOK_AGAIN_S = 0.5
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, frozen=True)
+class Where:
+    """A partition's replica on some node: its shard's peer address and HTTP URL."""
+
+    node: str
+    address: Address
+    url: str
+
+
+class _LeaderQuestion(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+
+
+class Locator:
+    """Finds leaders and replicas for one shard."""
+
+    def __init__(self, services: ShardServices, exchange: Exchange) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._cache: dict[tuple[str, int], str] = {}
+
+    def where(self, node: str, topic: str, number: int) -> Where | None:
+        """The shard that owns the partition on a node."""
+        view = self._services.view
+        address = view.partition_address(node, topic, number)
+        url = view.partition_url(node, topic, number)
+        return None if address is None or url is None else Where(node, address, url)
+
+    def replicas(self, topic: str, number: int) -> list[Where]:
+        """Where the partition's replicas are, those on nodes that are alive first."""
+        record = self._services.view.partition(topic, number)
+        if record is None:
+            return []
+        nodes = [replica.node for replica in record.replicas]
+        # One that leaves may lead to the last.
+        nodes += [each.replica.node for each in record.leaving if each.replica.node not in nodes]
+        nodes.sort(key=lambda node: not self._services.view.alive(node))
+        found = [self.where(node, topic, number) for node in nodes]
+        return [where for where in found if where is not None]
+
+    def known_leader(self, topic: str, number: int) -> Where | None:
+        """The leader, if it is known without asking."""
+        partition = self._services.partitions.get((topic, number))
+        if partition is not None:
+            node = partition.replica.leader_node
+            if node is not None:
+                return self.where(node, topic, number)
+        cached = self._cache.get((topic, number))
+        return self.where(cached, topic, number) if cached is not None else None
+
+    def forget(self, topic: str, number: int) -> None:
+        """The answer proved wrong."""
+        self._cache.pop((topic, number), None)
+
+    async def leader(self, topic: str, number: int, *, wait_s: float = LEADER_WAIT_S) -> Where:
+        """The leader; waits through an election. Raises 503 `no_leader` when the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            where = self.known_leader(topic, number)
+            if where is not None:
+                return where
+            if (topic, number) not in self._services.partitions:
+                node = await self._ask_replicas(topic, number)
+                if node is not None:
+                    self._cache[(topic, number)] = node
+                    continue
+            if loop.time() >= deadline:
+                raise Problem(
+                    "no_leader",
+                    f"partition {topic}/{number} has no leader that this shard can find",
+                    retry_after_ms=300,
+                    outcome="not_applied",
+                )
+            await asyncio.sleep(RETRY_S)
+
+    async def while_it_leads(
+        self, where: Where, topic: str, number: int, asking: Coroutine[Any, Any, T]
+    ) -> T:
+        """What `asking`, a request to the leader `where`, comes to; given up once another is known to lead.
+
+        A leader that is stopped or cut off keeps its connections, so nothing else would end the wait. Raises
+        `outcome_unknown` then: only for what may be asked again.
+        """
+        task = asyncio.ensure_future(asking)
+        try:
+            while True:
+                done, _ = await asyncio.wait([task], timeout=LOOK_AGAIN_S)
+                if done:
+                    return task.result()
+                partition = self._services.partitions.get((topic, number))
+                if partition is not None:
+                    leader = partition.replica.leader_node
+                else:
+                    leader = await self._ask_replicas(topic, number, but=where.node)
+                if leader not in (None, where.node) and not task.done():
+                    detail = f"{where.node} did not answer, and {leader} leads {topic}/{number} now"
+                    raise Problem("outcome_unknown", detail)
+        finally:
+            task.cancel()
+
+    async def _ask_replicas(self, topic: str, number: int, *, but: str | None = None) -> str | None:
+        """Who leads by the word of a replica's node, other than `but`."""
+        for where in self.replicas(topic, number):
+            if where.node == but:
+                continue
+            try:
+                node: str = await self._exchange.ask(
+                    where.address, "leader", _LeaderQuestion(topic, number), kind=str, timeout_s=ASK_TIMEOUT_S
+                )
+            except Problem:
+                continue
+            if node:
+                return node
+        return None
+
+    async def on_leader(self, peer: Peer, payload: bytes) -> str:
+        """Another shard asks who leads a partition of ours."""
+        question = msgspec.msgpack.decode(payload, type=_LeaderQuestion)
+        partition = self._services.partitions.get((question.topic, question.partition))
+        return (partition.replica.leader_node or "") if partition is not None else ""

@@ -1,0 +1,1 @@
+"""Routes of readers that share their position: cursors and consumer groups."""

@@ -1,0 +1,323 @@
+"""Routes about cursors: a named consumer's positions in a topic, and its lag.
+
+A cursor's position in a partition lives in that partition's group, so a request that names
+several partitions is carried out by several leaders; each compares and sets its own. A
+change that fails in one partition says which were set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.leader_call import at_leader, led_here
+from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.query import integer, next_link
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.transport.transport import Peer
+
+if TYPE_CHECKING:
+    from laminar.node.partition.partition import Partition
+
+_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+_NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
+LONGEST_OWNER = 200
+OFFSET_LIMIT = 2**53
+ASK_TIMEOUT_S = 5.0
+# Partitions that an error lists.
+MOST_NAMED = 20
+# Of each partition of a topic, its start and end.
+Bounds = Mapping[int, tuple[int, int]]
+
+
+class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One step on one partition. `operation`: get, set, delete; an empty `name` lists all."""
+
+    topic: str
+    partition: int
+    operation: str
+    name: str
+    position: int | None = None
+    check: bool = False
+    expected: int | None = None
+    owner: str = ""
+    expected_owner: str | None = None
+
+
+class CursorState(msgspec.Struct, frozen=True, array_like=True):
+    """A cursor in one partition, and where that partition ends (committed). Without a name: no cursor."""
+
+    name: str
+    partition: int
+    position: int
+    changed_ms: int
+    owner: str
+    start_offset: int
+    end_offset: int
+
+
+class _Change(msgspec.Struct, forbid_unknown_fields=True):
+    positions: dict[str, int]
+    expected: dict[str, int | None] | None = None
+    owner: str = ""
+    expected_owner: str | None = None
+
+
+class CursorRoutes:
+    """Handlers of cursor routes."""
+
+    def __init__(
+        self, services: ShardServices, exchange: Exchange, locator: Locator, topics: TopicLookup
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+
+    # -- routes --------------------------------------------------------------------------
+
+    async def cursors(self, request: Request, topic: str) -> Response:
+        """GET /v1/topics/{topic}/cursors."""
+        prefix = request.query.get("prefix", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        after = request.query.get("after", "")
+        found, bounds = await self.named(topic, lambda name: name.startswith(prefix) and name > after)
+        names = sorted(found)
+        page = names[:limit]
+        answer: dict[str, Any] = {
+            "topic": topic,
+            "cursors": [cursor_document(topic, name, found[name], bounds) for name in page],
+        }
+        headers = []
+        if len(names) > limit:
+            answer["next"] = page[-1]
+            path = f"/v1/topics/{topic}/cursors"
+            headers.append(next_link(path, prefix=prefix, limit=limit, after=page[-1]))
+        return Response.json(answer, headers=headers)
+
+    async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
+        """GET /v1/topics/{topic}/cursors/{cursor}."""
+        states, bounds = await self._everywhere(topic, _checked(cursor))
+        if not states:
+            raise Problem(
+                "no_such_cursor", f"topic {topic!r} has no cursor {cursor!r}", field="cursor", value=cursor
+            )
+        return Response.json(cursor_document(topic, cursor, states, bounds))
+
+    async def set(self, request: Request, topic: str, cursor: str) -> Response:
+        """PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
+        _checked(cursor)
+        change = json_body(request, _Change)
+        expected = change.expected
+        _check_change(change)
+        steps = []
+        for number, position in change.positions.items():
+            record = self._topics.partition_record(topic, number)
+            steps.append(
+                CursorRequest(
+                    topic,
+                    record.number,
+                    "set",
+                    cursor,
+                    position=position,
+                    check=expected is not None,
+                    expected=expected.get(number) if expected is not None else None,
+                    owner=change.owner,
+                    expected_owner=change.expected_owner,
+                )
+            )
+        return Response.json(cursor_document(topic, cursor, await self._all(steps), {}))
+
+    async def delete(self, request: Request, topic: str, cursor: str) -> Response:
+        """DELETE /v1/topics/{topic}/cursors/{cursor}."""
+        record = self._topics.record(topic)
+        steps = [
+            CursorRequest(topic, number, "delete", _checked(cursor)) for number in range(record.partitions)
+        ]
+        await self._all(steps)
+        return Response(204)
+
+    # -- steps ---------------------------------------------------------------------------
+
+    async def named(
+        self, topic: str, wanted: Callable[[str], bool]
+    ) -> tuple[dict[str, list[CursorState]], Bounds]:
+        """The cursors of a topic whose names are wanted, by name; and start and end of each partition."""
+        found: dict[str, list[CursorState]] = {}
+        states, bounds = await self._everywhere(topic, "")
+        for state in states:
+            if wanted(state.name):
+                found.setdefault(state.name, []).append(state)
+        return found, bounds
+
+    async def _everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
+        """Where the cursor (or, with an empty name, each) stands, and start and end of each partition."""
+        record = self._topics.record(topic)
+        states = await self._all(
+            [CursorRequest(topic, number, "get", name) for number in range(record.partitions)]
+        )
+        bounds = {each.partition: (each.start_offset, each.end_offset) for each in states if not each.name}
+        return [state for state in states if state.name], bounds
+
+    async def _all(self, steps: list[CursorRequest]) -> list[CursorState]:
+        """Carry out all steps side by side; the first failure is raised once all have ended."""
+        results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        states = [state for result in results if not isinstance(result, BaseException) for state in result]
+        if failures:
+            first = failures[0]
+            if isinstance(first, Problem) and states and steps[0].operation != "get":
+                done = ", ".join(str(state.partition) for state in states)
+                first.detail += f" (set in partitions {done})"
+            raise first
+        return states
+
+    async def _one(self, step: CursorRequest) -> list[CursorState]:
+        """Carry out one step on the partition's leader, wherever it is. Every step may be repeated."""
+
+        async def there(where: Where) -> list[CursorState]:
+            answer: list[CursorState] = await self._exchange.ask(
+                where.address, "cursor", step, kind=list[CursorState], timeout_s=ASK_TIMEOUT_S
+            )
+            return answer
+
+        return await at_leader(
+            self._services,
+            self._locator,
+            step.topic,
+            step.partition,
+            here=lambda partition: self._perform(partition, step),
+            there=there,
+        )
+
+    async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
+        if step.operation == "get":
+            # The end that lag is counted from is confirmed: an old leader would show too little.
+            await partition.confirmed_end()
+            names = [step.name] if step.name else partition.cursors.known()
+        else:
+            names = [step.name]
+            # Deleting what only an uncommitted entry knows of is work too: that entry may be lost or last.
+            if step.operation == "set" or step.name in partition.cursors.known():
+                await partition.set_cursor(
+                    step.name,
+                    step.position if step.operation == "set" else None,
+                    expected=step.expected,
+                    check=step.check,
+                    owner=step.owner,
+                    expected_owner=step.expected_owner,
+                    now_ms=self._services.clock.wall_ms(),
+                )
+        found = []
+        if step.operation == "get":
+            # Of no cursor: how much there is to read where one was never committed.
+            start, end = partition.start_offset, partition.end_offset
+            found.append(CursorState("", partition.number, start, 0, "", start, end))
+        for name in names:
+            cursor = partition.cursor(name)
+            if cursor is not None:
+                found.append(
+                    CursorState(
+                        name,
+                        partition.number,
+                        cursor.position,
+                        cursor.changed_ms,
+                        cursor.owner,
+                        partition.start_offset,
+                        partition.end_offset,
+                    )
+                )
+        return found
+
+    async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
+        """Another shard asks for a step on a partition that we lead."""
+        step = msgspec.msgpack.decode(payload, type=CursorRequest)
+        return await self._perform(led_here(self._services, step.topic, step.partition), step)
+
+
+def _check_change(change: _Change) -> None:
+    """What can be said of a change before any partition is asked. Raises 422."""
+    if not change.positions:
+        raise Problem("invalid", "a change names a partition at least", field="positions", limit=1)
+    if len(change.positions) > MAX_PARTITIONS:
+        raise Problem(
+            "invalid",
+            "a change names too many partitions",
+            field="positions",
+            value=len(change.positions),
+            limit=MAX_PARTITIONS,
+        )
+    for field, owner in (("owner", change.owner), ("expected_owner", change.expected_owner or "")):
+        if len(owner) > LONGEST_OWNER:
+            raise Problem("invalid", f"{field} is too long", field=field, value=owner, limit=LONGEST_OWNER)
+    for field, offsets in (("positions", change.positions), ("expected", change.expected or {})):
+        for number, offset in offsets.items():
+            if number not in change.positions or _NUMBER.match(number) is None:
+                raise Problem(
+                    "invalid",
+                    "each is the number of a partition that gets a position",
+                    field=field,
+                    value=number,
+                    limit=", ".join(list(change.positions)[:MOST_NAMED]),
+                )
+            if offset is not None and not 0 <= offset < OFFSET_LIMIT:
+                raise Problem(
+                    "invalid",
+                    "a position is an offset",
+                    field=f"{field}.{number}",
+                    value=offset,
+                    limit=OFFSET_LIMIT,
+                )
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise Problem(
+            "invalid",
+            "a cursor's name has 1 to 200 of A-Z a-z 0-9 . _ : @ -",
+            field="cursor",
+            value=name,
+            limit=200,
+        )
+    return name
+
+
+def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> dict[str, Any]:
+    """A cursor as it is answered: by partition, where it stands, how far behind, and whose it is.
+
+    `bounds` are start and end of each partition: one where it was never committed is unread as a whole.
+    """
+    ordered = sorted(states, key=lambda state: state.partition)
+    known = {state.partition for state in states}
+    unread = {
+        str(number): end - start for number, (start, end) in sorted(bounds.items()) if number not in known
+    }
+    lags = {str(state.partition): max(0, state.end_offset - state.position) for state in ordered}
+    lags |= unread
+    # Records that it never passed, and that retention gave up.
+    gone = {
+        str(state.partition): state.start_offset - state.position
+        for state in ordered
+        if state.position < state.start_offset
+    }
+    return {
+        "topic": topic,
+        "cursor": name,
+        "positions": {str(state.partition): state.position for state in ordered},
+        "lag": lags,
+        "total_lag": sum(lags.values()),
+        "overtaken": bool(gone),
+        "overtaken_by": gone,
+        "owners": {str(state.partition): state.owner for state in ordered if state.owner},
+        "changed": format_time(max((state.changed_ms for state in ordered), default=0)),
+    }

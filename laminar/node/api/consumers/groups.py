@@ -1,0 +1,196 @@
+"""Routes about groups of consumers: who is a member, and what each owns.
+
+A group's members are known to the leader of one partition of the topic, chosen by the group's name: its
+roster is soft (`laminar.node.partition.state.group_members`). Before each answer it makes sure that it leads
+still: of two that think so, members would hear of different others. What members own is in the cursors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+import mmh3
+import msgspec
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.leader_call import at_leader, led_here
+from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.consumers.cursors import CursorRoutes, cursor_document
+from laminar.node.partition.state.group_members import Member
+from laminar.node.transport.transport import Peer
+
+if TYPE_CHECKING:
+    from laminar.node.partition.partition import Partition
+
+# A cursor has a group's name, or that and a member's.
+NAME = r"[A-Za-z0-9._-]{1,90}"
+_NAME = re.compile(NAME)
+MODES = ("clustering", "broadcast")
+SESSION_MS = 6_000
+SHORTEST_SESSION_MS, LONGEST_SESSION_MS = 2_000, 60_000
+ASK_TIMEOUT_S = 5.0
+
+
+class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One step on a group. `operation`: renew, leave, describe."""
+
+    topic: str
+    partition: int
+    operation: str
+    group: str
+    member: str = ""
+    mode: str = ""
+    session_ms: int = 0
+
+
+class MemberState(msgspec.Struct, frozen=True):
+    """A live member as it is answered."""
+
+    member: str
+    mode: str
+    session_ms: int
+    seen_ms_ago: int
+
+
+class GroupState(msgspec.Struct, frozen=True, array_like=True):
+    """A group's live members by name, and whether more may be there that this leader has not heard of."""
+
+    members: list[MemberState]
+    forming: bool
+
+
+class _Renewal(msgspec.Struct, forbid_unknown_fields=True):
+    mode: str = "clustering"
+    session_ms: int = SESSION_MS
+
+
+class GroupRoutes:
+    """Handlers of group routes."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        locator: Locator,
+        topics: TopicLookup,
+        cursors: CursorRoutes,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+        self._cursors = cursors
+
+    # -- routes --------------------------------------------------------------------------
+
+    async def group(self, request: Request, topic: str, group: str) -> Response:
+        """GET /v1/topics/{topic}/groups/{group}."""
+        state = await self._at_leader(self._step(topic, "describe", group))
+        found, bounds = await self._cursors.named(
+            topic, lambda name: name == group or name.startswith(f"{group}.")
+        )
+        if not state.members and not found:
+            raise Problem(
+                "no_such_group",
+                f"topic {topic!r} has no group {group!r} with members or a cursor",
+                field="group",
+                value=group,
+            )
+        return Response.json(
+            {
+                "topic": topic,
+                "group": group,
+                "mode": state.members[0].mode if state.members else None,
+                "forming": state.forming,
+                "members": state.members,
+                "cursors": [cursor_document(topic, name, found[name], bounds) for name in sorted(found)],
+            }
+        )
+
+    async def renew(self, request: Request, topic: str, group: str, member: str) -> Response:
+        """PUT /v1/topics/{topic}/groups/{group}/members/{member}: it is there, for one session more."""
+        wanted = json_body(request, _Renewal)
+        if wanted.mode not in MODES:
+            raise Problem(
+                "invalid", "there is no such mode", field="mode", value=wanted.mode, limit=", ".join(MODES)
+            )
+        if not SHORTEST_SESSION_MS <= wanted.session_ms <= LONGEST_SESSION_MS:
+            raise Problem(
+                "invalid",
+                f"a session lasts {SHORTEST_SESSION_MS} to {LONGEST_SESSION_MS} ms",
+                field="session_ms",
+                value=wanted.session_ms,
+                limit=LONGEST_SESSION_MS,
+            )
+        step = self._step(topic, "renew", group, member, mode=wanted.mode, session_ms=wanted.session_ms)
+        state = await self._at_leader(step)
+        return Response.json(
+            {
+                "topic": topic,
+                "group": group,
+                "member": member,
+                "mode": wanted.mode,
+                "session_ms": wanted.session_ms,
+                "forming": state.forming,
+                "members": state.members,
+            }
+        )
+
+    async def leave(self, request: Request, topic: str, group: str, member: str) -> Response:
+        """DELETE /v1/topics/{topic}/groups/{group}/members/{member}."""
+        await self._at_leader(self._step(topic, "leave", group, member))
+        return Response(204)
+
+    # -- steps ---------------------------------------------------------------------------
+
+    def _step(
+        self, topic: str, operation: str, group: str, member: str = "", *, mode: str = "", session_ms: int = 0
+    ) -> GroupRequest:
+        for field, name in (("group", group), ("member", member)):
+            if (name or field == "group") and _NAME.fullmatch(name) is None:
+                raise Problem("invalid", f"no valid name of a {field}", field=field, value=name, limit=NAME)
+        record = self._topics.record(topic)
+        number = mmh3.hash(group.encode(), 0, signed=False) % record.partitions
+        return GroupRequest(topic, number, operation, group, member, mode, session_ms)
+
+    async def _at_leader(self, step: GroupRequest) -> GroupState:
+        async def there(where: Where) -> GroupState:
+            answer: GroupState = await self._exchange.ask(
+                where.address, "group", step, kind=GroupState, timeout_s=ASK_TIMEOUT_S
+            )
+            return answer
+
+        return await at_leader(
+            self._services,
+            self._locator,
+            step.topic,
+            step.partition,
+            here=lambda partition: self._perform(partition, step),
+            there=there,
+        )
+
+    async def _perform(self, partition: Partition, step: GroupRequest) -> GroupState:
+        await partition.confirmed_end()
+        rosters, now_s = partition.rosters, asyncio.get_running_loop().time()
+        if step.operation == "renew":
+            member = Member(step.member, step.mode, step.session_ms, now_s)
+            rosters.renew(step.group, member, now_s=now_s)
+        elif step.operation == "leave":
+            rosters.leave(step.group, step.member)
+        members = [
+            MemberState(each.member, each.mode, each.session_ms, int((now_s - each.seen_s) * 1000))
+            for each in rosters.members(step.group, now_s=now_s)
+        ]
+        return GroupState(members, rosters.forming(step.group, now_s=now_s))
+
+    async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
+        """Another shard asks for a step on a group whose partition we lead."""
+        step = msgspec.msgpack.decode(payload, type=GroupRequest)
+        return await self._perform(led_here(self._services, step.topic, step.partition), step)

@@ -1,0 +1,1 @@
+"""Routes of records: append, read, delete; idempotency, producers' progress, datagrams, large records."""

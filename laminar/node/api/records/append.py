@@ -1,0 +1,462 @@
+"""Appends: to a partition, or to a topic whose partitions this shard chooses by key.
+
+The usual path makes no task: the leader's shard parses the body, knocks at the partition's
+door and answers when the future of its receipt is done. Everything else (another leader, an
+election under way, a body for several partitions) goes through a coroutine.
+
+A request is passed on only while nobody can have carried it out. Once it may have been, the
+answer is 504 `outcome_unknown`, unless the batches carry a producer id or a key, which makes
+a second try harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+
+from laminar.batch import BATCH_TYPE, Header, build
+from laminar.http.api.append_body import Append, all_marked, parse_append, records_of
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits, Records
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.forwarding import (
+    FORWARDED,
+    KEYED,
+    PART,
+    PLAIN,
+    Exchange,
+    Forwarder,
+    PassedRequest,
+    PassedResponse,
+    decode_response,
+    encode_passed,
+)
+from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.ack_accepted import FLUSH, accepted, window
+from laminar.node.api.records.attempts import final, may_retry, of_all_tries, whole
+from laminar.node.api.records.background_decoding import Parsing
+from laminar.node.api.records.idempotency import (
+    KEY_TIME,
+    Mark,
+    is_marked,
+    mark_of,
+    marked,
+    marked_records,
+    named,
+)
+from laminar.node.partition.deduplication import has_seen
+from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
+
+FORWARD_TIMEOUT_S = 15.0
+GIVE_UP_S = 5.0
+RETRY_S = 0.02
+_PART_GROWS = 3
+_CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
+
+
+class _Placed(msgspec.Struct):
+    partition: int
+    offset: int
+    count: int
+
+
+class _Answer(msgspec.Struct):
+    placed: list[_Placed]
+
+
+class AppendRoutes:
+    """Handlers of the two append routes."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        locator: Locator,
+        topics: TopicLookup,
+        *,
+        limits: Limits,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+        self.limits = limits
+        # A part of a topic's append was within the limits when it came: as records, whose keys may be fields
+        # of their values, while batches are measured with all that is in them.
+        self._part_limits = msgspec.structs.replace(
+            limits,
+            max_body_bytes=_PART_GROWS * limits.max_body_bytes,
+            max_record_bytes=_PART_GROWS * limits.max_record_bytes,
+        )
+        self._spread = 0
+        self._routes: dict[int, Route] = {}
+        self._parsing = Parsing(self.parse, lambda *job: services.off_loop(*job))
+        self._loop = asyncio.get_running_loop()
+        self._block = (
+            f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
+            f"Laminar-Shard: {services.number}\r\nLaminar-Route: 0\r\n"
+        ).encode()
+
+    # -- one partition -------------------------------------------------------------------
+
+    def leads(self, topic: str, partition: str) -> Partition | None:
+        """The partition, if it exists and is led here. No checks: the hot path's first question."""
+        if not partition.isdigit():
+            return None
+        found = self._services.partitions.get((topic, int(partition)))
+        return found if found is not None and found.leads else None
+
+    def partition(self, request: Request, topic: str, partition: str) -> Response | Awaitable[Response]:
+        """POST /v1/topics/{topic}/partitions/{partition}/records."""
+        led = self.leads(topic, partition)
+        if led is not None:
+            return self._here(request, led)
+        record = self._topics.partition_record(topic, partition)
+        if FORWARDED in request.headers:
+            raise Problem("not_leader", f"{topic}/{partition} is not led here", outcome="not_applied")
+        return self._elsewhere(request, topic, record.number)
+
+    def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
+        if self._parsing.at_once(request, partition):
+            return self._appended(request, partition, self.parse(request))
+        return self._parsing.in_turn(
+            request, partition, lambda append: self._appended(request, partition, append)
+        )
+
+    def _appended(
+        self, request: Request, partition: Partition, append: Append
+    ) -> Response | Awaitable[Response]:
+        condition = request.headers.get("if-match")
+        at = None if condition is None else _offset_of(condition)
+        mark = None
+        made_ms: int | None = None
+        if _is_part(request):
+            # The key is in the batch.
+            made_ms = int(request.headers[KEY_TIME]) if KEY_TIME in request.headers else None
+        else:
+            mark = mark_of(request, scope="partition")
+        if mark is not None:
+            append = Append(None, marked(append, mark))
+            made_ms = mark.made_ms
+        if request.query.get("ack", "committed") != "committed":
+            if at is not None and not (
+                append.frames and has_seen(partition, Header.unpack(append.frames[0]))
+            ):
+                _check_end(partition, at)
+            return accepted(request, append, partition, self._block)
+        if append.records is None:
+            receipts = self._append_frames(partition, append.frames, at, mark, made_ms)
+        else:
+            if at is not None:
+                _check_end(partition, at)
+            receipts = [partition.append_records(append.records)]
+        if len(receipts) == 1:
+            answer: asyncio.Future[Response] = self._loop.create_future()
+            receipts[0].add_done_callback(lambda done: self._answer_one(answer, done, partition))
+            return answer
+        return self._answer_many(receipts, partition)
+
+    def parse(self, request: Request) -> Append:
+        """The records or batches of a body; in another thread if it is large. Raises 400, 413 or 422."""
+        if request.parsed is not None:
+            append: Append = request.parsed
+            return append
+        if not _is_part(request):
+            return parse_append(request, limits=self.limits)
+        return parse_append(request, limits=self._part_limits, keyed=request.headers[PART] == KEYED)
+
+    def _append_frames(
+        self,
+        partition: Partition,
+        frames: Sequence[memoryview],
+        at: int | None = None,
+        mark: Mark | None = None,
+        made_ms: int | None = None,
+    ) -> list[asyncio.Future[Receipt]]:
+        """In order, each checked as the one before it left the partition.
+
+        What is refused at the first is refused as a whole. After that something is proposed: a later
+        refusal is told together with what becomes of those before it, never as if nothing had been done.
+        `at`: the offset at which the first must come to lie. A retry isn't asked where the log ends by now.
+        """
+        # A leader stamps batches in place, so it needs them writable and its own.
+        frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
+        receipts: list[asyncio.Future[Receipt]] = []
+        for frame in frames:
+            try:
+                header = Header.unpack(frame)
+                if at is not None:
+                    if not has_seen(partition, header):
+                        _check_end(partition, at)
+                    at += header.count
+                receipts.append(partition.append_frame(frame, header, key_made_ms=made_ms))
+            except Problem as problem:
+                named(problem, mark)
+                if not receipts:
+                    raise
+                refused: asyncio.Future[Receipt] = self._loop.create_future()
+                refused.set_exception(problem)
+                receipts.append(refused)
+                break
+        return receipts
+
+    def _answer_one(
+        self, answer: asyncio.Future[Response], done: asyncio.Future[Receipt], partition: Partition
+    ) -> None:
+        if answer.done():
+            done.exception()  # taken note of: nobody waits any more
+            return
+        error = done.exception()
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(self._answer([done.result()], partition))
+
+    async def _answer_many(self, receipts: list[asyncio.Future[Receipt]], partition: Partition) -> Response:
+        results = await asyncio.gather(*receipts, return_exceptions=True)
+        return self._answer(whole(results, partition.topic), partition)
+
+    def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
+        """The receipt, written by hand: it is the same few fields a hundred thousand times."""
+        placed = ",".join(
+            [f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}' for r in receipts]
+        )
+        appended = sum([receipt.count for receipt in receipts])
+        body = (
+            f'{{"appended":{appended},"placed":[{placed}],'
+            f'"durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
+        ).encode()
+        block = self._block + window(partition)
+        headers: list[tuple[str, str]] = []
+        if any(receipt.duplicate for receipt in receipts):
+            headers.append(("Laminar-Replayed", "1"))
+        if appended != 1:
+            return Response(200, headers, body, header_block=block)
+        offset = receipts[0].offset
+        headers.append(
+            ("Location", f"/v1/topics/{partition.topic}/partitions/{partition.number}/records/{offset}")
+        )
+        return Response(201, headers, body, header_block=block)
+
+    async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:
+        """Another shard leads, or nobody does right now: pass the request on, once it is known to whom."""
+        unknown: list[Problem] = []
+        try:
+            return await self._wherever_it_is_led(request, topic, number, unknown)
+        except Problem as last:
+            raise of_all_tries(unknown, last) from last
+
+    async def _wherever_it_is_led(
+        self, request: Request, topic: str, number: int, unknown: list[Problem]
+    ) -> Response:
+        """`unknown` is given what each try ended in of which nobody knows what became."""
+        deadline = self._loop.time() + GIVE_UP_S
+        repeatable = self._repeatable(request)
+        payload: bytes | None = None
+        while True:
+            where = await self._locator.leader(topic, number)
+            partition = self.leads(topic, str(number))
+            if partition is not None:
+                answer = self._here(request, partition)
+                return answer if isinstance(answer, Response) else await answer
+            if payload is None:
+                payload = encode_passed(request)
+            passing = self._pass_on(where, payload)
+            problem = None
+            try:
+                if not repeatable:
+                    return await passing
+                return await self._locator.while_it_leads(where, topic, number, passing)
+            except Problem as refused:
+                problem = refused
+            if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
+                raise final(problem)
+            if problem.outcome == "unknown":
+                unknown.append(problem)
+            self._locator.forget(topic, number)
+            await asyncio.sleep(RETRY_S)
+
+    async def _pass_on(self, where: Where, payload: bytes) -> Response:
+        passed: PassedResponse = await self._exchange.ask(
+            where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARD_TIMEOUT_S
+        )
+        response = decode_response(passed)
+        if response.status >= 400:
+            raise Problem.decode(passed.body, status=passed.status)
+        response.headers = [*response.headers, ("Laminar-Leader", where.url)]
+        return response
+
+    def _repeatable(self, request: Request) -> bool:
+        """Whether a second try is recognised: by its head, or as every batch carries a producer id."""
+        if is_marked(request):
+            return True
+        if request.headers.get("content-type") != BATCH_TYPE:
+            return False
+        return all_marked(request.body)
+
+    # -- a topic -------------------------------------------------------------------------
+
+    async def topic(self, request: Request, topic: str) -> Response:
+        """POST /v1/topics/{topic}/records: by key, by `logical`, else spread."""
+        record = self._topics.record(topic)
+        append = await self._parsing.parsed(request)
+        records = append.records if append.records is not None else records_of(append.frames)
+        logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
+        route = self._routes.get(record.partitions)
+        if route is None:
+            route = self._routes[record.partitions] = Route.even(record.partitions)
+        mark = mark_of(request, scope="topic")
+        if mark is None:
+            self._spread = (self._spread + 1) % record.partitions
+            spread = self._spread
+        else:
+            # Where a retry finds it.
+            spread = route.partition_of(logical_of_key(mark.producer_id))
+        parts = _split(records, route, logical if "logical" in request.query else None, spread)
+        work = [
+            self._append_part(topic, number, part)
+            if mark is None
+            else self._append_part(topic, number, marked_records(part, mark), made_ms=mark.made_ms)
+            for number, part in parts
+        ]
+        answers = await asyncio.gather(*work, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, Problem):
+                named(answer, mark)
+        placed = whole(answers, topic)
+        replicas = self._replicas(topic, parts[0][0])
+        headers = [("Laminar-Node", self._services.node), ("Laminar-Route", "0")]
+        if any(receipt.duplicate for receipt in placed):
+            headers.append(("Laminar-Replayed", "1"))
+        flush = policy_of(record.settings).name
+        return Response.json(
+            {
+                "appended": sum(receipt.count for receipt in placed),
+                "placed": [
+                    {"partition": receipt.partition, "offset": receipt.offset, "count": receipt.count}
+                    for receipt in placed
+                ],
+                "durable": {"replicas": replicas, "synced": flush == "commit", "flush": flush},
+            },
+            headers=headers,
+        )
+
+    def _replicas(self, topic: str, number: int) -> int:
+        record = self._services.view.partition(topic, number)
+        return len(record.replicas) if record is not None else 0
+
+    async def _append_part(
+        self, topic: str, number: int, part: Records | bytearray, *, made_ms: int | None = None
+    ) -> Receipt:
+        """One partition's part of a topic's append, on its leader, wherever that is: records, or a batch that
+        is recognised when it comes again.
+        """
+        unknown: list[Problem] = []
+        try:
+            return await self._part_wherever_it_is_led(topic, number, part, made_ms, unknown)
+        except Problem as last:
+            raise of_all_tries(unknown, last) from last
+
+    async def _part_wherever_it_is_led(
+        self,
+        topic: str,
+        number: int,
+        part: Records | bytearray,
+        made_ms: int | None,
+        unknown: list[Problem],
+    ) -> Receipt:
+        """`unknown` is given what each try ended in of which nobody knows what became."""
+        deadline = self._loop.time() + GIVE_UP_S
+        repeatable = not isinstance(part, Records)
+        while True:
+            where = await self._locator.leader(topic, number)
+            try:
+                partition = self.leads(topic, str(number))
+                if partition is None:
+                    return await self._append_remote(where, topic, number, part, made_ms)
+                if isinstance(part, Records):
+                    return await partition.append_records(part)
+                # A copy: the leader stamps it in place, and there may be another try.
+                frame = bytearray(part)
+                return await partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+            except Problem as problem:
+                if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
+                    raise final(problem) from problem
+                if problem.outcome == "unknown":
+                    unknown.append(problem)
+            self._locator.forget(topic, number)
+            await asyncio.sleep(RETRY_S)
+
+    async def _append_remote(
+        self, where: Where, topic: str, number: int, part: Records | bytearray, made_ms: int | None
+    ) -> Receipt:
+        headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
+        if isinstance(part, Records):
+            frame = build(
+                part.values,
+                keys=part.keys,
+                timestamps=part.timestamps,
+                tags=part.tags,
+                headers=part.headers,
+            )
+        else:
+            frame = part
+            headers[PART] = KEYED
+            if made_ms is not None:
+                headers[KEY_TIME] = str(made_ms)
+        target = f"/v1/topics/{topic}/partitions/{number}/records"
+        response = await self._pass_on(
+            where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
+        )
+        assert isinstance(response.body, (bytes, bytearray, memoryview))
+        placed = msgspec.json.decode(response.body, type=_Answer).placed[0]
+        replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
+        return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
+
+
+def _is_part(request: Request) -> bool:
+    """Whether another shard made it of a topic's append; a client's header of that name is not passed on."""
+    return PART in request.headers and isinstance(request.connection, Forwarder)
+
+
+def _split(records: Records, route: Route, logical: int | None, spread: int) -> list[tuple[int, Records]]:
+    """Records by partition; those without a key go to `spread`."""
+    if logical is not None:
+        return [(route.partition_of(logical), records)]
+    keys = records.keys
+    if keys is None:
+        return [(spread, records)]
+    rows: dict[int, list[int]] = {}
+    for row, key in enumerate(keys):
+        number = spread if key is None else route.partition_of(logical_of_key(bytes(key)))
+        rows.setdefault(number, []).append(row)
+    if len(rows) == 1:
+        return [(next(iter(rows)), records)]
+    return [(number, records.take(chosen)) for number, chosen in rows.items()]
+
+
+def _offset_of(condition: str) -> int:
+    found = _CONDITION.match(condition)
+    if found is None:
+        raise Problem("invalid", 'If-Match is an offset: "812"', field="if-match", value=condition)
+    return int(found[1])
+
+
+def _check_end(partition: Partition, offset: int) -> None:
+    if not partition.stands_at(offset):
+        raise Problem(
+            "precondition_failed",
+            "the partition does not end at this offset",
+            field="if-match",
+            value=offset,
+            limit=partition.log.next_offset,
+        )

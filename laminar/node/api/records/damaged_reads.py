@@ -1,0 +1,113 @@
+"""Reads that meet damaged records: another replica answers, or the reader is told, or goes on behind them.
+
+Committed data is the same on all replicas, so what is damaged here is fetched there, without the client's
+doing. Where nobody has it, `on_damage=skip` leaves the range out and says so; else the answer is 503
+`damaged`, naming the offsets. What a producer wrote so that nobody can read it is on all replicas: it is
+left out in the same way, or 422 `unreadable`. Nobody outside is told where in a node's folder the bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlencode
+
+from laminar.batch import BatchError, Buffer, Header
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import RequestHead
+from laminar.log.disk.errors import DamagedRange
+from laminar.node.api.common.forwarding import FORWARDED
+from laminar.node.api.common.leader_lookup import Where
+from laminar.node.partition.partition import Partition
+
+LOCAL = "laminar-local"
+SKIPPED = "Laminar-Skipped-Offsets"
+_KEPT = ("to", "limit", "max_bytes", "tag", "fields")
+
+Pass = Callable[[Request, Where], Awaitable[Response]]
+
+
+def skips(request: Request) -> bool:
+    """Whether the reader wants to go on behind damage. Raises 422."""
+    wanted = request.query.get("on_damage", "fail")
+    if wanted not in ("fail", "skip"):
+        raise Problem("invalid", "on_damage is `fail` or `skip`", field="on_damage", value=wanted)
+    return wanted == "skip"
+
+
+def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset: int) -> Problem:
+    """What a client is told of damage at an offset."""
+    return Problem(
+        "damaged",
+        f"offsets {damage.first_offset} to {damage.next_offset - 1} of {partition.topic}/{partition.number} "
+        f"are damaged on {node}, and no other replica gives them",
+        hint=f"`on_damage=skip`, or `offset={damage.next_offset}`, goes on behind them.",
+        field="offset",
+        value=offset,
+        limit=damage.next_offset,
+        retry_after_ms=1000,
+        outcome="not_applied",
+        headers=[("Laminar-Next-Offset", str(damage.next_offset))],
+    )
+
+
+async def elsewhere(
+    request: Request, offset: int | None, replicas: Sequence[Where], ask: Pass
+) -> Response | None:
+    """The answer of another replica; None when none has one. `offset` is where a fetch really begins."""
+    if LOCAL in request.headers or FORWARDED in request.headers:
+        return None
+    target = request.target.partition("?")[0]
+    if offset is not None:
+        # It must have the record: one that is behind says so at once.
+        query = {name: request.query[name] for name in _KEPT if name in request.query}
+        target += "?" + urlencode({**query, "offset": offset, "min_offset": offset + 1})
+    passed = Request(RequestHead(request.method, target, request.headers), b"", request.connection)
+    for where in replicas:
+        try:
+            response = await ask(passed, where)
+        except Problem:
+            continue
+        if response.status in (200, 206):
+            return response
+    return None
+
+
+def without_bad_batches(
+    frames: Sequence[Buffer], offset: int, *, read: Callable[[Sequence[Buffer], int], object], skip: bool
+) -> tuple[list[Buffer], int, list[str]]:
+    """The first run of batches that can be read, where it begins, and the ranges of offsets before it.
+
+    A bad batch has whole checksums and a body that disagrees with itself: its producer wrote it so. `read`
+    makes of batches what was asked for, from an offset on, or raises `BatchError`. With `skip` bad batches at
+    the beginning are left out; without, 422 `unreadable` is raised for one that is first.
+    """
+    good: list[Buffer] = []
+    skipped: list[str] = []
+    for frame in frames:
+        try:
+            read([frame], offset)
+        except BatchError as error:
+            if good:
+                break
+            if not skip:
+                raise unreadable(error, Header.unpack(frame)) from error
+            header = Header.unpack(frame)
+            skipped.append(f"{max(offset, header.base_offset)}-{header.next_offset - 1}")
+            offset = header.next_offset
+        else:
+            good.append(frame)
+    return good, offset, skipped
+
+
+def unreadable(error: BatchError, header: Header) -> Problem:
+    """What a client is told of a batch that its producer wrote so that it cannot be read."""
+    return Problem(
+        "unreadable",
+        f"records {header.base_offset} to {header.next_offset - 1} cannot be read: {error}",
+        hint=f"`on_damage=skip`, or `offset={header.next_offset}`, goes on past them.",
+        field="offset",
+        value=header.base_offset,
+        limit=header.next_offset,
+        headers=[("Laminar-Next-Offset", str(header.next_offset))],
+    )

@@ -1,0 +1,219 @@
+"""Appends by datagram: what comes on this shard's UDP socket, and what goes back.
+
+For many small producers that keep no connection. The kernel gives a datagram to the shard that owns its
+partition, so the usual path is that of an append by HTTP without HTTP: prove, verify, append, and answer when
+the receipt is there. Where this node does not lead, the answer is the leader's address: nothing is passed on.
+
+A datagram may come twice, late, or never; so every batch must carry a producer's id and sequence, by which
+the partition knows one that it has (`laminar.node.partition.state.producers`). Nothing is answered before the
+MAC is found right, and then with no more than about the question's size. What there is no room for is
+dropped: who asked asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import uuid
+from typing import Any, cast
+
+from laminar.batch import NO_PRODUCER, Header
+from laminar.http.api.append_body import read_batches
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt as Appended
+from laminar.node.transactions.coordinator import TOPIC
+from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
+
+_log = logging.getLogger("laminar.datagrams")
+
+MOST_WAITING = 10_000
+"""Questions of this shard that may wait for their answers; what comes then is dropped."""
+LEADER_WAIT_S = 1.0
+
+# What whoever asked finds by the code in its own table.
+_LEFT_OUT = ("type", "title", "hint")
+
+
+class Datagrams(asyncio.DatagramProtocol):
+    """This shard's end. `serve` begins, `close` ends; the socket itself stays the supervisor's."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        locator: Locator,
+        topics: TopicLookup,
+        *,
+        sock: socket.socket | None,
+        limits: Limits,
+    ) -> None:
+        self._services = services
+        self._sock = sock
+        self._locator = locator
+        self._topics = topics
+        self._limits = limits
+        self._keys = Keys(services.settings.secret_bytes or b"")
+        self._transport: asyncio.DatagramTransport | None = None
+        self._tasks: set[asyncio.Task[Appended | Leader]] = set()
+        self._waiting = 0
+        self._counts = dict.fromkeys(
+            ("received", "forged", "dropped", "appended", "repeated", "redirected", "refused"), 0
+        )
+
+    async def serve(self) -> None:
+        """Take what comes, if this shard was given a socket for it."""
+        sock = self._sock
+        if sock is None:
+            return
+        loop = asyncio.get_running_loop()
+        await loop.create_datagram_endpoint(lambda: self, sock=sock.dup())
+
+    def close(self) -> None:
+        """Take and answer nothing more."""
+        if self._transport is not None:
+            self._transport.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def statistics(self) -> dict[str, int]:
+        """What came, and what became of it; `forged` failed its MAC, `dropped` found no room."""
+        return self._counts | {"waiting": self._waiting}
+
+    # -- what the event loop calls -------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is read from now on."""
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def error_received(self, exc: Exception) -> None:
+        """An answer could not be sent: who asked asks again."""
+        _log.debug("a datagram was not sent: %s", exc)
+
+    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+        """A question, or noise."""
+        self._counts["received"] += 1
+        try:
+            question = self._keys.decode_question(data)
+        except Forged:
+            self._counts["forged"] += 1
+            return
+        except Malformed as fault:
+            asked = _Asked(len(data), fault.number, addr)
+            problem = Problem(
+                "malformed", str(fault), field=fault.field, value=fault.value, limit=fault.limit
+            )
+            self._refuse(asked, problem)
+            return
+        if self._waiting >= MOST_WAITING:
+            self._counts["dropped"] += 1
+            return
+        asked = _Asked(len(data), question.number, addr)
+        try:
+            self._take(question, asked)
+        except Problem as problem:
+            self._refuse(asked, problem)
+
+    # -- from the question to the answer -------------------------------------------------
+
+    def _take(self, question: Question, asked: _Asked) -> None:
+        frame = self._verified(question)
+        partition = self._services.partitions.get((question.topic, question.partition))
+        work: asyncio.Future[Appended] | asyncio.Task[Appended | Leader]
+        if partition is not None and partition.leads:
+            work = partition.append_frame(frame, Header.unpack(frame))
+        else:
+            work = asyncio.get_running_loop().create_task(self._elsewhere(question, frame))
+            self._tasks.add(work)
+            work.add_done_callback(self._tasks.discard)
+        self._waiting += 1
+        work.add_done_callback(lambda done: self._done(question, asked, done))
+
+    def _verified(self, question: Question) -> bytearray:
+        """The batch, in memory of its own, as a leader stamps it in place."""
+        if question.topic == TOPIC:
+            raise Problem("invalid", "this topic is the system's own", field="topic", value=TOPIC)
+        frames = read_batches(question.frame, self._limits)
+        if len(frames) != 1:
+            raise Problem(
+                "invalid", "a datagram holds one batch", field="batches", value=len(frames), limit=1
+            )
+        if Header.unpack(frames[0]).producer_id == NO_PRODUCER:
+            raise Problem(
+                "invalid",
+                "a datagram may come twice: its batch needs a producer's id and sequence",
+                field="producer_id",
+                value=NO_PRODUCER.hex(),
+            )
+        return bytearray(frames[0])
+
+    async def _elsewhere(self, question: Question, frame: bytearray) -> Appended | Leader:
+        """Who leads; or our own receipt, if that is us by now. Raises `Problem` if nobody can be named."""
+        topic, number = question.topic, question.partition
+        if topic not in self._services.view.topics():
+            await self._services.refresh_view()
+        self._topics.partition_record(topic, str(number))
+        where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
+        partition = self._services.partitions.get((topic, number))
+        if partition is not None and partition.leads:
+            return await partition.append_frame(frame, Header.unpack(frame))
+        record = self._services.view.nodes().get(where.node)
+        if record is None or where.node == self._services.node:
+            self._locator.forget(topic, number)
+            raise Problem("no_leader", f"{topic}/{number} is between two leaders", outcome="not_applied")
+        if partition is None:
+            # Learned from another: asked for again next time, as nobody tells us when it changes.
+            self._locator.forget(topic, number)
+        return Leader(record.host, record.http_port)
+
+    def _done(self, question: Question, asked: _Asked, done: asyncio.Future[Any]) -> None:
+        self._waiting -= 1
+        if done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, Problem):
+            self._refuse(asked, error)
+            return
+        if error is not None:
+            identity = uuid.uuid4().hex[:12]
+            _log.error("bug %s in a datagram's append", identity, exc_info=error)
+            self._refuse(asked, Problem("bug", f"see {identity} in the log of this node"))
+            return
+        said: Appended | Leader = done.result()
+        if isinstance(said, Leader):
+            self._counts["redirected"] += 1
+            self._answer(asked, said)
+            return
+        self._counts["repeated" if said.duplicate else "appended"] += 1
+        partition: Partition | None = self._services.partitions.get((question.topic, question.partition))
+        if partition is None:
+            return  # deleted in this very turn: who asks again hears it
+        synced = partition.log.policy.name == "commit"
+        self._answer(asked, Receipt(said.offset, said.count, partition.replicas, synced, said.duplicate))
+
+    def _refuse(self, asked: _Asked, problem: Problem) -> None:
+        self._counts["refused"] += 1
+        document = problem.document()
+        self._answer(asked, {name: document[name] for name in document if name not in _LEFT_OUT})
+
+    def _answer(self, asked: _Asked, body: Receipt | Leader | dict[str, Any]) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        answer = Answer(asked.number, self._services.number, body)
+        transport.sendto(self._keys.encode_answer(answer, limit_bytes=asked.size_bytes), asked.address)
+
+
+class _Asked:
+    """What an answer needs to know of its question."""
+
+    __slots__ = ("address", "number", "size_bytes")
+
+    def __init__(self, size_bytes: int, number: bytes, address: tuple[Any, ...]) -> None:
+        self.size_bytes = size_bytes
+        self.number = number
+        self.address = address

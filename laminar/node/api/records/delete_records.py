@@ -1,0 +1,89 @@
+"""Giving up records before an offset, because a user says so.
+
+The leader proposes a `log_start` entry, as retention does (laminar.node.partition.retention): so the start
+lies at the border of a batch, at or before the offset that was named, and the end of a partition is never
+touched. What is answered is what the leader knew when the entry was committed. A repetition finds nothing
+left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.records.fetch import OFFSET_LIMIT, FetchRoutes
+from laminar.node.partition.partition import Partition
+
+
+class TrimRoutes:
+    """The handler of one route."""
+
+    def __init__(
+        self, services: ShardServices, fetch: FetchRoutes, *, limit: Callable[[Partition, int], int]
+    ) -> None:
+        self._services = services
+        self._limit = limit
+        self._fetch = fetch
+
+    async def records(self, request: Request, topic: str, partition: str) -> Response:
+        """DELETE /v1/topics/{topic}/partitions/{partition}/records?before=n&dry_run=true."""
+        if "before" not in request.query:
+            raise Problem(
+                "invalid", "say before which offset: ?before=812", field="before", limit=OFFSET_LIMIT
+            )
+        before = integer(request, "before", 0, maximum=OFFSET_LIMIT)
+        dry_run = _yes(request, "dry_run")
+        led = await self._fetch.led(request, topic, partition)
+        if isinstance(led, Response):
+            return led
+        end = await led.confirmed_end()
+        if before > end:
+            raise Problem(
+                "offset_beyond_end",
+                f"the partition ends at {end}; what is not there yet cannot be given up",
+                field="before",
+                value=before,
+                limit=end,
+            )
+        return await self._give_up(led, before, dry_run=dry_run)
+
+    async def _give_up(self, partition: Partition, before: int, *, dry_run: bool) -> Response:
+        log = partition.log
+        wanted = await partition.index_before(before)
+        old_start, old_index = partition.start_offset, log.start.index
+        border = partition.start_limit(max(old_index, wanted))
+        index = partition.start_limit(max(old_index, self._limit(partition, border)))
+        new_start = log.row(index).next_offset if index > old_index else old_start
+        held_back_by = partition.replica.lagging(border) if index < border else []
+        if not dry_run and new_start > old_start:
+            await partition.move_start(index)
+        return Response.json(
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "before": before,
+                "dry_run": dry_run,
+                "deleted": new_start - old_start,
+                "from_offset": old_start,
+                "start_offset": new_start,
+                "rounded_down": index == border and new_start < before,
+                "held_back_by": held_back_by,
+            },
+            headers=[
+                ("Laminar-Node", self._services.node),
+                ("Laminar-Shard", str(self._services.number)),
+                ("Laminar-Route", "0"),
+                ("Laminar-Start-Offset", str(partition.start_offset)),
+                ("Laminar-End-Offset", str(partition.end_offset)),
+            ],
+        )
+
+
+def _yes(request: Request, name: str) -> bool:
+    text = request.query.get(name, "false")
+    if text not in ("true", "false", "1", "0", ""):
+        raise Problem("invalid", f"{name} is true or false", field=name, value=text, limit="true, false")
+    return text in ("true", "1", "")

@@ -1,0 +1,453 @@
+"""Reads: batches and records of a partition, its bounds, and a replica's digest.
+
+Committed data never changes, so any replica may serve it; what a replica cannot know is
+whether it has all there is. `read=leader` asks a majority for that; `min_offset` says what
+the client has seen already, and a replica that is behind waits for it or says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from laminar.batch import BatchError, Buffer, Header, Kind
+from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
+from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
+from laminar.log.disk.errors import DamagedRange, EntriesGone
+from laminar.node.api.common.forwarding import (
+    FORWARDED,
+    Exchange,
+    PassedResponse,
+    decode_response,
+    encode_passed,
+)
+from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.damaged_reads import (
+    LOCAL,
+    SKIPPED,
+    elsewhere,
+    problem_of,
+    skips,
+    without_bad_batches,
+)
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.reads import expired
+
+DEFAULT_BYTES = 1024 * 1024
+MOST_BYTES = 32 * 1024 * 1024
+MOST_RECORDS = 1_000_000
+# The text of an answer may be so many times `max_bytes`, which counts batches as they are stored, and 1 MiB.
+_SHOWN = 4
+LONGEST_WAIT_MS = 30_000
+FORWARD_TIMEOUT_S = 5.0
+GIVE_UP_S = 5.0
+RETRY_S = 0.02
+# For so long a replica that was asked by another shard looks for its leader.
+LEADER_WAIT_S = 1.0
+_ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
+OFFSET_LIMIT = 2**53
+DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
+ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
+
+
+def expected_bytes(query: Mapping[str, str]) -> int:
+    """What a fetch may be answered with, before its values are checked.
+
+    One that waits counts as no less than usual: so a connection has a bounded number of fetches that wait,
+    each of which an append would wake.
+    """
+    text = query.get("max_bytes", "")
+    asked = int(text) if len(text) < 10 and text.isdecimal() else DEFAULT_BYTES
+    least = DEFAULT_BYTES if "wait_ms" in query else USUAL_ANSWER_BYTES
+    return min(max(asked, least), MOST_BYTES)
+
+
+class FetchRoutes:
+    """Handlers of the read routes of a partition."""
+
+    def __init__(
+        self, services: ShardServices, exchange: Exchange, locator: Locator, topics: TopicLookup
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+        self._identity = [("Laminar-Node", services.node), ("Laminar-Shard", str(services.number))]
+
+    # -- finding a replica ----------------------------------------------------------------
+
+    async def serve_or_pass(
+        self, request: Request, topic: str, number: str, *, leader: bool
+    ) -> Partition | Response:
+        """The partition if this shard may answer, else the answer of one that may."""
+        record = self._topics.partition_record(topic, number)
+        partition = self._services.partitions.get((topic, record.number))
+        if partition is not None and (not leader or partition.leads):
+            await self._check_id(request, partition)
+            return partition
+        if LOCAL in request.headers or FORWARDED in request.headers:
+            code = "not_leader" if partition is not None else "not_a_replica"
+            raise Problem(code, f"{topic}/{number} cannot be answered here")
+        if leader:
+            return await self._from_leader(request, topic, record.number)
+        problem = Problem("no_leader", f"no replica of {topic}/{number} answers", outcome="not_applied")
+        for where in self._locator.replicas(topic, record.number):
+            try:
+                return await self.pass_on(request, where)
+            except Problem as error:
+                problem = error
+        raise problem
+
+    async def past_the_end(self, request: Request, served: Partition) -> Partition | Response:
+        """What the leader says to a read past the end of this replica, which may only lag.
+
+        A request that came from another shard goes one step further, to the leader, and no more.
+        """
+        if served.leads:
+            return served
+        topic, number = served.topic, served.number
+        if FORWARDED not in request.headers:
+            return await self._from_leader(request, topic, number)
+        if request.headers[FORWARDED] != "1":
+            raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
+        where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
+        here = self._services.partitions.get((topic, number))
+        return here if here is not None and here.leads else await self.pass_on(request, where)
+
+    async def _check_id(self, request: Request, partition: Partition) -> None:
+        """Refuse a request for a partition of another `id`: 410 where that is deleted, else 503."""
+        wanted = request.query.get("id")
+        if wanted is None or wanted == partition.replica.group.hex():
+            return
+        if not ID.match(wanted):
+            raise Problem("invalid", "an id has 32 hex digits", field="id", value=wanted, limit=32)
+        await self._services.refresh_view()
+        record = self._topics.partition_record(partition.topic, str(partition.number))
+        named = f"{partition.topic}/{partition.number}"
+        if record.group.hex() == wanted:
+            raise Problem("not_a_replica", f"this node has not opened its replica of {named} yet")
+        raise Problem(
+            "made_anew",
+            f"{named} of id {wanted} is deleted, and {named} was made anew",
+            field="id",
+            value=wanted,
+            limit=record.group.hex(),
+        )
+
+    async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
+        """The partition if it is led here, else the leader's answer. For what may be repeated."""
+        return await self.serve_or_pass(request, topic, partition, leader=True)
+
+    async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
+        """As the leader has it, looked for again when another has taken over: a read may be repeated."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + GIVE_UP_S
+        while True:
+            where = await self._locator.leader(topic, number)
+            here = self._services.partitions.get((topic, number))
+            if here is not None and here.leads:
+                await self._check_id(request, here)
+                return here
+            try:
+                response = await self.pass_on(request, where)
+            except Problem as problem:
+                self._locator.forget(topic, number)
+                if problem.code not in _ANOTHER_LEADS or loop.time() >= deadline:
+                    raise
+            else:
+                response.headers = [*response.headers, ("Laminar-Leader", where.url)]
+                return response
+            await asyncio.sleep(RETRY_S)
+
+    async def pass_on(self, request: Request, where: Where) -> Response:
+        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        passed: PassedResponse = await self._exchange.ask(
+            where.address,
+            "http",
+            encode_passed(request),
+            kind=PassedResponse,
+            timeout_s=FORWARD_TIMEOUT_S + wait_s,
+        )
+        return decode_response(passed)
+
+    # -- records --------------------------------------------------------------------------
+
+    async def records(self, request: Request, topic: str, partition: str) -> Response:
+        """GET /v1/topics/{topic}/partitions/{partition}/records."""
+        query = request.query
+        read = query.get("read", "replica")
+        if read not in ("replica", "leader"):
+            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+        format_ = fetch_format(request)
+        max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MOST_BYTES)
+        limit = integer(request, "limit", MOST_RECORDS, minimum=1, maximum=MOST_RECORDS)
+        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
+        check_fields(query.get("fields"), format_)
+        skip = skips(request)
+        served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
+        if isinstance(served, Response):
+            return served
+        deadline = asyncio.get_running_loop().time() + wait_s
+        await self._catch_up(request, served, read, deadline)
+        offset = await self._offset(request, served, read)
+        by_leader = await self._check_bounds(request, served, offset)
+        if by_leader is not None:
+            return by_leader
+        if offset >= served.end_offset and wait_s:
+            await served.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
+        end = served.end_offset
+        tag = query.get("tag")
+        frames: list[Buffer] = []
+        behind = 0
+        skipped: list[str] = []
+        to = min(to, end)
+        most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES)
+        answered = partial(
+            self._answer, request, served, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
+        )
+
+        def shown(some: Sequence[Buffer], offset: int) -> object:
+            return encode_fetch(
+                format_, some, offset=offset, wanted=query.get("fields"), to=to, limit=limit, tag=tag
+            )
+
+        while offset < to:
+            try:
+                if tag is None:
+                    before = min(to, offset + limit)
+                    frames = await served.frames(offset, max_bytes=max_bytes, before=before)
+                else:
+                    frames, behind = await served.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
+            except DamagedRange as damage:
+                response = await self.elsewhere(request, served, offset)
+                if response is not None:
+                    return response
+                if not skip:
+                    raise problem_of(damage, served, node=self._services.node, offset=offset) from damage
+                skipped.append(f"{max(offset, damage.first_offset)}-{damage.next_offset - 1}")
+                offset = damage.next_offset
+                continue
+            try:
+                response = await answered(frames, offset=offset, behind=behind)
+            except BatchError:
+                frames, offset, bad = await self._services.off_loop(
+                    partial(without_bad_batches, frames, offset, read=shown, skip=skip)
+                )
+                skipped += bad
+                if frames:
+                    behind = Header.unpack(frames[-1]).next_offset
+                    response = await answered(frames, offset=offset, behind=behind)
+                    break
+            else:
+                break
+        else:
+            response = await answered([], offset=offset, behind=0)
+        if skipped:
+            response.headers = [*response.headers, (SKIPPED, ",".join(skipped))]
+        return response
+
+    async def elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
+        """What another replica answers to a read that meets damage here."""
+        own = self._services.view.partition_url(self._services.node, partition.topic, partition.number)
+        others = [
+            where for where in self._locator.replicas(partition.topic, partition.number) if where.url != own
+        ]
+        return await elsewhere(request, offset, others, self.pass_on)
+
+    async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
+        """Never older than the client has seen: wait for `min_offset`, then 503 `behind`."""
+        if read == "leader":
+            await partition.confirmed_end()
+        seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
+        if partition.end_offset >= seen:
+            return
+        remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+        if not await partition.wait_past(seen - 1, remaining):
+            raise self._behind(partition, "min_offset", seen)
+
+    def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
+        """503 `behind`, saying who is ahead as far as this replica knows."""
+        node = partition.replica.leader_node
+        ahead = ""
+        headers = []
+        if not partition.leads and node is not None:
+            ahead = f"; {node} leads"
+            where = self._locator.where(node, partition.topic, partition.number)
+            headers = [("Laminar-Leader", where.url)] if where is not None else []
+        return Problem(
+            "behind",
+            f"this replica ends at {partition.end_offset}{ahead}",
+            field=field,
+            value=offset,
+            limit=partition.end_offset,
+            retry_after_ms=50,
+            headers=headers,
+        )
+
+    async def _offset(self, request: Request, partition: Partition, read: str) -> int:
+        text = request.query.get("offset")
+        since = request.query.get("since")
+        if since is not None:
+            if text is not None:
+                raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
+            return (await self._at_time(partition, parse_time(since, field="since")))[0]
+        if text is None or text == "earliest":
+            return partition.start_offset
+        if text == "latest":
+            return partition.end_offset
+        if not DIGITS.match(text) or int(text) >= OFFSET_LIMIT:
+            raise Problem(
+                "invalid",
+                "offset is a number, `earliest` or `latest`",
+                field="offset",
+                value=text,
+                limit=OFFSET_LIMIT,
+            )
+        return int(text)
+
+    async def _check_bounds(self, request: Request, partition: Partition, offset: int) -> Response | None:
+        """Raises 410 before the start and 416 past the end. Only the leader knows the end: its answer, if it
+        is another replica.
+        """
+        if offset < partition.start_offset:
+            raise expired(partition, offset)
+        if offset <= partition.end_offset:
+            return None
+        if not partition.leads and LOCAL in request.headers:
+            raise self._behind(partition, "offset", offset)
+        led = await self.past_the_end(request, partition)
+        if isinstance(led, Response):
+            return led
+        end = await led.confirmed_end()
+        if offset > end:
+            raise Problem(
+                "offset_beyond_end", f"the partition ends at {end}", field="offset", value=offset, limit=end
+            )
+        return None
+
+    async def _answer(
+        self,
+        request: Request,
+        partition: Partition,
+        format_: FetchFormat,
+        frames: Sequence[Buffer],
+        *,
+        offset: int,
+        to: int,
+        limit: int,
+        tag: str | None,
+        behind: int,
+        most_bytes: int,
+    ) -> Response:
+        wanted = request.query.get("fields")
+        encode = partial(
+            encode_fetch,
+            format_,
+            frames,
+            offset=offset,
+            to=to,
+            limit=limit,
+            tag=tag,
+            wanted=wanted,
+            behind=behind,
+            most_bytes=most_bytes,
+        )
+        long = shows_long(format_, frames, wanted)
+        fetched = await self._services.off_loop(encode) if long else encode()
+        headers = [("Content-Type", fetched.content_type), *self.place(partition, fetched.next_offset)]
+        return Response(200, headers, fetched.body)
+
+    def place(self, partition: Partition, next_offset: int) -> list[tuple[str, str]]:
+        """What every answer about data says of where it came from."""
+        return [
+            *self._identity,
+            ("Laminar-Route", "0"),
+            ("Laminar-Start-Offset", str(partition.start_offset)),
+            ("Laminar-End-Offset", str(partition.end_offset)),
+            ("Laminar-Next-Offset", str(next_offset)),
+        ]
+
+    # -- bounds and digests -----------------------------------------------------------------
+
+    async def offsets(self, request: Request, topic: str, partition: str) -> Response:
+        """GET .../offsets?at=earliest|latest|TIME; confirmed by a majority unless read=replica."""
+        read = request.query.get("read", "leader")
+        if read not in ("replica", "leader"):
+            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+        served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
+        if isinstance(served, Response):
+            return served
+        if read == "leader":
+            await served.confirmed_end()
+        at = request.query.get("at", "latest")
+        offset, timestamp_ms = served.end_offset, None
+        if at == "earliest":
+            offset, timestamp_ms = await self._at_time(served, EARLIEST_MS)
+        elif at != "latest":
+            offset, timestamp_ms = await self._at_time(served, parse_time(at, field="at"))
+        return Response.json(
+            {
+                "offset": offset,
+                "timestamp": format_time(timestamp_ms) if timestamp_ms is not None else None,
+                "start_offset": served.start_offset,
+                "end_offset": served.end_offset,
+            },
+            headers=self.place(served, offset),
+        )
+
+    async def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
+        """First offset of the first committed batch appended at or after a time, and when it was.
+
+        The end and None if there is no such batch.
+        """
+        index = await partition.log.find_time(time_ms)
+        while index <= partition.committed_index:
+            row = await partition.log.find_row(index)
+            if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
+                return row.base_offset, row.append_time_ms
+            index += 1
+        return partition.end_offset, None
+
+    async def digest(self, request: Request, topic: str, partition: str) -> Response:
+        """GET .../digest?to_index=N|committed: sha256 over the replica's committed log, byte for byte."""
+        served = await self.serve_or_pass(request, topic, partition, leader=False)
+        if isinstance(served, Response):
+            return served
+        text = request.query.get("to_index", "committed")
+        last = served.committed_index
+        if text != "committed":
+            last = integer(request, "to_index", last, maximum=served.committed_index)
+        while True:
+            start_index = served.log.start.index
+            try:
+                digest = await served.log.digest(max(last, start_index))
+                break
+            except EntriesGone:
+                continue  # the start moved meanwhile: what is left has a digest of its own
+            except DamagedRange as damage:
+                node = self._services.node
+                raise problem_of(damage, served, node=node, offset=damage.first_offset) from damage
+        return Response.json(
+            {
+                "node": self._services.node,
+                "committed_index": served.committed_index,
+                "last_index": served.log.last_index,
+                "term": served.replica.core.term,
+                "to_index": last,
+                "start_index": start_index,
+                "digest": digest,
+                "segments": [
+                    {"first_index": first, "last_index": sealed.last_index, "digest": sealed.digest.hex()}
+                    for first, sealed in sorted(served.log.quarantine.sealed.items())
+                    if sealed.last_index <= last and sealed.digest
+                ],
+            }
+        )

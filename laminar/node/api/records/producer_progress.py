@@ -1,0 +1,95 @@
+"""Routes about one producer in one partition: how far it got, and the begin of its next epoch.
+
+The partition's leader answers; any other shard passes the request on. What a producer is called, and which
+epoch is the next, is not known here: it is told an id and an epoch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from laminar.batch import NO_PRODUCER
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.records.ack_accepted import window
+from laminar.node.api.records.fetch import LONGEST_WAIT_MS, FetchRoutes
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.producer_progress import fence, look
+from laminar.node.partition.state.producers import Progress
+
+MAX_EPOCH = 2**32 - 1
+MAX_SEQUENCE = 2**53 - 1
+_ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
+
+
+class ProgressRoutes:
+    """The handlers of two routes."""
+
+    def __init__(self, services: ShardServices, fetch: FetchRoutes) -> None:
+        self._fetch = fetch
+        self._block = (
+            f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
+            f"Laminar-Shard: {services.number}\r\nLaminar-Route: 0\r\n"
+        ).encode()
+
+    async def describe(self, request: Request, topic: str, partition: str, producer: str) -> Response:
+        """GET /v1/topics/{topic}/partitions/{partition}/producers/{producer}."""
+        producer_id = _id(producer)
+        epoch = integer(request, "epoch", 0, maximum=MAX_EPOCH)
+        sequence = integer(request, "sequence", 0, maximum=MAX_SEQUENCE)
+        wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
+        led = await self._fetch.led(request, topic, partition)
+        if isinstance(led, Response):
+            return led
+        progress = await look(
+            led,
+            producer_id,
+            epoch=epoch,
+            sequence=sequence if "sequence" in request.query else None,
+            wait_s=wait_ms / 1000,
+        )
+        return self._answer(led, producer, progress)
+
+    async def fence(self, request: Request, topic: str, partition: str, producer: str) -> Response:
+        """PUT /v1/topics/{topic}/partitions/{partition}/producers/{producer}?epoch=n."""
+        producer_id = _id(producer)
+        if "epoch" not in request.query:
+            raise Problem("invalid", "say which epoch begins", field="epoch")
+        epoch = integer(request, "epoch", 0, maximum=MAX_EPOCH)
+        led = await self._fetch.led(request, topic, partition)
+        if isinstance(led, Response):
+            return led
+        return self._answer(led, producer, await fence(led, producer_id, epoch))
+
+    def _answer(self, partition: Partition, producer: str, progress: Progress | None) -> Response:
+        if progress is None:
+            raise Problem(
+                "no_such_producer",
+                f"nothing of producer {producer} is durable in {partition.topic}/{partition.number}",
+                field="producer",
+                value=producer,
+            )
+        taken = partition.producers.progress(bytes.fromhex(producer))
+        same = taken is not None and taken.epoch == progress.epoch
+        answer = Response.json(
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "producer": producer,
+                "epoch": progress.epoch,
+                "sequence": taken.sequence if same and taken is not None else progress.sequence,
+                "committed_sequence": progress.sequence,
+                "checkpoint": progress.checkpoint,
+                "floor": progress.floor,
+            }
+        )
+        answer.header_block = self._block + window(partition)
+        return answer
+
+
+def _id(producer: str) -> bytes:
+    if _ID.match(producer) is None or bytes.fromhex(producer) == NO_PRODUCER:
+        raise Problem("invalid", "an id has 32 hex digits, not all 0", field="producer", value=producer)
+    return bytes.fromhex(producer)

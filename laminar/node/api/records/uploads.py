@@ -1,0 +1,161 @@
+"""Records larger than a request: their parts come one by one, then the record is appended at once.
+
+Whoever appends names the upload, and that name is its idempotency key: each step may be sent again, to any
+node. The leader of the partition carries it out (`laminar.node.transactions.uploads`); nobody else is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from laminar.batch import build_part
+from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub
+from laminar.http.api.append_body import parse_append, records_of
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.forwarding import FORWARDED
+from laminar.node.api.common.leader_call import at_leader, led_here
+from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.damaged_reads import LOCAL
+from laminar.node.api.records.fetch import FetchRoutes
+from laminar.node.partition.partition import Partition
+from laminar.node.transactions.uploads import MAX_PARTS, Uploads, id_of
+
+_CHECKSUM = re.compile(r"[0-9a-f]{8}\Z", re.ASCII)
+
+
+class UploadRoutes:
+    """Handlers of the routes."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        locator: Locator,
+        topics: TopicLookup,
+        fetch: FetchRoutes,
+        *,
+        limits: Limits,
+    ) -> None:
+        self._services = services
+        self._locator = locator
+        self._topics = topics
+        self._fetch = fetch
+        self._limits = limits
+
+    def _uploads(self, led: Partition) -> Uploads:
+        return Uploads(led, max_bytes=self._services.settings.max_upload_bytes)
+
+    async def part(self, request: Request, topic: str, partition: str, upload: str, part: str) -> Response:
+        """PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
+        number = int(part)
+        if not request.body:
+            raise Problem("invalid", "a part has at least one byte", field="body", value=0, limit=1)
+        if number >= MAX_PARTS:
+            raise Problem(
+                "invalid", "parts are numbered from 0", field="part", value=number, limit=MAX_PARTS - 1
+            )
+
+        async def here(led: Partition) -> Response:
+            frame = build_part(request.body, upload=id_of(upload), number=number)
+            receipt = await self._uploads(led).part(id_of(upload), frame)
+            answer = {"upload": upload, "part": number, "size_bytes": len(request.body)}
+            return _answer(answer, [], again=receipt.duplicate)
+
+        return await self._at_leader(request, topic, partition, here)
+
+    async def publish(self, request: Request, topic: str, partition: str, upload: str) -> Response:
+        """POST .../uploads/{upload}?parts=&size_bytes=&crc32c=: the body is the record, without its value."""
+        for name in ("parts", "size_bytes", "crc32c"):
+            if name not in request.query:
+                raise Problem("invalid", f"say {name}", field=name)
+        parts = integer(request, "parts", 1, minimum=1, maximum=MAX_PARTS)
+        size_bytes = integer(request, "size_bytes", 1, minimum=1, maximum=2**53 - 1)
+        checksum = request.query["crc32c"]
+        if not _CHECKSUM.match(checksum):
+            raise Problem(
+                "invalid", "a CRC-32C is 8 hex digits", field="crc32c", value=checksum, limit="[0-9a-f]{8}"
+            )
+        stub = self._stub(request, size_bytes, int(checksum, 16))
+
+        async def here(led: Partition) -> Response:
+            receipt = await Uploads(led).publish(
+                id_of(upload), parts=parts, size_bytes=size_bytes, crc32c=int(checksum, 16), stub=stub
+            )
+            flush = led.log.policy.name
+            answer = {
+                "appended": 1,
+                "placed": [{"partition": led.number, "offset": receipt.offset, "count": 1}],
+                "durable": {"replicas": led.replicas, "synced": flush == "commit", "flush": flush},
+            }
+            place = f"/v1/topics/{topic}/partitions/{led.number}/records/{receipt.offset}"
+            return _answer(answer, [("Location", place)], again=receipt.duplicate)
+
+        return await self._at_leader(request, topic, partition, here)
+
+    async def drop(self, request: Request, topic: str, partition: str, upload: str) -> Response:
+        """DELETE .../uploads/{upload}: also of one that is not there, or was published."""
+
+        async def here(led: Partition) -> Response:
+            await Uploads(led).drop(id_of(upload))
+            return Response(204)
+
+        return await self._at_leader(request, topic, partition, here)
+
+    def _stub(self, request: Request, size_bytes: int, checksum: int) -> bytes:
+        """What stands for the record where batches are read, from a request that is an append but for the
+        value.
+        """
+        append = parse_append(request, limits=self._limits)
+        records = append.records
+        if records is None:
+            records = records_of(append.frames)
+        if len(records) != 1:
+            raise Problem("invalid", "an upload is one record", field="records", value=len(records), limit=1)
+        if len(records.values[0]):
+            raise Problem(
+                "invalid",
+                "the value is in the parts",
+                field="value",
+                value=len(records.values[0]),
+                limit=0,
+            )
+        headers = records.headers[0] if records.headers else None
+        for name in (SIZE_HEADER, CRC_HEADER):
+            if headers and name in headers:
+                raise Problem("invalid", "this header is the system's own", field="headers", value=name)
+        stub = build_stub(
+            key=records.keys[0] if records.keys else None,
+            tag=records.tags[0] if records.tags else None,
+            headers=headers,
+            timestamp_ms=records.timestamps[0] if records.timestamps else None,
+            size_bytes=size_bytes,
+            crc32c=checksum,
+        )
+        return bytes(stub)
+
+    async def _at_leader(
+        self,
+        request: Request,
+        topic: str,
+        partition: str,
+        here: Callable[[Partition], Awaitable[Response]],
+    ) -> Response:
+        number = self._topics.partition_record(topic, partition).number
+        if FORWARDED in request.headers or LOCAL in request.headers:
+            return await here(led_here(self._services, topic, number))
+
+        async def there(where: Where) -> Response:
+            return await self._fetch.pass_on(request, where)
+
+        return await at_leader(self._services, self._locator, topic, number, here=here, there=there)
+
+
+def _answer(document: object, headers: list[tuple[str, str]], *, again: bool) -> Response:
+    if again:
+        headers = [*headers, ("Laminar-Replayed", "1")]
+    return Response.json(document, status=201, headers=headers)

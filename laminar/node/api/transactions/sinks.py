@@ -1,0 +1,669 @@
+"""Sinks over HTTP: begin, stage, commit, and what the steps of a commit ask of other shards.
+
+A sink is coordinated by the partition of `_transactions` that its name falls to; the topic is made with the
+first sink. Stages go to the leaders of the partitions that they are for. Whoever receives a request finds the
+leader and asks it; every step is safe to repeat, so it is repeated through elections until its time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from laminar.batch import BatchError, build, merge, verify
+from laminar.http.api.append_body import batch_problem, parse_append
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Limits
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.query import integer, next_link
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.attempts import may_retry
+from laminar.node.api.records.background_decoding import Parsing
+from laminar.node.api.records.idempotency import key_of
+from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.sinks import Deletion, Sink, Target
+from laminar.node.transactions.coordinator import (
+    TOPIC,
+    Coordinator,
+    Part,
+    Pinned,
+    id_of,
+    id_of_name,
+    refuse_epoch,
+)
+from laminar.node.transactions.participant import MAX_STAGES, Batch, Staging
+from laminar.node.transport.transport import Peer
+from laminar.wire.key_route import Route, logical_of_key
+
+COORDINATORS = 8
+GIVE_UP_S = 10.0
+ASK_TIMEOUT_S = 30.0
+RETRY_S = 0.05
+LOOK_S = 0.5
+MAX_NUMBER = 2**53 - 1
+MAX_EPOCH = 2**32 - 1
+MAX_FINGERPRINT = 200
+# Partitions that are asked at a time to forget a sink.
+FORGOTTEN_AT_ONCE = 64
+_PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
+
+
+# Partitions that one batch of a sink may change.
+MAX_PARTS = 16_384
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: _Number
+    stages: list[_Number] = []
+    pinned: _Number = 0
+
+
+class _Pin(msgspec.Struct, forbid_unknown_fields=True):
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    topic: str
+    partition: _Number
+    stages: Annotated[list[_Number], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
+
+
+class _Commit(msgspec.Struct, forbid_unknown_fields=True):
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    parts: Annotated[list[_Part], msgspec.Meta(max_length=MAX_PARTS)]
+    fingerprint: Annotated[str, msgspec.Meta(max_length=MAX_FINGERPRINT)] = ""
+
+
+class StageRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: take this batch of records as a stage."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    number: int
+    epoch: int
+    stage: int
+    frame: bytes
+
+
+class PinRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: keep these stages, or so many `pinned` ones; answers `Pinned`."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    number: int
+    epoch: int
+    stages: list[int]
+    pinned: int = 0
+
+
+class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: publish a pinned batch. Of another group: it is no more."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    number: int
+    epoch: int
+    group: bytes
+    pin: int = 0
+
+
+class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: forget a sink that was deleted, up to this epoch."""
+
+    topic: str
+    partition: int
+    sink: bytes
+    epoch: int
+    group: bytes
+
+
+class ListRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a coordinator: its sinks by name, the first `limit` behind `after` that begin with `prefix`."""
+
+    topic: str
+    partition: int
+    prefix: str
+    after: str
+    limit: int
+
+
+class OverRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a coordinator: of which of these sinks is nothing under way?"""
+
+    topic: str
+    partition: int
+    sinks: list[bytes]
+
+
+class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a coordinator: begin a sink, or tell its state; `end` an epoch of it; `commit` with what is to be
+    committed; `name` with the id that a producer's new name gets; `delete` it, and say that it is `deleted`.
+    """
+
+    topic: str
+    partition: int
+    operation: str
+    sink: bytes
+    name: str = ""
+    number: int = 0
+    epoch: int = 0
+    parts: list[Part] = []
+    producer: bytes = b""
+    # What names a `begin` or `name`, so that it may be asked again.
+    request: str = ""
+    # Of a sink that begins: it writes one batch and is never heard of again.
+    once: bool = False
+    # Of a commit: what tells this batch from others.
+    fingerprint: str = ""
+
+
+class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A coordinator's answer: the sink, and whether this commit was made by this request."""
+
+    sink: Sink
+    applied: bool = False
+
+
+AnyRequest = (
+    StageRequest | PinRequest | PublishRequest | ForgetRequest | ListRequest | OverRequest | SinkRequest
+)
+
+
+class MakeTopic(Protocol):
+    """Creates one of the system's topics, unless it exists."""
+
+    async def __call__(self, topic: str, *, partitions: int) -> None:
+        """Raises `Problem`."""
+
+
+class SinkRoutes:
+    """Handlers of the routes, and of what other shards ask."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        locator: Locator,
+        topics: TopicLookup,
+        *,
+        make_topic: MakeTopic,
+        limits: Limits,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._locator = locator
+        self._topics = topics
+        self._make_topic = make_topic
+        self._parsing = Parsing(
+            lambda request: request.parsed or parse_append(request, limits=limits),
+            lambda *job: services.off_loop(*job),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._coordinators: dict[int, Coordinator] = {}
+        self._route = Route.even(COORDINATORS)
+        services.every(LOOK_S, self._go_on, to_the_end=True)
+
+    # -- routes --------------------------------------------------------------------------
+
+    async def begin(self, request: Request, sink: str) -> Response:
+        """POST /v1/sinks/{sink}?epoch=&once=: a new epoch, or this very one."""
+        epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
+        once = _once(request)
+        if once and epoch:
+            raise Problem(
+                "invalid",
+                "the epoch of a sink that writes once is the coordinator's choice",
+                field="epoch",
+                value=epoch,
+            )
+        named = key_of(request) or self._services.rng.randbytes(16).hex()
+        await self._made()
+        answer = await self._ask_coordinator(
+            "begin", id_of(sink), name=sink, epoch=epoch, request=named, once=once
+        )
+        return Response.json(_described(sink, answer.sink))
+
+    async def describe(self, request: Request, sink: str) -> Response:
+        """GET /v1/sinks/{sink}."""
+        await self._look_for({TOPIC})
+        known = TOPIC in self._services.view.topics()
+        answer = await self._ask_coordinator("status", id_of(sink)) if known else SinkAnswer(Sink(""))
+        if not answer.sink.is_listed:
+            raise Problem(
+                "no_such_sink",
+                f"there is no sink {sink!r}",
+                field="sink",
+                value=sink,
+                limit=answer.sink.last_epoch or None,
+            )
+        return Response.json(_described(sink, answer.sink))
+
+    async def sinks(self, request: Request) -> Response:
+        """GET /v1/sinks?prefix=&limit=&after=."""
+        prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        await self._look_for({TOPIC})
+        found: list[Sink] = []
+        if TOPIC in self._services.view.topics():
+            asked = [ListRequest(TOPIC, number, prefix, after, limit + 1) for number in range(COORDINATORS)]
+            for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
+                found += each
+        found.sort(key=lambda sink: sink.name)
+        answer: dict[str, Any] = {"sinks": [_described(sink.name, sink) for sink in found[:limit]]}
+        headers = []
+        if len(found) > limit:
+            answer["next"] = found[limit - 1].name
+            headers.append(next_link("/v1/sinks", prefix=prefix, limit=limit, after=answer["next"]))
+        return Response.json(answer, headers=headers)
+
+    async def delete(self, request: Request, sink: str) -> Response:
+        """DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
+        named = key_of(request) or self._services.rng.randbytes(16).hex()
+        await self._look_for({TOPIC})
+        if TOPIC not in self._services.view.topics():
+            raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
+        known = (await self._ask_coordinator("delete", id_of(sink), request=named)).sink
+        if known.deletion is Deletion.BEGUN:
+            await self._forget(id_of(sink), known.epoch)
+            await self._ask_coordinator("deleted", id_of(sink), epoch=known.epoch)
+        return Response(204)
+
+    async def _forget(self, sink: bytes, epoch: int) -> None:
+        """Every partition there is forgets a sink. Those that are made later never heard of it."""
+        await self._services.refresh_view()
+        rest = [
+            ForgetRequest(record.topic, record.number, sink, epoch, record.group)
+            for record in self._services.view.partitions().values()
+            if record.topic != TOPIC
+        ]
+        while rest:
+            at_once, rest = rest[:FORGOTTEN_AT_ONCE], rest[FORGOTTEN_AT_ONCE:]
+            done = await asyncio.gather(*map(self._forget_in, at_once), return_exceptions=True)
+            for error in done:
+                if isinstance(error, BaseException):
+                    raise error
+
+    async def _forget_in(self, request: ForgetRequest) -> None:
+        try:
+            await self._at_leader(request, type(None))
+        except Problem:
+            if not await self._is_gone(Target(request.topic, request.partition, request.group)):
+                raise
+
+    async def stage(self, request: Request, sink: str, number: str) -> Response:
+        """POST /v1/sinks/{sink}/batches/{number}/stages?topic=&partition=&stage=&epoch=."""
+        for name in ("topic", "partition", "stage", "epoch"):
+            if name not in request.query:
+                raise Problem("invalid", f"say which {name}", field=name)
+        topic = request.query["topic"]
+        _refuse_system(topic, field="topic")
+        await self._look_for({topic})
+        record = self._topics.partition_record(topic, request.query["partition"])
+        if policy_of(self._topics.record(topic).settings).is_interval:
+            raise Problem(
+                "invalid",
+                "a transaction needs partitions with the flush policy `commit`: what is pinned stays",
+                field="flush",
+                value="interval",
+                limit="commit",
+            )
+        append = await self._parsing.parsed(request)
+        if append.records is not None:
+            records = append.records
+            frame = build(
+                records.values,
+                keys=records.keys,
+                timestamps=records.timestamps,
+                tags=records.tags,
+                headers=records.headers,
+            )
+        else:
+            frame = _joined(append.frames)
+        stage = integer(request, "stage", 0, maximum=MAX_NUMBER)
+        count = await self._at_leader(
+            StageRequest(
+                topic,
+                record.number,
+                id_of(sink),
+                int(number),
+                integer(request, "epoch", 0, maximum=MAX_EPOCH),
+                stage,
+                bytes(frame),
+            ),
+            int,
+        )
+        answer = {"topic": topic, "partition": record.number, "stage": stage, "count": count}
+        return Response.json(answer, status=201)
+
+    async def pin_stages(self, request: Request, sink: str, number: str) -> Response:
+        """POST /v1/sinks/{sink}/batches/{number}/pins: for a commit whose stages fill several requests."""
+        body = json_body(request, _Pin)
+        _refuse_system(body.topic, field="topic")
+        await self._look_for({body.topic, TOPIC})
+        self._topics.partition_record(body.topic, str(body.partition))
+        known = Sink("")
+        if TOPIC in self._services.view.topics():
+            known = await self.status(id_of(sink))
+        # What is pinned stays until a newer epoch begins: under one that never began it would stay for ever.
+        refuse_epoch(known, body.epoch)
+        await self._pin_for_driver(
+            PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
+        )
+        answer = {"topic": body.topic, "partition": body.partition, "pinned": len(set(body.stages))}
+        return Response.json(answer)
+
+    async def _pin_for_driver(self, request: PinRequest) -> None:
+        try:
+            await self._at_leader(request, Pinned)
+        except Problem as problem:
+            if problem.code != "no_stage":
+                raise
+            # It may have been committed, and forgotten there: the coordinator tells.
+            known = await self.status(request.sink)
+            refuse_epoch(known, request.epoch)
+            if request.number > known.number:
+                raise
+            raise Problem(
+                "already_committed",
+                f"batch {known.number} of this sink is committed",
+                field="number",
+                value=request.number,
+                limit=known.number,
+                outcome="not_applied",
+            ) from problem
+
+    async def commit(self, request: Request, sink: str, number: str) -> Response:
+        """PUT /v1/sinks/{sink}/batches/{number}."""
+        body = json_body(request, _Commit)
+        parts = [
+            Part(topic=part.topic, partition=part.partition, stages=part.stages, pinned=part.pinned)
+            for part in body.parts
+        ]
+        await self._look_for({part.topic for part in parts})
+        for place, part in enumerate(parts):
+            _refuse_system(part.topic, field=f"parts.{place}.topic")
+            self._topics.partition_record(part.topic, str(part.partition))
+            if bool(part.stages) == bool(part.pinned):
+                raise Problem(
+                    "invalid",
+                    "a part has at least one stage: it names them, or says how many are pinned",
+                    field=f"parts.{place}.stages",
+                    value=len(part.stages),
+                )
+        if len({(part.topic, part.partition) for part in parts}) != len(parts):
+            raise Problem("invalid", "a partition occurs once", field="parts")
+        await self._made()
+        answer = await self._ask_coordinator(
+            "commit",
+            id_of(sink),
+            number=int(number),
+            epoch=body.epoch,
+            parts=parts,
+            fingerprint=body.fingerprint,
+        )
+        result = "applied" if answer.applied else "already"
+        return Response.json({"sink": sink, "number": int(number), "result": result})
+
+    async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
+        """The next epoch of a producer's name; see `Coordinator.take_name`."""
+        await self._made()
+        answer = await self._ask_coordinator(
+            "name", id_of_name(name), name=name, producer=producer, request=request
+        )
+        return answer.sink
+
+    # -- what the janitor asks ---------------------------------------------------------------
+
+    async def status(self, sink: bytes) -> Sink:
+        """See `abandoned_stages.Coordinators`."""
+        return (await self._ask_coordinator("status", sink)).sink
+
+    async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
+        """See `abandoned_stages.Coordinators`."""
+        by_place: dict[int, list[bytes]] = {}
+        for sink in sinks:
+            by_place.setdefault(self._route.partition_of(logical_of_key(sink)), []).append(sink)
+        answers = await asyncio.gather(
+            *(
+                self._at_leader(OverRequest(TOPIC, place, some), list[bytes])
+                for place, some in by_place.items()
+            ),
+            return_exceptions=True,
+        )
+        found: list[bytes] = []
+        for answer in answers:
+            if isinstance(answer, list):
+                found += answer
+            elif not isinstance(answer, Problem):
+                raise answer
+        return found
+
+    async def end(self, sink: bytes, epoch: int) -> Sink:
+        """See `abandoned_stages.Coordinators`."""
+        return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
+
+    # -- finding leaders -------------------------------------------------------------------
+
+    async def _look_for(self, topics: set[str]) -> None:
+        """A topic not heard of may be new: it is missed only in a view that is up to date."""
+        if not topics <= self._services.view.topics().keys():
+            await self._services.refresh_view()
+
+    async def _made(self) -> None:
+        """The coordinators' topic is there."""
+        if TOPIC not in self._services.view.topics():
+            await self._make_topic(TOPIC, partitions=COORDINATORS)
+
+    async def _ask_coordinator(self, operation: str, sink: bytes, **more: Any) -> SinkAnswer:
+        number = self._route.partition_of(logical_of_key(sink))
+        request = SinkRequest(TOPIC, number, operation, sink, **more)
+        answer: SinkAnswer = await self._at_leader(request, SinkAnswer)
+        return answer
+
+    async def _at_leader(self, request: AnyRequest, kind: type[Any]) -> Any:
+        """What the leader of the request's partition answers, through elections."""
+        topic, number = request.topic, request.partition
+        deadline = self._loop.time() + GIVE_UP_S
+        unknown = False
+        while True:
+            try:
+                where = await self._locator.leader(topic, number)
+                partition = self._services.partitions.get((topic, number))
+                if partition is not None and partition.leads:
+                    return await self._do(partition, request)
+                payload = (type(request).__name__, request)
+                return await self._exchange.ask(
+                    where.address, "sinks", payload, kind=kind, timeout_s=ASK_TIMEOUT_S
+                )
+            except Problem as problem:
+                unknown |= problem.outcome == "unknown"
+                if not may_retry(problem, True) or self._loop.time() >= deadline:
+                    if unknown:
+                        problem.outcome = "unknown"  # what an earlier try did is not known
+                    if problem.code == "not_leader":
+                        raise Problem("no_leader", problem.detail, outcome=problem.outcome) from problem
+                    raise
+            self._locator.forget(topic, number)
+            await asyncio.sleep(RETRY_S)
+
+    async def on_sinks(self, peer: Peer, payload: bytes) -> Any:
+        """Another shard asks the leader of one of our partitions."""
+        name, raw = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
+        request: AnyRequest = msgspec.msgpack.decode(raw, type=_KINDS[name])
+        partition = self._services.partitions.get((request.topic, request.partition))
+        if partition is None or not partition.leads:
+            detail = f"{request.topic}/{request.partition} is not led here"
+            raise Problem("not_leader", detail, outcome="not_applied")
+        return await self._do(partition, request)
+
+    async def _do(self, partition: Partition, request: AnyRequest) -> Any:
+        """As the leader."""
+        if isinstance(request, SinkRequest):
+            return await self._coordinate(self._coordinator(partition), request)
+        if isinstance(request, ListRequest):
+            coordinator = self._coordinator(partition)
+            return await coordinator.listed(prefix=request.prefix, after=request.after, limit=request.limit)
+        if isinstance(request, OverRequest):
+            return await self._coordinator(partition).over(request.sinks)
+        if isinstance(request, ForgetRequest):
+            # One that was deposed unawares has not heard of all that it would have to forget.
+            await partition.confirmed_end()
+            await Staging(partition).forget(request.sink, request.epoch)
+            return None
+        batch = Batch(sink=request.sink, number=request.number, epoch=request.epoch)
+        staging = Staging(partition)
+        if isinstance(request, StageRequest):
+            frame = bytearray(request.frame)
+            header = verify(frame)
+            await staging.stage(batch, request.stage, frame, header)
+            return header.count
+        if isinstance(request, PinRequest):
+            pinning = (
+                staging.pinned(batch, request.pinned)
+                if request.pinned
+                else staging.pin(batch, request.stages)
+            )
+            # In the same turn: later it may be published.
+            pin = staging.pin_of(batch)
+            await pinning
+            return Pinned(partition.replica.group, pin)
+        if partition.replica.group != request.group:
+            # Another of this name. Whether the one that was meant is no more only the catalog can say.
+            detail = f"{request.topic}/{request.partition} here is another group's"
+            raise Problem("not_leader", detail, outcome="not_applied")
+        if not staging.knows(batch, request.pin):
+            # Who was deposed unawares has not heard of the pin: only a leader may say that it is lost.
+            await partition.confirmed_end()
+        await staging.publish(batch, request.pin)
+        return None
+
+    async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
+        if request.operation == "begin":
+            begun = await coordinator.begin(
+                request.sink, request.name, request.request, epoch=request.epoch, once=request.once
+            )
+            return SinkAnswer(begun)
+        if request.operation == "name":
+            return SinkAnswer(
+                await coordinator.take_name(request.sink, request.name, request.producer, request.request)
+            )
+        if request.operation == "status":
+            return SinkAnswer(await coordinator.status(request.sink))
+        if request.operation == "delete":
+            return SinkAnswer(await coordinator.delete(request.sink, request.request))
+        if request.operation == "deleted":
+            return SinkAnswer(await coordinator.deleted(request.sink, request.epoch))
+        if request.operation == "end":
+            return SinkAnswer(await coordinator.end(request.sink, request.epoch))
+        if request.operation != "commit":
+            # Of a node that is newer than this one.
+            detail = f"this node knows no operation {request.operation!r} of sinks"
+            raise Problem("invalid", detail, outcome="not_applied")
+        applied = await coordinator.commit(
+            request.sink, request.number, request.epoch, request.parts, request.fingerprint
+        )
+        return SinkAnswer(Sink("", request.epoch, request.number), applied)
+
+    def _coordinator(self, partition: Partition) -> Coordinator:
+        found = self._coordinators.get(partition.number)
+        if found is None or found.partition is not partition:
+            found = Coordinator(partition, self, spawn=self._services.spawn)
+            self._coordinators[partition.number] = found
+        return found
+
+    # -- what a coordinator asks -------------------------------------------------------------
+
+    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+        """See `coordinator.Targets`."""
+        request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.pinned)
+        pinned: Pinned = await self._at_leader(request, Pinned)
+        return pinned
+
+    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
+        """See `coordinator.Targets`."""
+        if await self._is_gone(target):
+            return
+        request = PublishRequest(
+            target.topic, target.partition, sink, number, epoch, target.group, target.pin
+        )
+        await self._at_leader(request, type(None))
+
+    async def _is_gone(self, target: Target) -> bool:
+        """Whether the partition was deleted, by a view that is up to date."""
+        if self._has(target):
+            return False
+        await self._services.refresh_view()
+        return not self._has(target)
+
+    def _has(self, target: Target) -> bool:
+        record = self._services.view.partition(target.topic, target.partition)
+        return record is not None and record.group == target.group
+
+    # -- in the background ---------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Decisions of leaders before this one are published, whoever asks or not."""
+        for place in _PLACES:
+            partition = self._services.partitions.get(place)
+            if partition is not None and partition.leads and partition.tables.sinks.undone():
+                self._coordinator(partition).finish_all()
+
+
+_KINDS: dict[str, type[AnyRequest]] = {
+    kind.__name__: kind
+    for kind in (
+        StageRequest,
+        PinRequest,
+        PublishRequest,
+        ForgetRequest,
+        ListRequest,
+        OverRequest,
+        SinkRequest,
+    )
+}
+
+
+def _joined(frames: Sequence[memoryview]) -> bytearray:
+    """One batch of those of a body. Raises 4xx for several of which one has a producer's id."""
+    if len(frames) == 1:
+        return bytearray(frames[0])
+    try:
+        return merge(frames)
+    except BatchError as error:
+        raise batch_problem(error) from error
+
+
+def _once(request: Request) -> bool:
+    text = request.query.get("once", "false")
+    if text not in ("true", "false"):
+        raise Problem("invalid", "once is true or false", field="once", value=text, limit="true, false")
+    return text == "true"
+
+
+def _refuse_system(topic: str, *, field: str) -> None:
+    if topic == TOPIC:
+        raise Problem("invalid", "this topic is the system's own", field=field, value=topic)
+
+
+def _described(name: str, sink: Sink) -> dict[str, Any]:
+    return {
+        "sink": name,
+        "epoch": sink.epoch,
+        "committed": sink.number if sink.number >= 0 else None,
+        "publishing": sink.undone is not None,
+        "fingerprint": sink.fingerprint or None,
+        "once": sink.once,
+        "deleting": sink.deletion is Deletion.BEGUN,
+        "changed": format_time(sink.changed_ms),
+    }

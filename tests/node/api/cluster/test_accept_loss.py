@@ -1,0 +1,54 @@
+"""Whether a person may accept a loss, by what the catalog has and what the replicas say."""
+
+from __future__ import annotations
+
+import pytest
+
+from laminar.node.api.cluster.accept_loss import _Standing
+from laminar.node.api.cluster.replica_status import ReplicaState
+from membership.records import LeavingReplica, PartitionRecord, ReplicaRecord
+
+GROUP = b"g" * 16
+
+
+def replica(number: int, *, made: bool = True) -> ReplicaRecord:
+    return ReplicaRecord(number, "_abcde"[number], bytes(16), made=made)
+
+
+def told(node: str, voters: list[int], last_index: int) -> ReplicaState:
+    return ReplicaState(0, node, voters=voters, last_term=3 if last_index else 0, last_index=last_index)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "leaving", "voters", "absent"),
+    [
+        # The third voter died while the one that takes the place of the second was being filled.
+        ([1, 3, 4], [], [1, 3], ["c"]),
+        # Of two voters one died for good, and nobody led who could have added the other's successor.
+        ([1, 4], [2], [1, 2], ["b"]),
+    ],
+)
+@pytest.mark.parametrize("filled", [0, 10])
+def test_a_replica_that_is_no_voter_yet_makes_no_majority(
+    replicas: list[int], leaving: list[int], voters: list[int], absent: list[str], filled: int
+) -> None:
+    """It elects nobody: else the group waits for ever, and is said to elect a leader by itself."""
+    record = PartitionRecord(
+        *("t", 0, GROUP, "live"),
+        [replica(each, made=each != 4 or filled > 0) for each in replicas],
+        1,
+        leaving=[LeavingReplica(replica(each), "dead") for each in leaving],
+    )
+    states = {(0, "a"): told("a", voters, 20), (0, "d"): told("d", voters if filled else [], filled)}
+    standing = _Standing(record, states)
+
+    assert "" == standing.refusal({"a", "d"})
+    assert not standing.has_majority
+    assert ("a", absent) == (standing.best.node, standing.absent)
+
+
+def test_voters_that_are_a_majority_elect_a_leader_by_themselves() -> None:
+    record = PartitionRecord("t", 0, GROUP, "live", [replica(each) for each in (1, 2, 4)], 1)
+    states = {(0, "a"): told("a", [1, 2], 20), (0, "b"): told("b", [1, 2], 20)}
+
+    assert "they elect a leader by themselves" in _Standing(record, states).refusal({"a", "b"})
