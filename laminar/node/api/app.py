@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from laminar.http.api.append_body import Append
 from laminar.http.api.cross_site import Sites, check_body_type
+from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.routes import ROUTES, check_query, match
@@ -37,6 +38,7 @@ from laminar.node.api.common.forwarding import (
     encode_response,
 )
 from laminar.node.api.common.json_body import check_document
+from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
@@ -81,8 +83,6 @@ _PROMISES = {
 }
 # What is sent to a partition's leader, who may be named to a client that asks for that.
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
-COMMIT_WAIT_S = 10.0
-SWEEP_S = 0.5
 
 # Of all requests, beside those of an append: what their modules enforce.
 _OTHER_LIMITS = {
@@ -115,6 +115,7 @@ class Api:
         self._host = host
         self._exchange = Exchange(host.transport)
         self._locator = Locator(host, self._exchange)
+        leaders = LeaderCall(host, self._locator)
         settings = host.settings
         most_bytes = settings.max_append_bytes
         self.limits = Limits(
@@ -129,21 +130,21 @@ class Api:
         partitions = PartitionRoutes(host, topics, states)
         watch = Watch(host)
         cluster = ClusterRoutes(host, watch)
-        cursors = CursorRoutes(host, self._exchange, self._locator, topics)
-        groups = GroupRoutes(host, self._exchange, self._locator, topics, cursors)
-        fetch = FetchRoutes(host, self._exchange, self._locator, topics)
+        cursors = CursorRoutes(host, self._exchange, leaders, topics)
+        groups = GroupRoutes(host, self._exchange, leaders, topics, cursors)
+        fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = RecoverRoutes(host, self._exchange, topics, states, release=host.release)
         progress = ProgressRoutes(host, fetch)
         sinks = SinkRoutes(
-            host, self._exchange, self._locator, topics, make_topic=topic_routes.make, limits=self.limits
+            host, self._exchange, leaders, topics, make_topic=topic_routes.make, limits=self.limits
         )
         Leftovers(host, sinks)
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )
         metrics = MetricsRoute(host, watch, self._datagrams.statistics)
-        uploads = UploadRoutes(host, self._locator, topics, fetch, limits=self.limits)
-        self._append = AppendRoutes(host, self._exchange, self._locator, topics, limits=self.limits)
+        uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
+        self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._topics = topics
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
@@ -207,7 +208,7 @@ class Api:
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
-        host.every(SWEEP_S, self._sweep, to_the_end=True)
+        host.every(COMMIT_CHECK_S, self._sweep, to_the_end=True)
 
     # -- the application -------------------------------------------------------------------
 

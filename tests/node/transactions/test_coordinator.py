@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +15,9 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import sinks
 from laminar.node.api.transactions.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
 from laminar.node.host.clock import Clock
@@ -25,9 +27,8 @@ from laminar.node.transactions import coordinator as coordinator_module
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Staging
-from laminar.node.transport.transport import TcpAddress
 from tests.node.alone import lone_partition
-from tests.node.services import no_topic
+from tests.node.services import TOPIC, Services, exchange, no_topic
 from tests.node.trio import batch as batch_of
 from tests.node.trio import send, trio
 
@@ -174,12 +175,9 @@ async def test_what_a_newer_node_asks_for_is_not_taken_for_the_commit_of_an_empt
         coordinator = Coordinator(partition, Targets(), spawn=Spawned())
         epoch = (await coordinator.begin(SINK, "s")).epoch
 
-        async def nobody(*_: Any, **__: Any) -> Any:
-            raise AssertionError("nobody is asked")
-
         newer = SinkRequest("_transactions", 0, "newer", SINK, epoch=epoch)
         with pytest.raises(Problem, match="knows no operation 'newer'"):
-            await routes(nobody, nobody)._coordinate(coordinator, newer)
+            await routes()._coordinate(coordinator, newer)
         assert -1 == (await coordinator.status(SINK)).number
 
 
@@ -297,70 +295,57 @@ async def test_the_log_of_the_coordinators_is_trimmed_and_what_they_know_is_not(
 # -- the routes ----------------------------------------------------------------------------
 
 
-def routes(leader: Callable[[], Awaitable[Where]], ask: Callable[..., Awaitable[Any]]) -> SinkRoutes:
-    """On a shard that leads nothing."""
-
-    async def found(topic: str, number: int) -> Where:
-        return await leader()
-
-    shard: Any = SimpleNamespace(
-        partitions={}, spawn=lambda work: work.close(), every=lambda period_s, look, to_the_end: None
+def routes(services: Services | None = None, **others: Callable[[str, bytes], Awaitable[Any]]) -> SinkRoutes:
+    """On a shard that leads nothing, with what other shards answer it."""
+    services, asking = services or Services(), exchange(**others)
+    return SinkRoutes(
+        services,
+        asking,
+        LeaderCall(services, Locator(services, asking)),
+        TopicLookup(services.view),
+        make_topic=no_topic,
+        limits=Limits(),
     )
-    locator: Any = SimpleNamespace(leader=found, forget=lambda topic, number: None)
-    exchange: Any = SimpleNamespace(ask=ask)
-    topics: Any = None
-    return SinkRoutes(shard, exchange, locator, topics, make_topic=no_topic, limits=Limits())
 
 
 async def test_what_an_earlier_try_did_is_not_denied_when_no_leader_is_found_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A commit may have been decided by it: nobody knows, and the driver is told so."""
-    monkeypatch.setattr(sinks, "GIVE_UP_S", 0.05)
-    monkeypatch.setattr(sinks, "RETRY_S", 0.0)
-    wheres = [Where("a", TcpAddress("a", 1), "http://a")]
+    monkeypatch.setattr(sinks, "SINK_STEP", replace(SINK_STEP, election_wait_s=0.05))
+    tries = 0
 
-    async def leader() -> Where:
-        if wheres:
-            return wheres.pop()
-        raise Problem("no_leader", outcome="not_applied")
+    async def leader(node: str, payload: bytes) -> str:
+        return "" if tries else "x"
 
-    async def ask(*_: Any, **__: Any) -> Any:
+    async def ask(node: str, payload: bytes) -> Any:
+        nonlocal tries
+        tries += 1
         raise Problem("outcome_unknown")
 
+    asked = routes(Services(elsewhere=["x"]), leader=leader, sinks=ask)
     with pytest.raises(Problem) as problem:
-        await routes(leader, ask)._at_leader(SinkRequest("_transactions", 0, "commit", SINK), object)
+        await asked._at_leader(SinkRequest(TOPIC, 0, "commit", SINK), object)
+    assert 1 == tries
     assert ("no_leader", "unknown") == (problem.value.code, problem.value.outcome)
 
 
 async def test_a_publish_is_not_over_because_another_group_of_that_name_is_led_here(tmp_path: Path) -> None:
     """It may be one that was deleted and is not gone yet, while the one that is meant waits elsewhere."""
-
-    async def nobody(*_: Any, **__: Any) -> Any:
-        raise AssertionError("nobody is asked")
-
     async with lone_partition(tmp_path) as partition:
-        asked = routes(nobody, nobody)
         with pytest.raises(Problem) as problem:
-            await asked._do(partition, PublishRequest("t", 0, SINK, 0, 1, b"another group..."))
+            await routes()._do(partition, PublishRequest("t", 0, SINK, 0, 1, b"another group..."))
         assert ("not_leader", "not_applied") == (problem.value.code, problem.value.outcome)
 
 
 async def test_a_partition_is_taken_for_deleted_by_an_up_to_date_view_only() -> None:
     """A node that has not heard of a topic yet must not take it for one that is no more."""
 
-    async def nobody(*_: Any, **__: Any) -> Any:
-        raise AssertionError("nobody is asked")
-
     async def refresh_view() -> None:
         raise Problem("no_leader", "this node has not heard yet", outcome="not_applied")
 
-    asked = routes(nobody, nobody)
-    shard: Any = asked._services
-    shard.view = SimpleNamespace(partition=lambda topic, number: None)
-    shard.refresh_view = refresh_view
     with pytest.raises(Problem):
-        await asked.publish(SINK, 0, 1, Target("t", 0, b"g" * 16))
+        await routes(Services(refresh=refresh_view)).publish(SINK, 0, 1, Target("t", 0, b"g" * 16))
 
 
 async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
@@ -372,10 +357,7 @@ async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
         await Staging(leader.partition).stage(batch, 0, frame, Header.unpack(frame))
         cluster.cut_off(leader.node)
 
-        async def nobody(*_: Any, **__: Any) -> Any:
-            raise AssertionError("nobody is asked")
-
-        asked = routes(nobody, nobody)._do(leader.partition, PinRequest("t", 0, SINK, 0, 1, [0]))
+        asked = routes()._do(leader.partition, PinRequest("t", 0, SINK, 0, 1, [0]))
         pinned = asyncio.ensure_future(asked)
         await cluster.until(
             lambda: (held := leader.partition.tables.stages.batch(batch.key)) is None or held.pinned,

@@ -12,6 +12,7 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
+from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import abandoned_stages
@@ -352,7 +353,7 @@ def routes() -> SinkRoutes:
     return SinkRoutes(
         services,
         asking,
-        Locator(services, asking),
+        LeaderCall(services, Locator(services, asking)),
         TopicLookup(services.view),
         make_topic=no_topic,
         limits=Limits(),

@@ -1,64 +1,162 @@
-"""Steps that a partition's leader carries out, wherever it is: here, or at the shard that it is asked of.
+"""Requests that only a partition's leader can carry out: find it, ask it, retry when leadership moves.
 
-A leader that proves to be none any more is looked for again, as often as `ATTEMPTS`, also when it is cut off
-and says nothing while another leads; so a step is one that may be repeated.
+The one loop of that kind on the server. A `RetryPolicy` says what may be repeated and what the caller is told
+in the end; the durations are those of `laminar.http.api.deadlines`.
+
+Invariant: an attempt that may have been carried out is repeated only if the request is repeatable, and no
+later attempt denies it: its unknown outcome stays in what the caller is told.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
+from laminar.http.api.deadlines import (
+    APPEND_ATTEMPTS_S,
+    ELECTION_WAIT_S,
+    LOOK_UP_PAUSE_S,
+    READ_ATTEMPTS_S,
+    STEP_ATTEMPTS_S,
+    STEP_PAUSE_S,
+)
 from laminar.http.api.problems import Problem
+from laminar.node.api.common.attempts import (
+    LEADER_MOVED,
+    combine_outcomes,
+    keep_code,
+    last_problem,
+    may_retry,
+)
 from laminar.node.api.common.leader_lookup import Locator, Where
 from laminar.node.api.common.services import ShardServices
-
-if TYPE_CHECKING:
-    from laminar.node.partition.partition import Partition
+from laminar.node.partition.partition import Partition
 
 T = TypeVar("T")
 
-ATTEMPTS = 20
-RETRY_S = 0.05
-# Each may have taken as long as a request may.
-MOST_UNKNOWN = 2
+Conclusion = Callable[[Sequence[Problem], Problem], Problem]
+"""What the caller is told, of the earlier attempts with unknown outcomes and the last one's problem."""
 
 
-def led_here(services: ShardServices, topic: str, number: int) -> Partition:
-    """The partition, if this shard leads it. Raises 503 `not_leader`."""
-    partition = services.partitions.get((topic, number))
-    if partition is None or not partition.leads:
-        raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
-    return partition
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When an attempt at the leader is repeated, and what is told at the end."""
+
+    attempts_s: float
+    """No attempt begins later than this after the first."""
+    pause_s: float
+    repeatable: bool
+    """Whether a second attempt is harmless: a read, or what the leader recognises."""
+    conclude: Conclusion
+    election_wait_s: float = ELECTION_WAIT_S
+    """How long each attempt waits until some leader is known."""
+    repeats_here: bool = True
+    """Whether a problem of this shard's own partition leads to another attempt."""
+    replaces_leader: bool = True
+    """Whether an attempt of a repeatable request ends as soon as another leader is known."""
 
 
-async def at_leader(
-    services: ShardServices,
-    locator: Locator,
-    topic: str,
-    number: int,
-    *,
-    here: Callable[[Partition], Awaitable[T]],
-    there: Callable[[Where], Coroutine[Any, Any, T]],
-) -> T:
-    """What `here` says of the partition if this shard leads it, else what `there` says of its leader."""
-    unknown = 0
-    for attempt in range(ATTEMPTS):
-        where = await locator.leader(topic, number)
-        try:
-            partition = services.partitions.get((topic, number))
-            if partition is not None and partition.leads:
-                return await here(partition)
-            return await locator.while_it_leads(where, topic, number, there(where))
-        except Problem as problem:
-            # Whoever is asked next does not begin with one that did not answer.
-            locator.forget(topic, number)
-            unknown += problem.outcome == "unknown"
-            again = ("not_leader", "no_leader", "outcome_unknown")
-            if problem.code not in again or attempt == ATTEMPTS - 1 or unknown > MOST_UNKNOWN:
-                if unknown:
-                    problem.outcome = "unknown"  # what an earlier try did is not known
-                raise
-        await asyncio.sleep(RETRY_S)
-    raise AssertionError("the last attempt returns or raises")
+READ = RetryPolicy(
+    attempts_s=READ_ATTEMPTS_S,
+    pause_s=LOOK_UP_PAUSE_S,
+    repeatable=True,
+    conclude=last_problem,
+    repeats_here=False,
+    # A read may wait for records for long; a question to the replicas every moment would cost more.
+    replaces_leader=False,
+)
+STEP = RetryPolicy(attempts_s=STEP_ATTEMPTS_S, pause_s=STEP_PAUSE_S, repeatable=True, conclude=keep_code)
+SINK_STEP = RetryPolicy(
+    attempts_s=STEP_ATTEMPTS_S,
+    pause_s=STEP_PAUSE_S,
+    repeatable=True,
+    conclude=keep_code,
+    election_wait_s=STEP_ATTEMPTS_S,
+    # A step may publish to many partitions: a leader that is busy with that is not asked for twice.
+    replaces_leader=False,
+)
+
+
+def append_policy(*, repeatable: bool, repeats_here: bool) -> RetryPolicy:
+    """Return the policy of an append; `repeats_here` needs a body that the first attempt left as it was."""
+    return RetryPolicy(
+        attempts_s=APPEND_ATTEMPTS_S,
+        pause_s=LOOK_UP_PAUSE_S,
+        repeatable=repeatable,
+        conclude=combine_outcomes,
+        repeats_here=repeats_here,
+    )
+
+
+class LeaderCall:
+    """Carries requests out at partitions' leaders: here, or at the shard that leads."""
+
+    def __init__(self, services: ShardServices, locator: Locator) -> None:
+        self._services = services
+        self.locator = locator
+
+    def led(self, topic: str, number: int) -> Partition | None:
+        """Return the partition if this shard leads it."""
+        partition = self._services.partitions.get((topic, number))
+        return partition if partition is not None and partition.leads else None
+
+    def led_here(self, topic: str, number: int) -> Partition:
+        """Return the partition that this shard leads.
+
+        Raises:
+            Problem: 503 `not_leader` if it leads no such partition.
+        """
+        partition = self.led(topic, number)
+        if partition is None:
+            raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
+        return partition
+
+    async def __call__(
+        self,
+        topic: str,
+        number: int,
+        *,
+        here: Callable[[Partition], Awaitable[T]],
+        there: Callable[[Where], Coroutine[Any, Any, T]],
+        policy: RetryPolicy,
+    ) -> T:
+        """Return what `here` makes of the partition if it is led here, else what its leader says `there`.
+
+        Raises:
+            Problem: the last attempt's, as `policy.conclude` makes it of all attempts.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + policy.attempts_s
+        unknown: list[Problem] = []
+        while True:
+            led = None
+            try:
+                where = await self.locator.leader(topic, number, wait_s=policy.election_wait_s)
+            except Problem as problem:
+                _conclude(policy, unknown, problem)
+            try:
+                led = self.led(topic, number)
+                if led is not None:
+                    return await here(led)
+                if policy.repeatable and policy.replaces_leader:
+                    return await self.locator.until_leader_changes(where, topic, number, there(where))
+                return await there(where)
+            except Problem as problem:
+                if problem.code in LEADER_MOVED or problem.outcome == "unknown":
+                    self.locator.forget(topic, number)
+                again = may_retry(problem, policy.repeatable, again=bool(unknown))
+                again = again and (led is None or policy.repeats_here)
+                if not again or loop.time() >= deadline:
+                    _conclude(policy, unknown, problem)
+                if problem.outcome == "unknown":
+                    unknown.append(problem)
+            await asyncio.sleep(policy.pause_s)
+
+
+def _conclude(policy: RetryPolicy, unknown: Sequence[Problem], last: Problem) -> NoReturn:
+    problem = policy.conclude(unknown, last)
+    if problem is last:
+        raise last
+    raise problem from last

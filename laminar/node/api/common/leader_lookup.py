@@ -14,16 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from laminar.http.api.deadlines import ASK_WHO_LEADS_S, ELECTION_WAIT_S, LOOK_UP_PAUSE_S, STILL_LEADS_CHECK_S
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.services import ShardServices
 from laminar.node.transport.transport import Address, Peer
-
-LEADER_WAIT_S = 2.5
-ASK_TIMEOUT_S = 0.5
-RETRY_S = 0.02
-# How often we look whether a leader that does not answer is still the leader.
-LOOK_AGAIN_S = 0.5
 
 T = TypeVar("T")
 
@@ -83,7 +78,7 @@ class Locator:
         """The answer proved wrong."""
         self._cache.pop((topic, number), None)
 
-    async def leader(self, topic: str, number: int, *, wait_s: float = LEADER_WAIT_S) -> Where:
+    async def leader(self, topic: str, number: int, *, wait_s: float = ELECTION_WAIT_S) -> Where:
         """The leader; waits through an election. Raises 503 `no_leader` when the time is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -103,9 +98,9 @@ class Locator:
                     retry_after_ms=300,
                     outcome="not_applied",
                 )
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(LOOK_UP_PAUSE_S)
 
-    async def while_it_leads(
+    async def until_leader_changes(
         self, where: Where, topic: str, number: int, asking: Coroutine[Any, Any, T]
     ) -> T:
         """What `asking`, a request to the leader `where`, comes to; given up once another is known to lead.
@@ -116,7 +111,7 @@ class Locator:
         task = asyncio.ensure_future(asking)
         try:
             while True:
-                done, _ = await asyncio.wait([task], timeout=LOOK_AGAIN_S)
+                done, _ = await asyncio.wait([task], timeout=STILL_LEADS_CHECK_S)
                 if done:
                     return task.result()
                 partition = self._services.partitions.get((topic, number))
@@ -137,7 +132,11 @@ class Locator:
                 continue
             try:
                 node: str = await self._exchange.ask(
-                    where.address, "leader", _LeaderQuestion(topic, number), kind=str, timeout_s=ASK_TIMEOUT_S
+                    where.address,
+                    "leader",
+                    _LeaderQuestion(topic, number),
+                    kind=str,
+                    timeout_s=ASK_WHO_LEADS_S,
                 )
             except Problem:
                 continue

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
-from laminar.node.api.common.leader_call import at_leader, led_here
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import Where
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
@@ -33,7 +34,6 @@ _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
 LONGEST_OWNER = 200
 OFFSET_LIMIT = 2**53
-ASK_TIMEOUT_S = 5.0
 # Partitions that an error lists.
 MOST_NAMED = 20
 # Of each partition of a topic, its start and end.
@@ -77,11 +77,11 @@ class CursorRoutes:
     """Handlers of cursor routes."""
 
     def __init__(
-        self, services: ShardServices, exchange: Exchange, locator: Locator, topics: TopicLookup
+        self, services: ShardServices, exchange: Exchange, leaders: LeaderCall, topics: TopicLookup
     ) -> None:
         self._services = services
         self._exchange = exchange
-        self._locator = locator
+        self._leaders = leaders
         self._topics = topics
 
     # -- routes --------------------------------------------------------------------------
@@ -187,17 +187,16 @@ class CursorRoutes:
 
         async def there(where: Where) -> list[CursorState]:
             answer: list[CursorState] = await self._exchange.ask(
-                where.address, "cursor", step, kind=list[CursorState], timeout_s=ASK_TIMEOUT_S
+                where.address, "cursor", step, kind=list[CursorState], timeout_s=FORWARDED_STEP_S
             )
             return answer
 
-        return await at_leader(
-            self._services,
-            self._locator,
+        return await self._leaders(
             step.topic,
             step.partition,
             here=lambda partition: self._perform(partition, step),
             there=there,
+            policy=STEP,
         )
 
     async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
@@ -242,7 +241,7 @@ class CursorRoutes:
     async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
         """Another shard asks for a step on a partition that we lead."""
         step = msgspec.msgpack.decode(payload, type=CursorRequest)
-        return await self._perform(led_here(self._services, step.topic, step.partition), step)
+        return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
 
 
 def _check_change(change: _Change) -> None:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import mmh3
 import msgspec
 
+from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
-from laminar.node.api.common.leader_call import at_leader, led_here
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import Where
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursors import CursorRoutes, cursor_document
@@ -35,7 +36,6 @@ _NAME = re.compile(NAME)
 MODES = ("clustering", "broadcast")
 SESSION_MS = 6_000
 SHORTEST_SESSION_MS, LONGEST_SESSION_MS = 2_000, 60_000
-ASK_TIMEOUT_S = 5.0
 
 
 class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -78,13 +78,13 @@ class GroupRoutes:
         self,
         services: ShardServices,
         exchange: Exchange,
-        locator: Locator,
+        leaders: LeaderCall,
         topics: TopicLookup,
         cursors: CursorRoutes,
     ) -> None:
         self._services = services
         self._exchange = exchange
-        self._locator = locator
+        self._leaders = leaders
         self._topics = topics
         self._cursors = cursors
 
@@ -163,17 +163,16 @@ class GroupRoutes:
     async def _at_leader(self, step: GroupRequest) -> GroupState:
         async def there(where: Where) -> GroupState:
             answer: GroupState = await self._exchange.ask(
-                where.address, "group", step, kind=GroupState, timeout_s=ASK_TIMEOUT_S
+                where.address, "group", step, kind=GroupState, timeout_s=FORWARDED_STEP_S
             )
             return answer
 
-        return await at_leader(
-            self._services,
-            self._locator,
+        return await self._leaders(
             step.topic,
             step.partition,
             here=lambda partition: self._perform(partition, step),
             there=there,
+            policy=STEP,
         )
 
     async def _perform(self, partition: Partition, step: GroupRequest) -> GroupState:
@@ -193,4 +192,4 @@ class GroupRoutes:
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
         """Another shard asks for a step on a group whose partition we lead."""
         step = msgspec.msgpack.decode(payload, type=GroupRequest)
-        return await self._perform(led_here(self._services, step.topic, step.partition), step)
+        return await self._perform(self._leaders.led_here(step.topic, step.partition), step)

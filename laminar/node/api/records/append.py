@@ -19,9 +19,11 @@ import msgspec
 
 from laminar.batch import BATCH_TYPE, Header, build
 from laminar.http.api.append_body import Append, all_marked, parse_append, records_of
+from laminar.http.api.deadlines import FORWARDED_APPEND_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.attempts import merge_receipts
 from laminar.node.api.common.forwarding import (
     FORWARDED,
     KEYED,
@@ -34,12 +36,12 @@ from laminar.node.api.common.forwarding import (
     decode_response,
     encode_passed,
 )
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_call import LeaderCall, append_policy
+from laminar.node.api.common.leader_lookup import Where
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.ack_accepted import FLUSH, accepted, window
-from laminar.node.api.records.attempts import final, may_retry, of_all_tries, whole
 from laminar.node.api.records.background_decoding import Parsing
 from laminar.node.api.records.idempotency import (
     KEY_TIME,
@@ -56,9 +58,6 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
-FORWARD_TIMEOUT_S = 15.0
-GIVE_UP_S = 5.0
-RETRY_S = 0.02
 _PART_GROWS = 3
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 
@@ -80,14 +79,14 @@ class AppendRoutes:
         self,
         services: ShardServices,
         exchange: Exchange,
-        locator: Locator,
+        leaders: LeaderCall,
         topics: TopicLookup,
         *,
         limits: Limits,
     ) -> None:
         self._services = services
         self._exchange = exchange
-        self._locator = locator
+        self._leaders = leaders
         self._topics = topics
         self.limits = limits
         # A part of a topic's append was within the limits when it came: as records, whose keys may be fields
@@ -223,7 +222,7 @@ class AppendRoutes:
 
     async def _answer_many(self, receipts: list[asyncio.Future[Receipt]], partition: Partition) -> Response:
         results = await asyncio.gather(*receipts, return_exceptions=True)
-        return self._answer(whole(results, partition.topic), partition)
+        return self._answer(merge_receipts(results, partition.topic), partition)
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
         """The receipt, written by hand: it is the same few fields a hundred thousand times."""
@@ -248,46 +247,27 @@ class AppendRoutes:
         return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:
-        """Another shard leads, or nobody does right now: pass the request on, once it is known to whom."""
-        unknown: list[Problem] = []
-        try:
-            return await self._wherever_it_is_led(request, topic, number, unknown)
-        except Problem as last:
-            raise of_all_tries(unknown, last) from last
-
-    async def _wherever_it_is_led(
-        self, request: Request, topic: str, number: int, unknown: list[Problem]
-    ) -> Response:
-        """`unknown` is given what each try ended in of which nobody knows what became."""
-        deadline = self._loop.time() + GIVE_UP_S
+        """Another shard leads, or none does right now: pass the request on once its leader is known."""
         repeatable = self._repeatable(request)
         payload: bytes | None = None
-        while True:
-            where = await self._locator.leader(topic, number)
-            partition = self.leads(topic, str(number))
-            if partition is not None:
-                answer = self._here(request, partition)
-                return answer if isinstance(answer, Response) else await answer
+
+        async def here(partition: Partition) -> Response:
+            answer = self._here(request, partition)
+            return answer if isinstance(answer, Response) else await answer
+
+        async def there(where: Where) -> Response:
+            nonlocal payload
             if payload is None:
                 payload = encode_passed(request)
-            passing = self._pass_on(where, payload)
-            problem = None
-            try:
-                if not repeatable:
-                    return await passing
-                return await self._locator.while_it_leads(where, topic, number, passing)
-            except Problem as refused:
-                problem = refused
-            if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
-                raise final(problem)
-            if problem.outcome == "unknown":
-                unknown.append(problem)
-            self._locator.forget(topic, number)
-            await asyncio.sleep(RETRY_S)
+            return await self._pass_on(where, payload)
+
+        # Batches are stamped in place when they are appended here, so that is done once.
+        policy = append_policy(repeatable=repeatable, repeats_here=False)
+        return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
     async def _pass_on(self, where: Where, payload: bytes) -> Response:
         passed: PassedResponse = await self._exchange.ask(
-            where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARD_TIMEOUT_S
+            where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARDED_APPEND_S
         )
         response = decode_response(passed)
         if response.status >= 400:
@@ -332,7 +312,7 @@ class AppendRoutes:
         for answer in answers:
             if isinstance(answer, Problem):
                 named(answer, mark)
-        placed = whole(answers, topic)
+        placed = merge_receipts(answers, topic)
         replicas = self._replicas(topic, parts[0][0])
         headers = [("Laminar-Node", self._services.node), ("Laminar-Route", "0")]
         if any(receipt.duplicate for receipt in placed):
@@ -357,44 +337,23 @@ class AppendRoutes:
     async def _append_part(
         self, topic: str, number: int, part: Records | bytearray, *, made_ms: int | None = None
     ) -> Receipt:
-        """One partition's part of a topic's append, on its leader, wherever that is: records, or a batch that
-        is recognised when it comes again.
-        """
-        unknown: list[Problem] = []
-        try:
-            return await self._part_wherever_it_is_led(topic, number, part, made_ms, unknown)
-        except Problem as last:
-            raise of_all_tries(unknown, last) from last
+        """Append one partition's part of a topic's append at its leader.
 
-    async def _part_wherever_it_is_led(
-        self,
-        topic: str,
-        number: int,
-        part: Records | bytearray,
-        made_ms: int | None,
-        unknown: list[Problem],
-    ) -> Receipt:
-        """`unknown` is given what each try ended in of which nobody knows what became."""
-        deadline = self._loop.time() + GIVE_UP_S
-        repeatable = not isinstance(part, Records)
-        while True:
-            where = await self._locator.leader(topic, number)
-            try:
-                partition = self.leads(topic, str(number))
-                if partition is None:
-                    return await self._append_remote(where, topic, number, part, made_ms)
-                if isinstance(part, Records):
-                    return await partition.append_records(part)
-                # A copy: the leader stamps it in place, and there may be another try.
-                frame = bytearray(part)
-                return await partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
-            except Problem as problem:
-                if not may_retry(problem, repeatable, again=bool(unknown)) or self._loop.time() >= deadline:
-                    raise final(problem) from problem
-                if problem.outcome == "unknown":
-                    unknown.append(problem)
-            self._locator.forget(topic, number)
-            await asyncio.sleep(RETRY_S)
+        `part` is records, or a batch that the leader recognises when it comes again.
+        """
+
+        async def here(partition: Partition) -> Receipt:
+            if isinstance(part, Records):
+                return await partition.append_records(part)
+            # A copy: the leader stamps it in place, and there may be another attempt.
+            frame = bytearray(part)
+            return await partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+
+        async def there(where: Where) -> Receipt:
+            return await self._append_remote(where, topic, number, part, made_ms)
+
+        policy = append_policy(repeatable=not isinstance(part, Records), repeats_here=True)
+        return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
     async def _append_remote(
         self, where: Where, topic: str, number: int, part: Records | bytearray, made_ms: int | None

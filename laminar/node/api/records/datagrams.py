@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from laminar.batch import NO_PRODUCER, Header
 from laminar.http.api.append_body import read_batches
+from laminar.http.api.deadlines import SECOND_HOP_WAIT_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.node.api.common.leader_lookup import Locator
@@ -34,7 +35,6 @@ _log = logging.getLogger("laminar.datagrams")
 
 MOST_WAITING = 10_000
 """Questions of this shard that may wait for their answers; what comes then is dropped."""
-LEADER_WAIT_S = 1.0
 
 # What whoever asked finds by the code in its own table.
 _LEFT_OUT = ("type", "title", "hint")
@@ -157,7 +157,7 @@ class Datagrams(asyncio.DatagramProtocol):
         if topic not in self._services.view.topics():
             await self._services.refresh_view()
         self._topics.partition_record(topic, str(number))
-        where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
+        where = await self._locator.leader(topic, number, wait_s=SECOND_HOP_WAIT_S)
         partition = self._services.partitions.get((topic, number))
         if partition is not None and partition.leads:
             return await partition.append_frame(frame, Header.unpack(frame))

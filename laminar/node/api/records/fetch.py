@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from laminar.batch import BatchError, Buffer, Header, Kind
+from laminar.http.api.deadlines import FORWARDED_READ_S, SECOND_HOP_WAIT_S
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
@@ -25,7 +26,8 @@ from laminar.node.api.common.forwarding import (
     decode_response,
     encode_passed,
 )
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_call import READ, LeaderCall
+from laminar.node.api.common.leader_lookup import Where
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -46,12 +48,6 @@ MOST_RECORDS = 1_000_000
 # The text of an answer may be so many times `max_bytes`, which counts batches as they are stored, and 1 MiB.
 _SHOWN = 4
 LONGEST_WAIT_MS = 30_000
-FORWARD_TIMEOUT_S = 5.0
-GIVE_UP_S = 5.0
-RETRY_S = 0.02
-# For so long a replica that was asked by another shard looks for its leader.
-LEADER_WAIT_S = 1.0
-_ANOTHER_LEADS = ("not_leader", "no_leader", "not_a_replica", "draining")
 OFFSET_LIMIT = 2**53
 DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
@@ -73,11 +69,12 @@ class FetchRoutes:
     """Handlers of the read routes of a partition."""
 
     def __init__(
-        self, services: ShardServices, exchange: Exchange, locator: Locator, topics: TopicLookup
+        self, services: ShardServices, exchange: Exchange, leaders: LeaderCall, topics: TopicLookup
     ) -> None:
         self._services = services
         self._exchange = exchange
-        self._locator = locator
+        self._leaders = leaders
+        self._locator = leaders.locator
         self._topics = topics
         self._identity = [("Laminar-Node", services.node), ("Laminar-Shard", str(services.number))]
 
@@ -117,7 +114,7 @@ class FetchRoutes:
             return await self._from_leader(request, topic, number)
         if request.headers[FORWARDED] != "1":
             raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
-        where = await self._locator.leader(topic, number, wait_s=LEADER_WAIT_S)
+        where = await self._locator.leader(topic, number, wait_s=SECOND_HOP_WAIT_S)
         here = self._services.partitions.get((topic, number))
         return here if here is not None and here.leads else await self.pass_on(request, where)
 
@@ -146,25 +143,18 @@ class FetchRoutes:
         return await self.serve_or_pass(request, topic, partition, leader=True)
 
     async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
-        """As the leader has it, looked for again when another has taken over: a read may be repeated."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + GIVE_UP_S
-        while True:
-            where = await self._locator.leader(topic, number)
-            here = self._services.partitions.get((topic, number))
-            if here is not None and here.leads:
-                await self._check_id(request, here)
-                return here
-            try:
-                response = await self.pass_on(request, where)
-            except Problem as problem:
-                self._locator.forget(topic, number)
-                if problem.code not in _ANOTHER_LEADS or loop.time() >= deadline:
-                    raise
-            else:
-                response.headers = [*response.headers, ("Laminar-Leader", where.url)]
-                return response
-            await asyncio.sleep(RETRY_S)
+        """Return the partition if it is led here, else the leader's answer."""
+
+        async def here(partition: Partition) -> Partition | Response:
+            await self._check_id(request, partition)
+            return partition
+
+        async def there(where: Where) -> Partition | Response:
+            response = await self.pass_on(request, where)
+            response.headers = [*response.headers, ("Laminar-Leader", where.url)]
+            return response
+
+        return await self._leaders(topic, number, here=here, there=there, policy=READ)
 
     async def pass_on(self, request: Request, where: Where) -> Response:
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
@@ -173,7 +163,7 @@ class FetchRoutes:
             "http",
             encode_passed(request),
             kind=PassedResponse,
-            timeout_s=FORWARD_TIMEOUT_S + wait_s,
+            timeout_s=FORWARDED_READ_S + wait_s,
         )
         return decode_response(passed)
 

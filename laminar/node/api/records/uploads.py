@@ -16,8 +16,8 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import FORWARDED
-from laminar.node.api.common.leader_call import at_leader, led_here
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import Where
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -35,14 +35,14 @@ class UploadRoutes:
     def __init__(
         self,
         services: ShardServices,
-        locator: Locator,
+        leaders: LeaderCall,
         topics: TopicLookup,
         fetch: FetchRoutes,
         *,
         limits: Limits,
     ) -> None:
         self._services = services
-        self._locator = locator
+        self._leaders = leaders
         self._topics = topics
         self._fetch = fetch
         self._limits = limits
@@ -147,12 +147,12 @@ class UploadRoutes:
     ) -> Response:
         number = self._topics.partition_record(topic, partition).number
         if FORWARDED in request.headers or LOCAL in request.headers:
-            return await here(led_here(self._services, topic, number))
+            return await here(self._leaders.led_here(topic, number))
 
         async def there(where: Where) -> Response:
             return await self._fetch.pass_on(request, where)
 
-        return await at_leader(self._services, self._locator, topic, number, here=here, there=there)
+        return await self._leaders(topic, number, here=here, there=there, policy=STEP)
 
 
 def _answer(document: object, headers: list[tuple[str, str]], *, again: bool) -> Response:

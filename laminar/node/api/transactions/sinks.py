@@ -15,17 +15,18 @@ import msgspec
 
 from laminar.batch import BatchError, build, merge, verify
 from laminar.http.api.append_body import batch_problem, parse_append
+from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
-from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import Where
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.attempts import may_retry
 from laminar.node.api.records.background_decoding import Parsing
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.partition.flush_policy import policy_of
@@ -45,9 +46,6 @@ from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
-GIVE_UP_S = 10.0
-ASK_TIMEOUT_S = 30.0
-RETRY_S = 0.05
 LOOK_S = 0.5
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
@@ -194,7 +192,7 @@ class SinkRoutes:
         self,
         services: ShardServices,
         exchange: Exchange,
-        locator: Locator,
+        leaders: LeaderCall,
         topics: TopicLookup,
         *,
         make_topic: MakeTopic,
@@ -202,7 +200,7 @@ class SinkRoutes:
     ) -> None:
         self._services = services
         self._exchange = exchange
-        self._locator = locator
+        self._leaders = leaders
         self._topics = topics
         self._make_topic = make_topic
         self._parsing = Parsing(
@@ -472,40 +470,27 @@ class SinkRoutes:
         return answer
 
     async def _at_leader(self, request: AnyRequest, kind: type[Any]) -> Any:
-        """What the leader of the request's partition answers, through elections."""
-        topic, number = request.topic, request.partition
-        deadline = self._loop.time() + GIVE_UP_S
-        unknown = False
-        while True:
-            try:
-                where = await self._locator.leader(topic, number)
-                partition = self._services.partitions.get((topic, number))
-                if partition is not None and partition.leads:
-                    return await self._do(partition, request)
-                payload = (type(request).__name__, request)
-                return await self._exchange.ask(
-                    where.address, "sinks", payload, kind=kind, timeout_s=ASK_TIMEOUT_S
-                )
-            except Problem as problem:
-                unknown |= problem.outcome == "unknown"
-                if not may_retry(problem, True) or self._loop.time() >= deadline:
-                    if unknown:
-                        problem.outcome = "unknown"  # what an earlier try did is not known
-                    if problem.code == "not_leader":
-                        raise Problem("no_leader", problem.detail, outcome=problem.outcome) from problem
-                    raise
-            self._locator.forget(topic, number)
-            await asyncio.sleep(RETRY_S)
+        """Return what the leader of the request's partition answers."""
+
+        async def there(where: Where) -> Any:
+            payload = (type(request).__name__, request)
+            return await self._exchange.ask(
+                where.address, "sinks", payload, kind=kind, timeout_s=FORWARDED_SINK_STEP_S
+            )
+
+        return await self._leaders(
+            request.topic,
+            request.partition,
+            here=lambda partition: self._do(partition, request),
+            there=there,
+            policy=SINK_STEP,
+        )
 
     async def on_sinks(self, peer: Peer, payload: bytes) -> Any:
         """Another shard asks the leader of one of our partitions."""
         name, raw = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
         request: AnyRequest = msgspec.msgpack.decode(raw, type=_KINDS[name])
-        partition = self._services.partitions.get((request.topic, request.partition))
-        if partition is None or not partition.leads:
-            detail = f"{request.topic}/{request.partition} is not led here"
-            raise Problem("not_leader", detail, outcome="not_applied")
-        return await self._do(partition, request)
+        return await self._do(self._leaders.led_here(request.topic, request.partition), request)
 
     async def _do(self, partition: Partition, request: AnyRequest) -> Any:
         """As the leader."""

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.api.common.leader_call import at_leader
+from laminar.node.api.common.leader_call import STEP, LeaderCall
 from laminar.node.api.common.leader_lookup import Locator, Where
-from laminar.node.transport.transport import TcpAddress
+from tests.node.services import TOPIC, Services, exchange
 
 
 async def test_a_leader_that_is_cut_off_is_left_for_the_one_that_leads_now() -> None:
     """It never answers, and this shard has no replica that would know better: the others are asked."""
-    shard: Any = SimpleNamespace(partitions={})
-    exchange: Any = None
-    locator: Any = Locator(shard, exchange)
-    locator.where = lambda node, topic, number: Where(node, TcpAddress("h", 1), f"http://{node}")
     leads = ["old"]
 
-    async def ask_replicas(topic: str, number: int, *, but: str | None = None) -> str | None:
-        return leads[-1] if leads[-1] != but else None
+    async def leader(node: str, payload: bytes) -> str:
+        return leads[-1]
 
-    locator._ask_replicas = ask_replicas
+    services = Services(elsewhere=["old", "new"])
+    leaders = LeaderCall(services, Locator(services, exchange(leader=leader)))
     asked = []
 
     async def there(where: Where) -> str:
@@ -36,6 +32,6 @@ async def test_a_leader_that_is_cut_off_is_left_for_the_one_that_leads_now() -> 
         raise AssertionError("not led here")
 
     async with asyncio.timeout(60):
-        assert "new" == await at_leader(shard, locator, "t", 0, here=here, there=there)
-        assert "new" == await at_leader(shard, locator, "t", 0, here=here, there=there)
+        assert "new" == await leaders(TOPIC, 0, here=here, there=there, policy=STEP)
+        assert "new" == await leaders(TOPIC, 0, here=here, there=there, policy=STEP)
     assert ["old", "new", "new"] == asked

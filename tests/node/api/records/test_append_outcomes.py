@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,40 +15,57 @@ from laminar.batch import BATCH_TYPE, Header, build
 from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
-from laminar.http.protocol.messages import Response
+from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import RequestHead
 from laminar.http.server.writer import failure_of
 from laminar.node.api.common.forwarding import Exchange, PassedResponse
+from laminar.node.api.common.leader_call import LeaderCall, append_policy
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records import append as append_module
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import REMEMBERED_BATCHES, Producers
-from laminar.node.transport.transport import RemoteError, TcpAddress, Transport
+from laminar.node.transport.transport import Address, RemoteError, TcpAddress
 from tests.node.alone import lone_partition
-from tests.node.services import Services, exchange
+from tests.node.services import TOPIC, Services, exchange
 from tests.node.trio import batch
 
 
-def routes() -> AppendRoutes:
-    services, asking = Services(), exchange()
-    return AppendRoutes(
-        services, asking, Locator(services, asking), TopicLookup(services.view), limits=Limits()
-    )
+def routes(
+    services: Services | None = None, **others: Callable[[str, bytes], Awaitable[Any]]
+) -> AppendRoutes:
+    """The append routes of a shard, with what other shards answer it."""
+    services, asking = services or Services(), exchange(**others)
+    leaders = LeaderCall(services, Locator(services, asking))
+    return AppendRoutes(services, asking, leaders, TopicLookup(services.view), limits=Limits())
 
 
-def elsewhere(leader: Any, ask: Any) -> AppendRoutes:
-    """Routes of a shard that has no partition: `leader` says who has it, `ask` asks there."""
-    served = routes()
-    locator = SimpleNamespace(
-        leader=leader,
-        forget=lambda topic, number: None,
-        while_it_leads=lambda where, topic, number, asking: asking,
-    )
-    served._locator = cast(Any, locator)
-    served._exchange = cast(Any, SimpleNamespace(ask=ask))
-    return served
+def elsewhere(answers: Callable[[], PassedResponse]) -> AppendRoutes:
+    """Routes of a shard that has no partition: node `x` leads, and answers appends so."""
+
+    async def leader(node: str, payload: bytes) -> str:
+        return "x"
+
+    async def http(node: str, payload: bytes) -> PassedResponse:
+        return answers()
+
+    return routes(Services(elsewhere=["x"]), leader=leader, http=http)
+
+
+def post(body: bytes | bytearray, **headers: str) -> Request:
+    """An append to partition 0 of the topic."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection: Any = None
+    return Request(RequestHead("POST", "/v1/topics/t/partitions/0/records", named), body, connection)
+
+
+async def appended(served: AppendRoutes, request: Request) -> Response:
+    """Return the answer to an append to partition 0."""
+    answer = served.partition(request, TOPIC, "0")
+    return answer if isinstance(answer, Response) else await answer
 
 
 def append(partition: Partition, frame: bytearray) -> asyncio.Future[Receipt]:
@@ -174,12 +192,12 @@ async def test_a_call_that_fails_over_there_is_unknown_unless_it_was_never_begun
 ) -> None:
     """A handler that ran out of time may have appended."""
 
-    async def call(*_: object, **__: object) -> bytes:
-        raise said
+    class Failing:
+        async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
+            raise said
 
-    exchange = Exchange(cast(Transport, SimpleNamespace(call=call)))
     with pytest.raises(Problem) as problem:
-        await exchange.ask(TcpAddress("x", 1), "http", b"", kind=PassedResponse, timeout_s=1)
+        await Exchange(Failing()).ask(TcpAddress("x", 1), "http", b"", kind=PassedResponse, timeout_s=1)
     assert (code, outcome) == (problem.value.code, problem.value.outcome)
 
 
@@ -195,26 +213,25 @@ async def test_a_later_try_that_was_refused_does_not_deny_an_earlier_one(then: s
     }[then]
     tries = 0
 
-    async def leader(topic: str, number: int) -> Any:
-        if then == "nobody leads" and tries:
-            raise refused
-        return SimpleNamespace(address=TcpAddress("x", 1), url="http://x")
-
-    async def ask(*_: object, **__: object) -> PassedResponse:
+    def answers() -> PassedResponse:
         nonlocal tries
         tries += 1
         raise Problem("no_leader", "the connection ended", outcome="unknown") if tries == 1 else refused
 
-    served = elsewhere(leader, ask)
+    services = Services(elsewhere=["x"])
+    policy = replace(append_policy(repeatable=True, repeats_here=True), attempts_s=0.3, election_wait_s=0.3)
+
+    async def leader(node: str, payload: bytes) -> str:
+        return "" if then == "nobody leads" and tries else "x"
+
+    async def http(node: str, payload: bytes) -> PassedResponse:
+        return answers()
+
+    served = routes(services, leader=leader, http=http)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("laminar.node.api.records.append.GIVE_UP_S", 0.3)
-        body = batch(0, b"x")
-        head = {"content-type": BATCH_TYPE, "content-length": str(len(body))}
-        request: Any = SimpleNamespace(
-            method="POST", target="/", headers=head, query={}, body=body, parsed=None
-        )
+        patch.setattr(append_module, "append_policy", lambda **_: policy)
         with pytest.raises(Problem) as problem:
-            await served._elsewhere(request, "t", 0)
+            await appended(served, post(batch(0, b"x"), content_type=BATCH_TYPE))
 
     assert tries
     assert ("outcome_unknown", "unknown") == (problem.value.code, problem.value.outcome)
@@ -231,31 +248,23 @@ async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other
     done = PassedResponse(201, [("Laminar-Replayed", "1")], b"", memoryview(body))
     answers: list[Problem | PassedResponse] = []
 
-    async def leader(topic: str, number: int) -> Any:
-        return SimpleNamespace(address=TcpAddress("x", 1), url="http://x")
-
-    async def ask(*_: object, **__: object) -> PassedResponse:
+    def answered() -> PassedResponse:
         answer = answers.pop(0)
         if isinstance(answer, Problem):
             raise answer
         return answer
 
-    served = elsewhere(leader, ask)
-    head = {"idempotency-key": "one", "content-type": "text/plain"}
-    request: Any = SimpleNamespace(method="POST", target="/", headers=head, query={}, body=b"x", parsed=None)
+    served = elsewhere(answered)
 
-    async def append() -> object:
+    async def append() -> Response:
         if of_a_topic:
-            return await served._append_part("t", 0, build([b"x"]))
-        return await served._elsewhere(request, "t", 0)
+            return await served.topic(post(b"x", idempotency_key="one", content_type="text/plain"), TOPIC)
+        return await appended(served, post(b"x", idempotency_key="one", content_type="text/plain"))
 
     answers = [lost, running, running, done]
     answer = await append()
     assert not answers
-    if of_a_topic:
-        assert Receipt(0, 7, 1, duplicate=True) == answer
-    else:
-        assert isinstance(answer, Response) and ("Laminar-Replayed", "1") in answer.headers
+    assert ("Laminar-Replayed", "1") in answer.headers
 
     answers = [running, done]
     with pytest.raises(Problem) as problem:

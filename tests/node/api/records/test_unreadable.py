@@ -18,6 +18,7 @@ from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
+from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.fetch import FetchRoutes
@@ -41,7 +42,8 @@ class Readers:
     def __init__(self, partition: Partition) -> None:
         services, asking = Services([partition], elsewhere=["here"]), exchange()
         locator = Locator(services, asking)
-        self.routes = FetchRoutes(services, asking, locator, TopicLookup(services.view))
+        leaders = LeaderCall(services, locator)
+        self.routes = FetchRoutes(services, asking, leaders, TopicLookup(services.view))
         self.values = ValueRoutes(services, self.routes, locator)
 
     async def fetch(self, query: str = "", accept: str = JSON_TYPE) -> Response:

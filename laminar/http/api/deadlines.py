@@ -1,0 +1,72 @@
+"""How long each side of a request waits, so that each outer wait covers the waits inside it.
+
+An append goes from a client over the shard that it reached to the partition's leader, which waits for a
+majority. Each answers with what it knows when its own wait is over, and the one outside is still there to
+receive it: else a client only knows that nothing came, where the leader knows that the outcome is unknown.
+
+    client's attempt > forwarding of an append > wait for a majority + how often that is checked
+
+Durations of client and node that depend on each other are here and nowhere else, and `tests/http/api/
+test_deadlines.py` states what must hold between them. Seconds.
+"""
+
+from __future__ import annotations
+
+# -- the leader ------------------------------------------------------------------------------
+
+COMMIT_WAIT_S = 8.0
+"""An append that no majority has confirmed for so long is answered 504 `outcome_unknown`."""
+
+COMMIT_CHECK_S = 0.5
+"""How often that is checked, for all appends of a shard in one pass."""
+
+# -- between shards --------------------------------------------------------------------------
+
+TRANSFER_S = 0.5
+"""Allowance for a request and its answer between two shards."""
+
+FORWARDED_APPEND_S = COMMIT_WAIT_S + COMMIT_CHECK_S + TRANSFER_S
+"""One forwarding of an append to the leader."""
+
+FORWARDED_READ_S = 5.0
+"""One forwarding of a read, beside what the client lets it wait for records (`wait_ms`)."""
+
+FORWARDED_STEP_S = 5.0
+"""One step on a cursor or a group at its leader."""
+
+FORWARDED_SINK_STEP_S = 30.0
+"""One step of a transaction at its leader, which may itself ask several partitions."""
+
+# -- finding the leader ----------------------------------------------------------------------
+
+ASK_WHO_LEADS_S = 0.5
+"""One question to a replica who leads."""
+
+ELECTION_WAIT_S = 2.5
+"""How long a request waits until some leader is known; several election timeouts."""
+
+SECOND_HOP_WAIT_S = 1.0
+"""The same at a replica that was asked by another shard, which waits as well."""
+
+STILL_LEADS_CHECK_S = 0.5
+"""How often it is checked that a leader that does not answer has not been replaced."""
+
+LOOK_UP_PAUSE_S = 0.02
+"""Pause between two looks for a leader, and between two attempts of a request that a client waits for."""
+
+STEP_PAUSE_S = 0.05
+"""The same for steps of cursors, groups and transactions."""
+
+# -- attempts: no new one begins after so long ---------------------------------------------------
+
+APPEND_ATTEMPTS_S = 5.0
+READ_ATTEMPTS_S = 5.0
+STEP_ATTEMPTS_S = 10.0
+
+# -- the client ------------------------------------------------------------------------------
+
+CLIENT_ATTEMPT_S = FORWARDED_APPEND_S + 2 * TRANSFER_S
+"""One attempt of a client at one node; then it asks another."""
+
+CLIENT_TOTAL_S = 30.0
+"""All attempts of a request, unless the program says otherwise."""

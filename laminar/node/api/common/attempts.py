@@ -1,0 +1,84 @@
+"""Outcomes of requests that took several attempts, or that went to several partitions in parts.
+
+An attempt that ended without an answer may have been carried out: after it, no answer says that nothing was
+done. Whether there is another attempt depends on the request: one that the leader recognises, or that changes
+nothing, may always be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from laminar.http.api.problems import CODES, Problem
+from laminar.node.partition.receipts import Receipt
+
+LEADER_MOVED = frozenset({"not_leader", "no_leader", "draining", "not_a_replica"})
+"""Codes that say: ask another leader."""
+
+
+def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> bool:
+    """Return whether the request may be repeated, perhaps at another leader.
+
+    `again`: an earlier attempt had an unknown outcome, and may be under way.
+    """
+    if problem.code == "in_progress" and again:
+        return True
+    if problem.code not in LEADER_MOVED:
+        return repeatable and problem.code == "outcome_unknown"
+    return repeatable or problem.outcome == "not_applied"
+
+
+def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
+    """Return what the client is told of an append: 504 unless it is sure that nothing of it was appended."""
+    if unknown and last.outcome == "not_applied":
+        # That is true of the last attempt alone.
+        return Problem("outcome_unknown", f"{unknown[0].detail}; then: {last.detail or last.title}")
+    return client_problem(last)
+
+
+def keep_code(unknown: Sequence[Problem], last: Problem) -> Problem:
+    """Return the last problem, with an unknown outcome if that of any attempt is unknown."""
+    problem = last
+    if last.code == "not_leader":
+        problem = Problem("no_leader", last.detail, outcome=last.outcome)
+    if unknown:
+        problem.outcome = "unknown"
+    return problem
+
+
+def last_problem(unknown: Sequence[Problem], last: Problem) -> Problem:
+    """Return the last problem: a read has no outcome."""
+    return last
+
+
+def client_problem(problem: Problem) -> Problem:
+    """Return `problem` as clients get it: `not_leader` is for shards, a lost leader's outcome unknown."""
+    if problem.code in ("no_leader", "not_leader") and problem.outcome == "unknown":
+        return Problem("outcome_unknown", problem.detail)
+    if problem.code == "not_leader":
+        return Problem("no_leader", problem.detail, outcome="not_applied")
+    return problem
+
+
+def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
+    """Return all receipts, if all parts of an append succeeded.
+
+    Raises:
+        Problem: the worst of the parts' problems, which lists what is durable all the same.
+    """
+    receipts = [result for result in results if isinstance(result, Receipt)]
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if not failures:
+        return receipts
+    unknown = (each for each in failures if not isinstance(each, Problem) or each.outcome == "unknown")
+    worst = next(unknown, failures[0])
+    if not isinstance(worst, Problem) or not receipts:
+        raise worst
+    durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
+    detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
+    if CODES[worst.code].retriable:
+        # The whole of it may not be repeated as if nothing had been done.
+        raise Problem("outcome_unknown", detail) from worst
+    worst.detail, worst.outcome = detail, "unknown"
+    raise worst

@@ -1,0 +1,39 @@
+"""Outer waits cover inner ones: what must hold between the durations of client and node."""
+
+from __future__ import annotations
+
+from laminar.client import client
+from laminar.client.net import session
+from laminar.http.api import deadlines as d
+
+
+def test_each_outer_wait_of_an_append_covers_the_inner_one() -> None:
+    """So the leader's answer, that the outcome is unknown, still reaches who asked."""
+    assert d.CLIENT_ATTEMPT_S > d.FORWARDED_APPEND_S > d.COMMIT_WAIT_S + d.COMMIT_CHECK_S
+
+
+def test_a_client_outlasts_one_election_of_the_leader() -> None:
+    """Within one attempt: the old leader's silence is noticed, a new one is found, and it answers."""
+    noticed_s = d.STILL_LEADS_CHECK_S + d.ASK_WHO_LEADS_S
+    assert d.CLIENT_ATTEMPT_S > noticed_s + d.ELECTION_WAIT_S + d.FORWARDED_READ_S
+
+
+def test_attempts_go_on_for_longer_than_an_election() -> None:
+    """Else the first one that meets an election would be the last."""
+    for attempts_s in (d.APPEND_ATTEMPTS_S, d.READ_ATTEMPTS_S, d.STEP_ATTEMPTS_S):
+        assert attempts_s > d.ELECTION_WAIT_S > d.SECOND_HOP_WAIT_S > d.ASK_WHO_LEADS_S
+
+
+def test_a_client_has_time_for_attempts_at_several_nodes() -> None:
+    """Of three nodes, two may be silent."""
+    assert d.CLIENT_TOTAL_S >= 3 * d.CLIENT_ATTEMPT_S
+
+
+def test_the_client_keeps_to_the_table() -> None:
+    """What it waits for one attempt and for all of them is what the node reckons with."""
+    assert (d.CLIENT_ATTEMPT_S, d.CLIENT_TOTAL_S) == (session.ATTEMPT_TIMEOUT_S, client.DEFAULT_TIMEOUT_S)
+
+
+def test_pauses_are_short_beside_what_they_lie_between() -> None:
+    """A look that comes late would be felt after each election."""
+    assert 10 * d.LOOK_UP_PAUSE_S <= d.ELECTION_WAIT_S and 10 * d.STEP_PAUSE_S <= d.STEP_ATTEMPTS_S
