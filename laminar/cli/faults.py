@@ -11,7 +11,7 @@ from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, 
 # What the server's hint says in words of HTTP, in words of this command.
 HINTS = {
     "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
-    "exists_differently": "`laminar topic describe` shows it",
+    "already_exists": "`laminar topic describe` shows it",
     "offset_expired": "--on-expired earliest goes on at the earliest record that is left",
     "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas; without "
     "--replicas, and for `_transactions`, the nodes' --default-replicas counts",

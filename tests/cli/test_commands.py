@@ -41,7 +41,7 @@ def test_create_list_describe_delete(topic: str, laminar: Command) -> None:
     there = laminar("topic", "create", topic, "--partitions", "4", "--replicas", "1")
 
     assert 0 == again.code
-    assert (1, "exists_differently") == (otherwise.code, otherwise.err.split()[1].rstrip(":"))
+    assert (1, "already_exists") == (otherwise.code, otherwise.err.split()[1].rstrip(":"))
     assert (1, "exists") == (there.code, there.err.split()[1].rstrip(":"))
     assert f"{topic}\n" == laminar("topic", "list", topic, "-o", "names").text
     assert [topic] == [row["topic"] for row in json.loads(laminar("topic", "list", topic, "--json").out)]

@@ -253,7 +253,7 @@ class FakeCluster:
         if method == "PUT":
             wanted = json.loads(body).get("partitions", 1)
             if known is not None:
-                return _json(200, {}) if len(known) == wanted else _problem(409, "exists_differently")
+                return _json(200, {}) if len(known) == wanted else _problem(409, "already_exists")
             self.create(topic, wanted)
             return _json(201, {})
         if known is None:
@@ -358,7 +358,7 @@ class FakeCluster:
         if offset < partition.start:
             return _problem(410, "offset_expired", earliest=partition.start)
         if int(query.get("min_offset", 0)) > end:
-            return _problem(503, "behind")
+            return _problem(503, "replica_lagging")
         for _ in range(int(query.get("wait_ms", 0)) // 5):
             end = partition.end - partition.lag.get(node, 0)
             if end > offset:

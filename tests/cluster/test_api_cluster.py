@@ -111,7 +111,7 @@ def test_past_the_end_any_shard_of_any_node_says_so(
 def test_a_replica_behind_min_offset_waits_and_then_says_so(
     client: httpx.Client, shared_cluster: LocalCluster
 ) -> None:
-    """Every replica: at once when it has it, 503 `behind` with the leader's URL when nobody has."""
+    """Every replica: at once when it has it, 503 `replica_lagging` with the leader's URL when nobody has."""
     topic = made(client, shared_cluster, "seen")
     path = f"{topic}/partitions/0/records"
     where = replicas(client, shared_cluster, topic)
@@ -124,7 +124,11 @@ def test_a_replica_behind_min_offset_waits_and_then_says_so(
         assert [end - 1] == [record["offset"] for record in seen.json()["records"]], seen.text
         begun = time.monotonic()
         behind = client.get(f"{url}{path}?min_offset={end + 1}&wait_ms=200", headers=local)
-        assert (503, "behind", end) == (behind.status_code, behind.json()["code"], behind.json()["limit"])
+        assert (503, "replica_lagging", end) == (
+            behind.status_code,
+            behind.json()["code"],
+            behind.json()["limit"],
+        )
         assert "retry-after" in behind.headers
         assert 0.15 < time.monotonic() - begun < 5
         if url in where["follower"]:

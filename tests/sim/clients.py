@@ -136,7 +136,7 @@ class Client:
         if envelope.status:
             document = msgspec.msgpack.decode(envelope.payload)
             problem = Problem.decode(msgspec.json.encode(document), status=envelope.status)
-            assert problem.code != "bug", f"{method} {target}: {problem}"
+            assert problem.code != "internal_error", f"{method} {target}: {problem}"
             return Answer(problem.status, code=problem.code, outcome=str(problem.outcome))
         found = msgspec.msgpack.decode(envelope.payload, type=PassedResponse)
         headers = {name.lower(): value for name, value in found.headers}

@@ -420,7 +420,7 @@ class Session:
             known = self._maps.get(topic)
             if verdict.stale and known is not None:
                 known.stale = True
-            if problem.get("code") == "behind" and url not in behind:
+            if problem.get("code") == "replica_lagging" and url not in behind:
                 # Another replica may be further; only when all are behind is there a reason to wait.
                 behind.add(url)
                 url = None

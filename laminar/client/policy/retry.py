@@ -44,7 +44,7 @@ class Verdict:
 
 
 DONE = Verdict(step=Step.DONE)
-_OWN_PACE = frozenset({"no_leader", "not_leader", "not_a_replica", "behind"})
+_OWN_PACE = frozenset({"no_leader", "not_leader", "not_a_replica", "replica_lagging"})
 # Codes that tell us that the leader is not (or no longer) where we thought.
 _MAP_STALE = frozenset({"no_leader", "not_leader", "not_a_replica", "draining"})
 # Codes of one node's own trouble, which another may not have.

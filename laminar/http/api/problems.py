@@ -70,8 +70,6 @@ _ROWS: Final = (
         "The idempotency key was used with another body",
         hint="Use a new key for a new request.",
     ),
-    _row("unauthenticated", 401, "Credentials are missing or wrong", family="AuthError"),
-    _row("forbidden", 403, "The credentials do not allow this", family="AuthError"),
     _row(
         "cross_site",
         403,
@@ -105,14 +103,13 @@ _ROWS: Final = (
     ),
     _row("not_acceptable", 406, "None of the accepted media types can be produced"),
     _row(
-        "too_slow",
+        "request_timeout",
         408,
         "The request came too slowly",
         hint="Send the rest of a begun request without long pauses.",
     ),
-    _row("exists_differently", 409, "It exists already, with other settings", family="AlreadyExists"),
+    _row("already_exists", 409, "It exists already, with other settings", family="AlreadyExists"),
     _row("fenced", 409, "A newer producer, sink or consumer has taken over", family="Fenced"),
-    _row("sealed", 409, "The partition takes no more records", hint="Ask for the topic's newest route."),
     _row(
         "in_progress",
         409,
@@ -208,7 +205,13 @@ _ROWS: Final = (
     _row("quota", 429, "A quota is used up", retriable=True, family="Overloaded"),
     _row("no_leader", 503, "The partition has no leader at the moment", retriable=True, family="Unavailable"),
     _row("overloaded", 503, "A resource of the node is exhausted", retriable=True, family="Overloaded"),
-    _row("behind", 503, "The replica has not reached `min_offset` yet", retriable=True, family="Unavailable"),
+    _row(
+        "replica_lagging",
+        503,
+        "The replica has not reached `min_offset` yet",
+        retriable=True,
+        family="Unavailable",
+    ),
     _row(
         "draining",
         503,
@@ -254,7 +257,11 @@ _ROWS: Final = (
     _row("not_implemented", 501, "The server does not do this"),
     _row("unsupported_version", 505, "Only HTTP/1.0 and HTTP/1.1 are spoken here"),
     _row(
-        "bug", 500, "A mistake of the server", hint="`detail` has an id found in the log.", outcome="unknown"
+        "internal_error",
+        500,
+        "An internal error of the server",
+        hint="`detail` names the line in the node's log.",
+        outcome="unknown",
     ),
 )
 
@@ -383,12 +390,10 @@ class Problem(Exception):
 
 _GENERAL: Final[Mapping[int, str]] = {
     400: "malformed",
-    401: "unauthenticated",
-    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     406: "not_acceptable",
-    408: "too_slow",
+    408: "request_timeout",
     409: "in_progress",
     410: "offset_expired",
     412: "precondition_failed",
@@ -412,7 +417,7 @@ _GENERAL: Final[Mapping[int, str]] = {
 
 def code_of_status(status: int) -> str:
     """The general code for a status whose document says nothing usable."""
-    return _GENERAL.get(status, "bug" if status >= 500 else "malformed")
+    return _GENERAL.get(status, "internal_error" if status >= 500 else "malformed")
 
 
 def _short(value: Any) -> Any:

@@ -85,7 +85,6 @@ ROUTES: Final = (
     ),
     Route("GET", _P, "describe_partition", "Describe a partition"),
     Route("GET", _T + "/routes", "list_routes", "List the key ranges of a topic"),
-    Route("GET", _T + "/routes/{version}", "describe_route", "Describe one version of the key ranges"),
     Route(
         "POST",
         _T + "/records",
@@ -319,5 +318,5 @@ def _check(params: Mapping[str, str]) -> None:
     for name, value in params.items():
         if name in ("topic", "cursor", "sink", "group", "member", "upload"):
             check_name(value, field=name)
-        elif name in ("partition", "offset", "version", "number", "part") and not _NUMBER.match(value):
+        elif name in ("partition", "offset", "number", "part") and not _NUMBER.match(value):
             raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)

@@ -504,12 +504,12 @@ class Connection(asyncio.BufferedProtocol):
             if self._head is not None:
                 floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
             if patience.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
-                self._too_slow("body", window_s)
+                self._time_out("body", window_s)
         elif self._writer.busy:
             patience.restart(now_s, received=received)
         elif self._tail:
             if patience.over_head(now_s, limit_s=limits.head_timeout_s):
-                self._too_slow("head", limits.head_timeout_s)
+                self._time_out("head", limits.head_timeout_s)
         elif patience.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
             self.transport.close()
 
@@ -520,11 +520,11 @@ class Connection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.abort()
 
-    def _too_slow(self, what: str, limit_s: float) -> None:
+    def _time_out(self, what: str, limit_s: float) -> None:
         self._server.counts.timed_out += 1
         head = self._head or _NO_HEAD
         error = HttpError(
-            408, "too_slow", f"the {what} came too slowly", field=what, limit=round(limit_s * 1000)
+            408, "request_timeout", f"the {what} came too slowly", field=what, limit=round(limit_s * 1000)
         )
         self._answer_last(head, self._server.answer_error(error, head))
         self._writer.flush()

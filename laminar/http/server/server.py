@@ -211,7 +211,7 @@ class HttpServer:
             identity = uuid.uuid4().hex[:12]
             log.error("bug %s in %s %s", identity, head.method, head.path, exc_info=error)
             detail = f"see {identity} in the log of this node"
-            response = self._on_error(HttpError(500, "bug", detail))
+            response = self._on_error(HttpError(500, "internal_error", detail))
         assert response is not None, "an `on_error` that answers no HttpError"
         return response
 

@@ -155,7 +155,6 @@ class Api:
             "list_partitions": partitions.partitions,
             "describe_partition": partitions.partition,
             "list_routes": topic_routes.routes,
-            "describe_route": topic_routes.route,
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,

@@ -111,7 +111,7 @@ class Door:
             _log.critical(
                 "whether batches can be proposed is not known, by a mistake of ours", exc_info=error
             )
-            return Problem("bug", f"{error!r}", outcome="not_applied")
+            return Problem("internal_error", f"{error!r}", outcome="not_applied")
 
     def _propose_together(self, knocks: Sequence[_Knock]) -> None:
         """One batch of these. Whatever goes wrong, each of them is answered, and the next have their turn."""
@@ -150,7 +150,7 @@ class Door:
 def _tell_bug(knocks: Sequence[_Knock], error: Exception, *, outcome: Outcome) -> None:
     _log.critical("a batch of %d requests fails by a mistake of ours", len(knocks), exc_info=error)
     for knock in knocks:
-        fail(knock.future, Problem("bug", f"{error!r}", outcome=outcome))
+        fail(knock.future, Problem("internal_error", f"{error!r}", outcome=outcome))
 
 
 def join(many: Sequence[Records]) -> bytearray:

@@ -37,7 +37,7 @@ def test_a_problem_survives_the_wire(code: str) -> None:
         (b"", 404, "not_found"),
         (b"[1]", 418, "malformed"),
         (b'{"code":"newer","detail":"d","status":503}', 503, "overloaded"),
-        (b'{"code":7,"hint":[],"retry_after_ms":"x"}', 599, "bug"),
+        (b'{"code":7,"hint":[],"retry_after_ms":"x"}', 599, "internal_error"),
         (b"\xff", 429, "quota"),
     ],
 )

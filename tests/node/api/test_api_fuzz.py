@@ -20,7 +20,7 @@ MAY_BE_5XX = {
     "not_leader",
     "being_created",
     "overloaded",
-    "behind",
+    "replica_lagging",
     "not_a_replica",
     "outcome_unknown",
     "not_ready",

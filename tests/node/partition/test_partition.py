@@ -67,7 +67,7 @@ async def test_whatever_goes_wrong_at_the_door_everybody_is_answered(
                 answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
             for answer in answers:
                 assert isinstance(answer, Problem), answer
-                assert ("bug", outcome) == (answer.code, answer.outcome)
+                assert ("internal_error", outcome) == (answer.code, answer.outcome)
                 assert "ours" in answer.detail
             assert any(record.name == "laminar.door" and record.exc_info for record in caplog.records)
             caplog.clear()

@@ -144,7 +144,7 @@ class TopicRoutes:
         wanted = TopicRequest(topic, new.partitions, replicas, new.settings, new.allow_fewer_replicas)
         result = await self._make(wanted)
         if result.outcome == "exists_differently":
-            raise _exists_differently(wanted, result.topic)
+            raise _already_exists(wanted, result.topic)
         record = self._topics.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
@@ -284,15 +284,6 @@ class TopicRoutes:
         record = self._topics.record(topic)
         return Response.json({"topic": topic, "routes": [_route(record)]})
 
-    async def route(self, request: Request, topic: str, version: str) -> Response:
-        """GET /v1/topics/{topic}/routes/{version}: immutable."""
-        record = self._topics.record(topic)
-        if version != "0":
-            raise Problem(
-                "not_found", f"topic {topic!r} has route version 0 only", field="version", value=version
-            )
-        return Response.json(_route(record), headers=[("Cache-Control", "immutable")])
-
 
 def _names(etags: str, record: TopicRecord) -> bool:
     """Whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
@@ -324,7 +315,7 @@ def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
     )
 
 
-def _exists_differently(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
+def _already_exists(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
     """409, naming what is asked otherwise than it is."""
     different: list[tuple[str, Setting | None, Setting | None]] = []
     if known is not None:
@@ -338,7 +329,7 @@ def _exists_differently(wanted: TopicRequest, known: TopicRecord | None) -> Prob
                 different.append((f"settings.{name}", asked, is_))
     texts = [f"{name} is {_or_not_set(is_)}, not {_or_not_set(asked)}" for name, asked, is_ in different]
     return Problem(
-        "exists_differently",
+        "already_exists",
         f"topic {wanted.name!r} exists with another configuration: {'; '.join(texts)}",
         field=different[0][0] if different else "topic",
         value=_or_not_set(different[0][1]) if different else wanted.name,

@@ -167,7 +167,7 @@ class Exchange:
                 raise Problem("too_large", f"{address}: {error}", field="body") from error
             if error.code == "timeout":
                 raise Problem("outcome_unknown", f"{address}: {error}") from error
-            raise Problem("bug", f"{address}: {error}") from error
+            raise Problem("internal_error", f"{address}: {error}") from error
         except TransportError as error:
             raise Problem("no_leader", str(error), outcome="unknown", retry_after_ms=100) from error
         envelope = _envelope_decoder.decode(answer)

@@ -181,7 +181,7 @@ class Datagrams(asyncio.DatagramProtocol):
         if error is not None:
             identity = uuid.uuid4().hex[:12]
             _log.error("bug %s in a datagram's append", identity, exc_info=error)
-            self._refuse(asked, Problem("bug", f"see {identity} in the log of this node"))
+            self._refuse(asked, Problem("internal_error", f"see {identity} in the log of this node"))
             return
         said: Appended | Leader = done.result()
         if isinstance(said, Leader):

@@ -253,7 +253,7 @@ class FetchRoutes:
         return await elsewhere(request, offset, others, self.pass_on)
 
     async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
-        """Never older than the client has seen: wait for `min_offset`, then 503 `behind`."""
+        """Never older than the client has seen: wait for `min_offset`, then 503 `replica_lagging`."""
         if read == "leader":
             await partition.confirmed_end()
         seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
@@ -264,7 +264,7 @@ class FetchRoutes:
             raise self._behind(partition, "min_offset", seen)
 
     def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
-        """503 `behind`, saying who is ahead as far as this replica knows."""
+        """503 `replica_lagging`, saying who is ahead as far as this replica knows."""
         node = partition.replica.leader_node
         ahead = ""
         headers = []
@@ -273,7 +273,7 @@ class FetchRoutes:
             where = self._locator.where(node, partition.topic, partition.number)
             headers = [("Laminar-Leader", where.url)] if where is not None else []
         return Problem(
-            "behind",
+            "replica_lagging",
             f"this replica ends at {partition.end_offset}{ahead}",
             field=field,
             value=offset,

@@ -188,7 +188,9 @@ class ValueRoutes:
                 raise problem
             assert isinstance(answer.body, (bytes, bytearray, memoryview)), "what was passed on is joined"
             if len(answer.body) != behind - start:
-                raise Problem("bug", f"{len(answer.body)} bytes of {start} to {behind} of {request.target}")
+                raise Problem(
+                    "internal_error", f"{len(answer.body)} bytes of {start} to {behind} of {request.target}"
+                )
             yield answer.body
             start = behind
 

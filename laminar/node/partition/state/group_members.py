@@ -51,7 +51,7 @@ class Rosters:
         for other in members.values():
             if other.mode != member.mode and other.member != member.member:
                 raise Problem(
-                    "exists_differently",
+                    "already_exists",
                     f"group {group!r} has members of another mode",
                     field="mode",
                     value=member.mode,

@@ -110,4 +110,4 @@ def test_a_member_of_another_mode_is_refused(http: httpx.Client, path: str) -> N
 
     answer = renew(http, path, "b", mode="broadcast")
 
-    problem(answer, 409, "exists_differently", field="mode", value="broadcast", limit="clustering")
+    problem(answer, 409, "already_exists", field="mode", value="broadcast", limit="clustering")

@@ -165,12 +165,12 @@ def test_beyond_the_end_is_416(ten: Partition) -> None:
 
 @pytest.mark.parametrize("read", ["replica", "leader"])
 def test_older_data_than_the_client_has_seen_is_never_given(ten: Partition, read: str) -> None:
-    """`min_offset` beyond the end is waited for, then 503 `behind`."""
+    """`min_offset` beyond the end is waited for, then 503 `replica_lagging`."""
     begun = time.monotonic()
 
     answer = ten.fetch(min_offset=12, wait_ms=200, read=read)
 
-    problem(answer, 503, "behind", field="min_offset", value=12, limit=10, outcome="not_applied")
+    problem(answer, 503, "replica_lagging", field="min_offset", value=12, limit=10, outcome="not_applied")
     assert 0.15 < time.monotonic() - begun < 5
 
 

@@ -184,7 +184,7 @@ async def test_a_batch_does_not_overtake_what_stands_at_the_door(tmp_path: Path)
     [
         (RemoteError("overloaded"), "overloaded", "not_applied"),
         (RemoteError("timeout"), "outcome_unknown", "unknown"),
-        (RemoteError("bug"), "bug", "unknown"),
+        (RemoteError("bug"), "internal_error", "unknown"),
     ],
 )
 async def test_a_call_that_fails_over_there_is_unknown_unless_it_was_never_begun(

@@ -66,7 +66,7 @@ def test_a_group_has_one_mode_at_a_time() -> None:
         found.renew("g", member("b", 2, mode="broadcast"), now_s=2)
     found.renew("g", member("b", 8, mode="broadcast"), now_s=8)
 
-    assert ("exists_differently", "mode", "clustering") == (
+    assert ("already_exists", "mode", "clustering") == (
         refused.value.code,
         refused.value.field,
         refused.value.limit,
