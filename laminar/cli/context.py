@@ -14,7 +14,7 @@ from laminar.cli.options import AS_TABLE, Listing
 def add(
     name: Annotated[str, Parameter(help="What to call it.")],
     *urls: Annotated[str, Parameter(help="Nodes of it; one is enough, more are safer.")],
-    token: Annotated[str | None, Parameter(help="Sent with each request.")] = None,
+    token: Annotated[str | None, Parameter(show=False)] = None,
     use: Annotated[
         bool, Parameter(negative="", help="Make it the current one; the first always is.")
     ] = False,
@@ -45,7 +45,7 @@ def use(name: Annotated[str, Parameter(help="A context that was added.")]) -> No
 
 
 def list_contexts(*, listing: Listing = AS_TABLE) -> None:
-    """List contexts; tokens are not shown."""
+    """List contexts."""
     from laminar.cli.output import show
 
     contexts = Contexts.load()
@@ -58,4 +58,4 @@ def list_contexts(*, listing: Listing = AS_TABLE) -> None:
         }
         for name, context in sorted(contexts.by_name.items())
     ]
-    show(rows, listing, columns=("context", "current", "urls", "token"), name="context")
+    show(rows, listing, columns=("context", "current", "urls"), name="context")

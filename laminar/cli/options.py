@@ -30,9 +30,8 @@ class Cluster:
         str | None,
         Parameter(help="A node, or several with commas. Else LAMINAR_URL, else the current context."),
     ] = None
-    token: Annotated[str | None, Parameter(help="Who you are. Else LAMINAR_TOKEN, else the context's.")] = (
-        None
-    )
+    # Sent with each request, and asked for by no node yet: shown in no help until one does.
+    token: Annotated[str | None, Parameter(show=False)] = None
     timeout: Annotated[
         float | None,
         Parameter(help="Seconds for each call, over all its retries. [default: 10; produce and consume: 60]"),

@@ -164,9 +164,7 @@ def compare(
     other_url: Annotated[
         str | None, Parameter(help="Nodes of the other cluster, with commas, where it is another.")
     ] = None,
-    other_token: Annotated[
-        str | None, Parameter(help="Who you are there; --token is for this cluster only.")
-    ] = None,
+    other_token: Annotated[str | None, Parameter(show=False)] = None,
     replicas: Annotated[
         bool, Parameter(negative="", help="Compare the replicas of each partition instead.")
     ] = False,
