@@ -14,7 +14,7 @@ from laminar.node.consensus.peer_repair import Repairs
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.runtime.replica_factory import ReplicaFactory
-from laminar.node.shard.replica_startup import Opening
+from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import TcpAddress
 from raft.values import Settings
@@ -79,7 +79,7 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         rng=random.Random(1),
     )
     storage.on_damage = shard.repairs.found
-    opening = Opening(shard)
+    opening = ReplicaOpener(shard)
     for each in entries:
         await opening.open(each)
     return shard

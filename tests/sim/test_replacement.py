@@ -314,7 +314,7 @@ def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(marked: bool, a
             if not led or len(synced) < 3 or partition.replica.replica_id not in led[0].learners:
                 continue
             if partition.log.policy.is_interval != marked:
-                machine.shard_processes[0].bring_in_line()
+                machine.shard_processes[0].request_reconcile()
                 continue
             # Who belongs to a group is synced before it counts, and with it all that came before.
             known = partition.tables.configurations_up_to(partition.log.last_index)

@@ -23,11 +23,11 @@ from laminar.http.protocol.request_head import (
     MOST_HEADERS,
     RequestHead,
 )
-from laminar.node.api.cluster.accept_loss import RecoverRoutes
+from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.metrics import MetricsRoute
-from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStates
+from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -47,7 +47,7 @@ from laminar.node.api.consumers.groups import GroupRoutes
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
-from laminar.node.api.records.delete_records import TrimRoutes
+from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import (
     LONGEST_WAIT_MS,
     MOST_BYTES,
@@ -56,10 +56,10 @@ from laminar.node.api.records.fetch import (
     expected_bytes,
 )
 from laminar.node.api.records.idempotency import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
-from laminar.node.api.records.producer_progress import ProgressRoutes
-from laminar.node.api.records.record_value import ValueRoutes
+from laminar.node.api.records.producer_progress import ProducerProgressRoutes
+from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.uploads import UploadRoutes
-from laminar.node.api.transactions.abandoned_stages import Leftovers
+from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
 from laminar.node.host.settings import MAX_REPLICAS
@@ -124,7 +124,7 @@ class Api:
         self._sites = Sites(
             [settings.host, settings.advertise_host, socket.gethostname(), *settings.hosts], settings.origins
         )
-        states = ReplicaStates(host, self._exchange, catch_up_progress=host.catch_up_progress)
+        states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
         topic_routes = TopicRoutes(host, topics, states)
         partitions = PartitionRoutes(host, topics, states)
@@ -133,12 +133,12 @@ class Api:
         cursors = CursorRoutes(host, self._exchange, leaders, topics)
         groups = GroupRoutes(host, self._exchange, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
-        recover = RecoverRoutes(host, self._exchange, topics, states, release=host.release)
-        progress = ProgressRoutes(host, fetch)
+        recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
+        progress = ProducerProgressRoutes(host, fetch)
         sinks = SinkRoutes(
             host, self._exchange, leaders, topics, make_topic=topic_routes.make, limits=self.limits
         )
-        Leftovers(host, sinks)
+        AbandonedStages(host, sinks)
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )
@@ -158,11 +158,11 @@ class Api:
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,
-            "fetch_one": ValueRoutes(host, fetch, self._locator).value,
+            "fetch_one": RecordValueRoutes(host, fetch, self._locator).value,
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
-            "delete_records": TrimRoutes(host, fetch, limit=host.retention_limit).records,
+            "delete_records": DeleteRecordsRoute(host, fetch, limit=host.retention_limit).records,
             "recover_partition": recover.recover,
             "offsets": fetch.offsets,
             "begin_producer": ProducerRoutes(host, sinks).begin,

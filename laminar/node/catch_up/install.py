@@ -88,7 +88,7 @@ class Home(Protocol):
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
         """The manifest's entry, if the log that it names is the one in use."""
 
-    async def switched(self, entry: ReplicaEntry) -> None:
+    async def log_replaced(self, entry: ReplicaEntry) -> None:
         """The replica's log is another: open it, and write the manifest."""
 
     def now_ms(self) -> int:
@@ -181,7 +181,7 @@ class Installer:
             self.installed += 1
             self._failed.pop(offer.group, None)
             _log.info("%s: a new log from %s stands in the old one's place", name, node)
-            await home.switched(entry)
+            await home.log_replaced(entry)
         except (Abandoned, TransportError, StorageError, BrokenChain, msgspec.MsgspecError) as error:
             self.abandoned += 1
             self._leave_alone(offer.group, node)
@@ -240,7 +240,7 @@ class Installer:
                 break
             before = pieces
             beginning = await self._beginning(partition, offer, node)
-        await self._keep_derived(new, tables)
+        await self._check_snapshots(new, tables)
 
     async def _room(self, partition: Partition) -> None:
         """Wait while this shard has no room for more, but not for long: meanwhile the replica does not stand,
@@ -256,7 +256,7 @@ class Installer:
                 raise Abandoned(f"this shard has had no room for {ROOM_PATIENCE_S:g} s")
             await asyncio.sleep(PAUSE_S)
 
-    async def _keep_derived(self, log: Log, tables: Tables) -> None:
+    async def _check_snapshots(self, log: Log, tables: Tables) -> None:
         """Beside the new log, so that its replica opens without a replay; it can do without."""
         known = snapshot.derived_of(log, tables)
         if known is None:

@@ -52,7 +52,7 @@ class CatchUpHost(Protocol):
     def refusal(self) -> Problem | None:
         """Return why the shard takes no data now; None if it does."""
 
-    def bring_in_line(self) -> None:
+    def request_reconcile(self) -> None:
         """Let the shard follow its view soon, once more."""
 
     async def open(self, entry: ReplicaEntry) -> None:
@@ -67,7 +67,7 @@ class CatchUp:
         self._shard = shard
         self._by_group = by_group
         # New log ids by old ones, until the manifest names the new.
-        self._switched: dict[int, int] = {}
+        self._replaced_logs: dict[int, int] = {}
         self.source = Source(
             by_group=by_group,
             read_bytes=shard.environment.read_bytes,
@@ -101,11 +101,11 @@ class CatchUp:
                 await storage.delete_log(log_id)
         for entry in storage.manifest.entries:
             if storage.resolve(entry.log_id) != entry.log_id:
-                self._switched[entry.log_id] = storage.resolve(entry.log_id)
+                self._replaced_logs[entry.log_id] = storage.resolve(entry.log_id)
 
-    async def name_switched(self) -> None:
+    async def record_replaced_logs(self) -> None:
         """Let the manifest name the logs that took others' places."""
-        switched = dict(self._switched)
+        switched = dict(self._replaced_logs)
         if not switched:
             return
         try:
@@ -118,10 +118,10 @@ class CatchUp:
         except StorageError as error:
             # Until it does, the journal's record leads from the old one to the new.
             _log.warning("the manifest cannot be written: %s", error)
-            asyncio.get_running_loop().call_later(1.0, self._shard.bring_in_line)
+            asyncio.get_running_loop().call_later(1.0, self._shard.request_reconcile)
             return
         for old in switched:
-            del self._switched[old]
+            del self._replaced_logs[old]
 
     def progress_of(self, group: bytes) -> tuple[int, int] | None:
         """Bytes received and bytes of the source's log, while a new log is built for a replica here."""
@@ -170,7 +170,7 @@ class CatchUp:
                 return entry
         return None
 
-    async def switched(self, entry: ReplicaEntry) -> None:
+    async def log_replaced(self, entry: ReplicaEntry) -> None:
         """See Home."""
         partition = self._by_group.get(entry.group)
         if partition is None or partition.replica.replica_id != entry.replica_id:
@@ -180,9 +180,9 @@ class CatchUp:
             return
         for old in self.storage.manifest.entries:
             if (old.group, old.replica_id) == (entry.group, entry.replica_id):
-                self._switched[old.log_id] = entry.log_id
+                self._replaced_logs[old.log_id] = entry.log_id
         await self._shard.open(entry)
-        self._shard.bring_in_line()
+        self._shard.request_reconcile()
 
     def now_ms(self) -> int:
         """See Home."""

@@ -41,11 +41,11 @@ class ShardContext(Protocol):
     failed: dict[int, tuple[ReplicaEntry, str]]
     """Replicas that no state could be made for from their logs, by a mistake of ours: why, by replica id."""
 
-    def is_mine(self, record: PartitionRecord) -> bool:
+    def owns(self, record: PartitionRecord) -> bool:
         """Return whether this shard owns the partition, wherever its replicas are."""
         raise NotImplementedError
 
-    def bring_in_line(self) -> None:
+    def request_reconcile(self) -> None:
         """Let the view be followed soon, once more."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -68,5 +68,5 @@ class ShardContext(Protocol):
     async def open(self, entry: ReplicaEntry) -> None:
         """Let a replica of the manifest take part, if what it may have promised is there."""
 
-    def let_go(self, entry: ReplicaEntry, error: StorageError) -> None:
+    def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
         """Drive, repair and serve a replica no more; `error` is what its waiters get."""

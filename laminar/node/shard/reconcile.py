@@ -52,7 +52,7 @@ def with_empty_log(
     )
 
 
-class InLine:
+class Reconciler:
     """Of one shard."""
 
     def __init__(self, shard: ShardContext) -> None:
@@ -65,7 +65,7 @@ class InLine:
         shard = self._shard
         wanted: list[tuple[PartitionRecord, int]] = []
         for record in shard.view.partitions().values():
-            if record.state != "creating" or not shard.is_mine(record):
+            if record.state != "creating" or not shard.owns(record):
                 continue
             for replica in record.replicas:
                 own = replica.node == shard.boot.node and replica.store_id == shard.boot.store_id
@@ -89,7 +89,7 @@ class InLine:
         if groups:
             answer = await shard.ask_catalog(MadeRequest(shard.boot.node, shard.boot.store_id, groups))
             if answer.error:
-                asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)
+                asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)
 
     async def _make(self, new: Sequence[tuple[PartitionRecord, int]]) -> None:
         """`making` in the manifest, then the log with entry 1, then `made`; only then may a message leave."""
@@ -110,7 +110,7 @@ class InLine:
         except StorageError:
             # Nobody knows of these logs, and the next look makes others.
             for entry in entries:
-                shard.storage.delete_log(entry.log_id).add_done_callback(_looked_at)
+                shard.storage.delete_log(entry.log_id).add_done_callback(_retrieve_exception)
             raise
         await self._finish(entries)
 
@@ -155,7 +155,7 @@ class InLine:
             if record is None or partition.log.policy == policy_of(record.settings):
                 continue
             if policy_of(record.settings).is_interval and partition.tables.stages.pinned:
-                asyncio.get_running_loop().call_later(PINNED_S, shard.bring_in_line)
+                asyncio.get_running_loop().call_later(PINNED_S, shard.request_reconcile)
                 continue
             try:
                 await shard.storage.set_policy(partition.log, policy_of(record.settings))
@@ -174,7 +174,7 @@ class InLine:
                 ]
             )
 
-    def stop_given_up(self) -> None:
+    def stop_abandoned(self) -> None:
         """Replicas that a person's decision left behind say no more, at once: no view takes that back.
 
         Together with others that came back they would be a majority of the group as it was.
@@ -207,9 +207,9 @@ class InLine:
             if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
                 shard.driver.go_on_alone(partition.replica, loss.given_up, node=shard.boot.node)
                 if not set(loss.given_up) <= set(partition.replica.configuration.given_up):
-                    asyncio.get_running_loop().call_later(RETRY_S, shard.bring_in_line)  # it leads as yet
+                    asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it leads as yet
 
-    def stand_where_first(self) -> None:
+    def campaign_first_replicas(self) -> None:
         """The first replica of a partition that has just become live stands for election at once."""
         shard = self._shard
         for record in shard.view.partitions().values():
@@ -243,7 +243,7 @@ class InLine:
         deleted = set(answer.deleted)
         gone = [entry for entry in candidates if entry.group in deleted]
         for entry in gone:
-            shard.let_go(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
+            shard.remove_replica(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
         if gone:
             groups = {entry.group for entry in gone}
             logs = [(shard.storage.resolve(entry.log_id), entry.replica_id) for entry in gone]
@@ -270,7 +270,7 @@ class InLine:
                 await storage.delete_log(log_id, replica_id=replica_id)
 
 
-def _looked_at(done: asyncio.Future[None]) -> None:
+def _retrieve_exception(done: asyncio.Future[None]) -> None:
     """That it failed is told by what comes next."""
     if not done.cancelled():
         done.exception()

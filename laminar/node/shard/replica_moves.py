@@ -94,7 +94,7 @@ def next_step(
     return None
 
 
-class Moves:
+class ReplicaMover:
     """See the module. `look` is one pass; the shard's own loop of keeping in line calls it."""
 
     def __init__(self, shard: ShardContext) -> None:
@@ -124,7 +124,7 @@ class Moves:
             self._wanted = {
                 record.group: frozenset(each.replica_id for each in record.replicas)
                 for record in message.catalog.partitions.values()
-                if record.state == "live" and self._shard.is_mine(record)
+                if record.state == "live" and self._shard.owns(record)
             }
         return (
             self._moving
@@ -159,7 +159,7 @@ class Moves:
         report = ReportReplicas(shard.boot.node, shard.boot.store_id)
         lost = {entry.replica_id for entry in shard.lost}
         for record in shard.view.partitions().values():
-            if record.state != "live" or not shard.is_mine(record):
+            if record.state != "live" or not shard.owns(record):
                 continue
             for replica in record.replicas:
                 if not self._is_own(replica):
@@ -258,7 +258,9 @@ class Moves:
         if not entries:
             return
         for entry in entries:
-            shard.let_go(entry, StorageClosed(f"replica {entry.replica_id} was removed from its group"))
+            shard.remove_replica(
+                entry, StorageClosed(f"replica {entry.replica_id} was removed from its group")
+            )
         ids = {entry.replica_id for entry in entries}
         # A log that no manifest names any more leads nowhere.
         log_ids = [shard.storage.resolve(entry.log_id) for entry in entries]

@@ -38,11 +38,11 @@ from laminar.node.shard.replica_moves import EMPTY
 _log = logging.getLogger("laminar.shard")
 
 # A replica whose state needs damaged entries waits so long for them before it votes without.
-MEND_PATIENCE_S = 3.0
-MEND_LOOK_S = 1.0
+REPAIR_PATIENCE_S = 3.0
+REPAIR_CHECK_S = 1.0
 READ_BYTES = 4 * 1024 * 1024
 # What a replica may vote without: not configurations, nor starts of the log, which repeat them.
-_DONE_WITHOUT = (
+_DISPENSABLE = (
     Kind.DATA,
     Kind.CURSOR,
     Kind.NOOP,
@@ -54,7 +54,7 @@ _DONE_WITHOUT = (
 )
 
 
-class Opening:
+class ReplicaOpener:
     """Of one shard."""
 
     def __init__(self, shard: ShardContext) -> None:
@@ -75,9 +75,9 @@ class Opening:
         await shard.drop_unfinished()
         for entry in shard.storage.manifest.entries:
             await self.open(entry, comes_back=True)
-        self.stand_alone()
+        self.campaign_lone_voters()
 
-    def stand_alone(self) -> None:
+    def campaign_lone_voters(self) -> None:
         """Let those stand whose groups have no other voter, once they may."""
         shard = self._shard
         for partition in list(self._alone):
@@ -136,9 +136,9 @@ class Opening:
             shard.lost.append(entry)
             _log.error("%s/%d: this replica is damaged: %s", entry.topic, entry.partition, error)
         except Exception as error:  # noqa: BLE001  # this one stays away alone
-            self._stays_away(entry, error)
+            self._mark_failed(entry, error)
 
-    def _stays_away(self, entry: ReplicaEntry, error: Exception) -> None:
+    def _mark_failed(self, entry: ReplicaEntry, error: Exception) -> None:
         """A mistake was met while a replica was made from its log: it takes no part before a restart.
 
         It is not lost: nothing of it is missing, and nobody takes its place for that.
@@ -178,7 +178,7 @@ class Opening:
             if len(entry.voters) == 1 or shard.repairs.is_gone(entry.group, index):
                 _log.error("%s: goes on without what entry %d said of producers and cursors", name, index)
                 return True
-            if not leave_out or log.row(index).kind not in _DONE_WITHOUT:
+            if not leave_out or log.row(index).kind not in _DISPENSABLE:
                 return False
             partition.tables.left_out.append(index)
             return True
@@ -194,8 +194,8 @@ class Opening:
             configurations=known.configurations if known is not None else (),
             past_damage=past_damage,
         )
-        if comes_back and _ends_elsewhere(entry, log) and _never_voted(entry, partition):
-            return await self._begin_anew(entry, log)
+        if comes_back and _may_end_differently(entry, log) and _was_never_voter(entry, partition):
+            return await self._restart_empty(entry, log)
         partition.replica = replica
         partition.committed(replica.core.committed_index)
         shard.partitions[(entry.topic, entry.partition)] = partition
@@ -216,7 +216,7 @@ class Opening:
         settings = topic.settings if topic is not None else entry.settings
         return int(settings.get("min_replicas", 1))
 
-    async def _begin_anew(self, entry: ReplicaEntry, log: Log) -> Partition:
+    async def _restart_empty(self, entry: ReplicaEntry, log: Log) -> Partition:
         """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.
 
         Its group waits for no copy of a learner's: where the voters have lost the same entries, they go on
@@ -247,14 +247,14 @@ class Opening:
         """A replica whose state needs damaged entries: fetch them first; vote without them if that lasts."""
         shard = self._shard
         loop = asyncio.get_running_loop()
-        name, patient_until = f"{entry.topic}/{entry.partition}", loop.time() + MEND_PATIENCE_S
+        name, patient_until = f"{entry.topic}/{entry.partition}", loop.time() + REPAIR_PATIENCE_S
         while True:
             try:
                 late = loop.time() >= patient_until
                 partition = await self._start(entry, log, comes_back=comes_back, leave_out=late)
                 break
             except DamagedRange:
-                await self._mended_within(entry, MEND_LOOK_S)
+                await self._repaired_within(entry, REPAIR_CHECK_S)
             except StorageClosed:
                 return
             except StorageError as error:
@@ -262,18 +262,18 @@ class Opening:
                 _log.error("%s: this replica is damaged: %s", name, error)
                 return
             except Exception as error:  # noqa: BLE001  # this one stays away alone
-                self._stays_away(entry, error)
+                self._mark_failed(entry, error)
                 return
             if not shard.repairs.keeps(log):
                 return  # let go meanwhile: no news of it will ever come
         if partition.tables.left_out:
             _log.warning("%s: takes part without entries %s, and won't lead", name, partition.tables.left_out)
         while partition.tables.left_out and shard.by_group.get(entry.group) is partition:
-            await self._mended_within(entry, MEND_LOOK_S)
+            await self._repaired_within(entry, REPAIR_CHECK_S)
             missing = [index for index in partition.tables.left_out if log.quarantine.at(index) is not None]
             if partition.tables.left_out and not missing:
                 try:
-                    await self._complete(partition)
+                    await self._complete_state(partition)
                 except Exception as error:  # noqa: BLE001  # stops this partition's replica
                     partition.stop(error)
                     return
@@ -283,7 +283,7 @@ class Opening:
                 partition.tables.left_out.clear()
                 shard.repairs.drives(partition.replica)
 
-    async def _mended_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
+    async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
         """Wait for news of a log's damage, a while."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -291,7 +291,7 @@ class Opening:
         except TimeoutError:
             pass
 
-    async def _complete(self, partition: Partition) -> None:
+    async def _complete_state(self, partition: Partition) -> None:
         """What was left out is there: make producers and cursors anew, while the replica goes on."""
         log = partition.log
         whole = Tables(log.start.index)
@@ -319,7 +319,7 @@ def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEnt
     return [new if each.replica_id == new.replica_id else each for each in entries]
 
 
-def _ends_elsewhere(entry: ReplicaEntry, log: Log) -> bool:
+def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
     """Whether a loss of power may have left this log and those of its group with different ends.
 
     A new replica's log is synced with each append until its topic's `interval` policy reaches it. Till then
@@ -330,7 +330,7 @@ def _ends_elsewhere(entry: ReplicaEntry, log: Log) -> bool:
     return log.recovering or (policy_of(entry.settings).is_interval and not log.policy.is_interval)
 
 
-def _never_voted(entry: ReplicaEntry, partition: Partition) -> bool:
+def _was_never_voter(entry: ReplicaEntry, partition: Partition) -> bool:
     """Whether no configuration that a replica has ever known, as its log was replayed, has it as a voter."""
     known = [record for _, record in partition.tables.configurations_up_to(partition.log.last_index)]
     return all(entry.replica_id not in dict(voters) for voters in (entry.voters, *(r.voters for r in known)))

@@ -52,10 +52,10 @@ from laminar.node.runtime.process import Process
 from laminar.node.shard.application import ShardApplication
 from laminar.node.shard.lost_majority_members import PartitionMembers
 from laminar.node.shard.lost_manifest import LostManifest
-from laminar.node.shard.reconcile import InLine
-from laminar.node.shard.replica_moves import LOOK_S as LINE_CHECK_S
-from laminar.node.shard.replica_moves import Moves
-from laminar.node.shard.replica_startup import Opening
+from laminar.node.shard.reconcile import Reconciler
+from laminar.node.shard.replica_moves import LOOK_S as RECONCILE_CHECK_S
+from laminar.node.shard.replica_moves import ReplicaMover
+from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
 from membership.lives import Life
@@ -70,7 +70,7 @@ RETRY_S = 0.2
 STORAGE_RETRY_S = 2.0
 HAND_OVER_S = 1.0
 VIEW_WAIT_S = 2.0
-DERIVED_CHECK_S = 1.0
+SNAPSHOT_CHECK_S = 1.0
 SPACE_CHECK_S = 1.0
 TRASH_CHECK_S = 3600.0
 # While the disk is low, what comes into the trash goes at once.
@@ -102,11 +102,11 @@ class Shard(Process):
         self.lost: list[ReplicaEntry] = []
         # Replicas that could not be made from their logs by a mistake of ours, and what it was.
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
-        self._derived = snapshot.DerivedKeeper(storage)
+        self._snapshots = snapshot.DerivedKeeper(storage)
         self.by_group: dict[bytes, Partition] = {}
         # Whether a view has come that is not followed yet, and whether there is that or something to move.
-        self._out_of_line = False
-        self._line_due = asyncio.Event()
+        self._view_is_new = False
+        self._reconcile_due = asyncio.Event()
         self._opened = False
         self._view_changed: list[asyncio.Future[None]] = []
         self._ready = False
@@ -128,9 +128,9 @@ class Shard(Process):
             on_error=answer_error,
         )
         self.catch_up = CatchUp(self, by_group=self.by_group)
-        self.moves = Moves(self)
-        self._opening = Opening(self)
-        self._in_line = InLine(self)
+        self.moves = ReplicaMover(self)
+        self._opener = ReplicaOpener(self)
+        self._reconciler = Reconciler(self)
         self._lost_manifest = LostManifest(self)
         members = PartitionMembers(self.by_group, view=self.view, refresh=self.refresh_view)
         self.releases = Releases(self, members, address_of=self.address_of)
@@ -234,7 +234,7 @@ class Shard(Process):
             return
         await self.space.look()
         self.every(SPACE_CHECK_S, self.space.look)
-        await self._opening.open_all()
+        await self._opener.open_all()
         self._opened = True
         self.spawn(self.storage.scrubber.run())
         self.every(FAILED_CHECK_S, self.look_for_failed)
@@ -251,14 +251,14 @@ class Shard(Process):
         await self._application.start()
         if not self.view.version:
             await self._first_view()
-        self.spawn(self._keep_in_line())
-        self.every(LINE_CHECK_S, self._look_at_line)
+        self.spawn(self._reconcile_loop())
+        self.every(RECONCILE_CHECK_S, self._check_reconcile)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.look)
         self.every(RELEASE_CHECK_S, self.releases.look)
-        self.every(DERIVED_CHECK_S, self._keep_derived)
+        self.every(SNAPSHOT_CHECK_S, self._check_snapshots)
         if self.number == 0:
-            self.spawn(self._empty_trash())
+            self.spawn(self._purge_trash())
         await self.stopping.wait()
         for server in servers:
             server.close()
@@ -270,7 +270,7 @@ class Shard(Process):
         await asyncio.gather(self.storage.sync(), return_exceptions=True)
         for partition in list(self.partitions.values()):
             if partition.tables.underived_bytes >= snapshot.WORTH_BYTES:
-                await self._derived.write(partition)
+                await self._snapshots.write(partition)
         await self.close()
 
     async def _first_view(self) -> None:
@@ -300,7 +300,7 @@ class Shard(Process):
         self.view.message = message
         if known != message.catalog.nodes:
             self.driver.addresses_changed()
-        self._in_line.stop_given_up()
+        self._reconciler.stop_abandoned()
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch
         if not self._ready and self.boot.node in message.catalog.nodes:
@@ -310,7 +310,7 @@ class Shard(Process):
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        self.bring_in_line()
+        self.request_reconcile()
 
     async def refresh_view(self) -> None:
         """Return once the view is at least as new as the catalog was when this was called.
@@ -393,7 +393,7 @@ class Shard(Process):
 
     async def open(self, entry: ReplicaEntry) -> None:
         """Let a replica of the manifest take part, if what it may have promised is there."""
-        await self._opening.open(entry)
+        await self._opener.open(entry)
 
     def refusal(self) -> Problem | None:
         """Why this shard takes no appends now; None if it does."""
@@ -426,16 +426,16 @@ class Shard(Process):
         """Give up what the topics' retention no longer keeps, in the partitions that are led here."""
         return self.retention.look_at_all(self.partitions.values())
 
-    def _keep_derived(self) -> Work | None:
+    def _check_snapshots(self) -> Work | None:
         """So that a start after a crash has little to replay."""
-        due = [partition for partition in self.partitions.values() if self._derived.due(partition)]
-        return self._write_derived(due) if due else None
+        due = [partition for partition in self.partitions.values() if self._snapshots.due(partition)]
+        return self._write_snapshots(due) if due else None
 
-    async def _write_derived(self, due: Sequence[Partition]) -> None:
+    async def _write_snapshots(self, due: Sequence[Partition]) -> None:
         for partition in due:
-            await self._derived.write(partition)
+            await self._snapshots.write(partition)
 
-    async def _empty_trash(self) -> None:
+    async def _purge_trash(self) -> None:
         """At the start, every hour, and as long as space is low: then nothing is kept."""
         directory = trash_directory(self.boot.data_directory)
         trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
@@ -452,26 +452,26 @@ class Shard(Process):
 
     # -- in line with the catalog --------------------------------------------------------
 
-    def bring_in_line(self) -> None:
+    def request_reconcile(self) -> None:
         """Look soon what the catalog wants of this shard."""
-        self._out_of_line = True
-        self._line_due.set()
+        self._view_is_new = True
+        self._reconcile_due.set()
 
-    def _look_at_line(self) -> None:
+    def _check_reconcile(self) -> None:
         """What goes on by itself, without another view."""
-        self._opening.stand_alone()
+        self._opener.campaign_lone_voters()
         if self.moves.needed:
-            self._line_due.set()
+            self._reconcile_due.set()
 
-    async def _keep_in_line(self) -> None:
+    async def _reconcile_loop(self) -> None:
         """Make and remove replicas as the catalog says, whenever a view comes."""
         while True:
-            await self._line_due.wait()
-            self._line_due.clear()
+            await self._reconcile_due.wait()
+            self._reconcile_due.clear()
             if not await self._knows_its_replicas():
                 continue
-            if self._out_of_line:
-                self._out_of_line = False
+            if self._view_is_new:
+                self._view_is_new = False
                 await self._follow_view()
             if self.moves.needed:
                 await self.moves.look()
@@ -487,20 +487,20 @@ class Shard(Process):
         except StorageError as error:
             _log.error("the manifest of this shard cannot be begun anew now: %s", error)
             again_s = STORAGE_RETRY_S
-        asyncio.get_running_loop().call_later(again_s, self.bring_in_line)
+        asyncio.get_running_loop().call_later(again_s, self.request_reconcile)
         return False
 
     async def _follow_view(self) -> None:
         """Each step by itself: what one waits for, as room on the disk, another may bring."""
-        self._opening.stand_alone()
+        self._opener.campaign_lone_voters()
         again_s = 0.0
-        in_line = self._in_line
+        reconciler = self._reconciler
         for step in (
-            in_line.remove_deleted,
-            in_line.go_on_alone,
-            self.catch_up.name_switched,
-            in_line.make_missing,
-            in_line.change_policies,
+            reconciler.remove_deleted,
+            reconciler.go_on_alone,
+            self.catch_up.record_replaced_logs,
+            reconciler.make_missing,
+            reconciler.change_policies,
         ):
             try:
                 await step()
@@ -511,10 +511,10 @@ class Shard(Process):
                 _log.error("this shard cannot follow the catalog now, and tries again: %s", error)
                 again_s = STORAGE_RETRY_S
         if again_s:
-            asyncio.get_running_loop().call_later(again_s, self.bring_in_line)
-        in_line.stand_where_first()
+            asyncio.get_running_loop().call_later(again_s, self.request_reconcile)
+        reconciler.campaign_first_replicas()
 
-    def is_mine(self, record: PartitionRecord) -> bool:
+    def owns(self, record: PartitionRecord) -> bool:
         """Whether a partition belongs to this shard, wherever its replicas are."""
         return owner_shard(partition_hash(record.topic, record.number), self.boot.shards) == self.number
 
@@ -526,7 +526,7 @@ class Shard(Process):
         )
         return decode_answer(payload)
 
-    def let_go(self, entry: ReplicaEntry, error: StorageError) -> None:
+    def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
         """A replica is no more: nothing drives, repairs or serves it."""
         self.driver.remove(entry.group, error)
         self.repairs.forget(entry.group)

@@ -12,8 +12,8 @@ from laminar.log import Storage
 from laminar.node.catalog.service import CatalogAnswer
 from laminar.node.consensus.lost_majority import LogEnd, Releases
 from laminar.node.shard.lost_manifest import LostManifest, recorded_here
-from laminar.node.shard.reconcile import InLine
-from laminar.node.shard.replica_moves import Moves
+from laminar.node.shard.reconcile import Reconciler
+from laminar.node.shard.replica_moves import ReplicaMover
 from membership.records import CatalogState, LeavingReplica, PartitionRecord, ReplicaRecord, TopicRecord
 from router import owner_shard, partition_hash
 from tests.disks.fault_disk import FaultDisk
@@ -120,7 +120,7 @@ async def test_what_was_created_since_is_born_as_ever() -> None:
     assert await LostManifest(node_of(storage, CatalogState(version=1), answers=[""]).shard).settle()
 
     node = node_of(storage, creating(), answers=[])
-    await InLine(node.shard).make_missing()
+    await Reconciler(node.shard).make_missing()
 
     assert [(OTHER, "made")] == [(each.group, each.state) for each in storage.manifest.entries]
     assert 1 == len(storage.logs)
@@ -135,12 +135,12 @@ async def test_a_group_that_is_created_goes_on_without_the_lost_replica_and_repl
     [made] = storage.manifest.entries
     node.shard.lost.append(made)
     node.asked.clear()
-    await InLine(node.shard).make_missing()
+    await Reconciler(node.shard).make_missing()
     assert [[OTHER]] == [request.groups for request in node.asked]
 
     node = node_of(storage, live([replica(7, made=True)], [], OTHER), answers=[])
     node.shard.lost.append(made)
-    await Moves(node.shard).at_home()
+    await ReplicaMover(node.shard).at_home()
     assert [[7]] == [request.change.lost for request in node.asked]
     await storage.close()
 

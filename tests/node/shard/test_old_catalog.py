@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from laminar.log import DiskError, Storage
 from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
 from laminar.node.catch_up.service import CatchUp
-from laminar.node.shard.reconcile import InLine
-from laminar.node.shard.replica_moves import EMPTY, Moves
+from laminar.node.shard.reconcile import Reconciler
+from laminar.node.shard.replica_moves import EMPTY, ReplicaMover
 from laminar.node.shard.shard import Shard
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord, Tombstone, TopicRecord
 from tests.disks.fault_disk import FaultDisk
@@ -45,13 +45,13 @@ class OldNode:
             repairs=SimpleNamespace(forget=lambda group: None),
             partitions={},
             by_group={},
-            bring_in_line=lambda: None,
+            request_reconcile=lambda: None,
         )
         self.shard = shard
-        shard.is_mine = lambda record: True
+        shard.owns = lambda record: True
         shard.lost = []
         shard.failed = {}
-        shard.let_go = lambda entry, error: Shard.let_go(shard, entry, error)
+        shard.remove_replica = lambda entry, error: Shard.remove_replica(shard, entry, error)
 
         async def ask(request: Any) -> CatalogAnswer:
             self.asked.append(request)
@@ -64,11 +64,11 @@ class OldNode:
         shard.open = opened
 
     async def follow(self) -> None:
-        moves = Moves(self.shard)
+        moves = ReplicaMover(self.shard)
         await moves.at_home()
-        in_line = InLine(self.shard)
-        await in_line.make_missing()
-        await in_line.remove_deleted()
+        reconciler = Reconciler(self.shard)
+        await reconciler.make_missing()
+        await reconciler.remove_deleted()
 
 
 def creating(store_id: bytes = STORE) -> CatalogState:
@@ -188,7 +188,7 @@ async def test_a_new_member_whose_manifest_could_not_be_written_is_made_later(pa
     disk = FaultDisk()
     storage = open_inline(disk)
     node = OldNode(storage, live([ReplicaRecord(7, "here", STORE)], [], OTHER), CatalogAnswer(joining=[7]))
-    moves = Moves(node.shard)
+    moves = ReplicaMover(node.shard)
     left = [passed]
 
     def full(operation: str, path: str) -> int | None:
@@ -239,11 +239,11 @@ async def test_a_replica_that_was_deleted_while_its_log_was_replaced_does_not_co
     log.append([frame_for(log, [b"data"])])
     await storage.sync()
     opened: list[Any] = []
-    shard = SimpleNamespace(open=opened.append, bring_in_line=lambda: None)
+    shard = SimpleNamespace(open=opened.append, request_reconcile=lambda: None)
     partition = SimpleNamespace(replica=SimpleNamespace(replica_id=8))
     for by_group in ({}, {HELD: partition}):
-        home: Any = SimpleNamespace(storage=storage, _shard=shard, _switched={}, _by_group=by_group)
-        await CatchUp.switched(home, entry(1, 2))
+        home: Any = SimpleNamespace(storage=storage, _shard=shard, _replaced_logs={}, _by_group=by_group)
+        await CatchUp.log_replaced(home, entry(1, 2))
 
     assert ([], {}) == (opened, storage.logs)
     await storage.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 from laminar.batch import Header, build
 from laminar.log.format.flush_policy import COMMIT
-from laminar.node.shard.reconcile import InLine
+from laminar.node.shard.reconcile import Reconciler
 from laminar.node.transactions.participant import Batch, Staging
 from tests.node.alone import lone_partition
 
@@ -36,12 +36,12 @@ async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_publis
                 set_policy=storage.set_policy,
                 change_manifest=change_manifest,
             ),
-            bring_in_line=again.set,
+            request_reconcile=again.set,
         )
-        in_line = InLine(shard)
-        await in_line.change_policies()
+        reconciler = Reconciler(shard)
+        await reconciler.change_policies()
         assert COMMIT == partition.log.policy
         await asyncio.wait_for(again.wait(), 30)
         await staging.publish(batch)
-        await in_line.change_policies()
+        await reconciler.change_policies()
         assert partition.log.policy.is_interval and len(written) == 1

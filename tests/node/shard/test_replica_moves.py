@@ -13,7 +13,7 @@ from laminar.node.catalog.replacement import Absence, plan, too_many_gone
 from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from laminar.node.shard.replica_moves import Moves, next_step
+from laminar.node.shard.replica_moves import ReplicaMover, next_step
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -144,7 +144,7 @@ async def test_a_removal_is_told_when_it_is_committed() -> None:
             ),
         )
 
-    moves = Moves(cast(Any, SimpleNamespace(ask_catalog=ask)))
+    moves = ReplicaMover(cast(Any, SimpleNamespace(ask_catalog=ask)))
     await moves._report(partition(6), moving("dead"))
     assert [] == told
     await moves._report(partition(7), moving("dead"))
@@ -187,10 +187,10 @@ async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
         storage=SimpleNamespace(manifest=SimpleNamespace(entries=[])),
         partitions={("t", 0): partition},
         lost=[],
-        is_mine=lambda record: True,
+        owns=lambda record: True,
         driver=SimpleNamespace(propose_configuration=lambda replica, step: proposed.append(step)),
     )
-    moves = Moves(cast(Any, shard))
+    moves = ReplicaMover(cast(Any, shard))
     assert moves.needed
 
     await moves.as_leader()
@@ -208,9 +208,9 @@ def test_what_a_dead_node_would_have_to_delete_keeps_nobody_else_busy(where: str
     boot = SimpleNamespace(node="a", store_id=b"a" * 16)
     storage = SimpleNamespace(manifest=SimpleNamespace(entries=[]))
     shard = SimpleNamespace(
-        view=view, boot=boot, storage=storage, partitions={}, lost=[], is_mine=lambda record: True
+        view=view, boot=boot, storage=storage, partitions={}, lost=[], owns=lambda record: True
     )
-    assert needed == Moves(cast(Any, shard)).needed
+    assert needed == ReplicaMover(cast(Any, shard)).needed
 
 
 WEIGHTS = dict.fromkeys("abcde", 1.0)

@@ -137,8 +137,8 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     part without; as it could not tell a retry from news, it neither stands nor takes appends until somebody
     gives it.
     """
-    monkeypatch.setattr("laminar.node.shard.replica_startup.MEND_PATIENCE_S", 0.05)
-    monkeypatch.setattr("laminar.node.shard.replica_startup.MEND_LOOK_S", 0.01)
+    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_CHECK_S", 0.01)
     disk, storage, log = await found_again(b"a" * 300, b"b" * 300, b"c" * 300)
     [missing] = await log.read(3, 3, max_bytes=1)
     disk.rot(log.segment_of(3).file.path, log.row(3).position + 200, 4)

@@ -14,7 +14,12 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.http.api.problems import Problem
 from laminar.node.api.transactions import abandoned_stages as leftovers
-from laminar.node.api.transactions.abandoned_stages import OPEN_AGE_MS, STAGE_AGE_MS, Coordinators, Leftovers
+from laminar.node.api.transactions.abandoned_stages import (
+    OPEN_AGE_MS,
+    STAGE_AGE_MS,
+    AbandonedStages,
+    Coordinators,
+)
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state import sinks as module
 from laminar.node.partition.state.sinks import (
@@ -303,11 +308,11 @@ async def test_a_newer_driver_of_one_that_is_known_fences_as_ever(tmp_path: Path
 
 def janitor(
     partition: Partition, coordinator: Coordinators, *, age_ms: int, disk_is_low: bool = False
-) -> Leftovers:
+) -> AbandonedStages:
     """Of this partition, when so much time has passed."""
     services = Services(clock=Stopped(partition.log.last_append_time_ms + age_ms))
     services.space.low = disk_is_low
-    return Leftovers(services, coordinator)
+    return AbandonedStages(services, coordinator)
 
 
 async def pinned(partition: Partition, epoch: int) -> Batch:

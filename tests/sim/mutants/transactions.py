@@ -98,7 +98,7 @@ TRANSACTIONS = [
     ),
     case(
         "what is staged goes by its age though its write is open",
-        "laminar.node.api.transactions.abandoned_stages:Leftovers.clean",
+        "laminar.node.api.transactions.abandoned_stages:AbandonedStages.clean",
         "hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS",
         "hour_ago_ms",
         tests=ONCE,
@@ -154,14 +154,14 @@ TRANSACTIONS = [
     ),
     case(
         "a pin is dropped before a newer epoch keeps its driver from deciding",
-        "laminar.node.api.transactions.abandoned_stages:Leftovers._is_over",
+        "laminar.node.api.transactions.abandoned_stages:AbandonedStages._is_over",
         "known = await self._coordinators.end(sink, epoch)",
         "return True",
         tests=ONCE,
     ),
     case(
         "what is pinned for a sink that nobody knows any more is kept for ever",
-        "laminar.node.api.transactions.abandoned_stages:Leftovers._is_over",
+        "laminar.node.api.transactions.abandoned_stages:AbandonedStages._is_over",
         "if undecided or known.epoch == 0:",
         "if undecided:",
         tests=ONCE,
@@ -273,7 +273,7 @@ TRANSACTIONS = [
     ),
     case(
         "what was published by sinks that write once is kept for ever",
-        "laminar.node.api.transactions.abandoned_stages:Leftovers.forget_published",
+        "laminar.node.api.transactions.abandoned_stages:AbandonedStages.forget_published",
         "for sink in await self._coordinators.over(asked):",
         "for sink in []:",
         tests=PUBLISHED_ONCE,

@@ -16,7 +16,7 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster.replica_status import ReplicaState, ReplicaStates
+from laminar.node.api.cluster.replica_status import ReplicaState, ReplicaStatus
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -38,7 +38,7 @@ class Release(Protocol):
         """Return whether it applied."""
 
 
-class _Word(msgspec.Struct, frozen=True, array_like=True):
+class _Consent(msgspec.Struct, frozen=True, array_like=True):
     """For one incarnation of one replica: where the latest log of those that answer ends."""
 
     topic: str
@@ -119,7 +119,7 @@ class _Standing:
         return ""
 
 
-class RecoverRoutes:
+class AcceptLossRoutes:
     """The handler of one route, and the method by which it asks the replicas' shards."""
 
     def __init__(
@@ -127,7 +127,7 @@ class RecoverRoutes:
         services: ShardServices,
         exchange: Exchange,
         topics: TopicLookup,
-        states: ReplicaStates,
+        states: ReplicaStatus,
         *,
         release: Release,
     ) -> None:
@@ -226,7 +226,7 @@ class RecoverRoutes:
         self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
     ) -> bool:
         """Let the vote of one node count for logs as late as the latest; whether it heard that."""
-        word = _Word(topic, number, of.incarnation, latest.last_term, latest.last_index)
+        word = _Consent(topic, number, of.incarnation, latest.last_term, latest.last_index)
         view = self._services.view
         if node == self._services.node and (topic, number) in self._services.partitions:
             return self._accept(word)
@@ -243,9 +243,9 @@ class RecoverRoutes:
 
     async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:
         """Another shard passes a person's word on."""
-        return self._accept(msgspec.msgpack.decode(payload, type=_Word))
+        return self._accept(msgspec.msgpack.decode(payload, type=_Consent))
 
-    def _accept(self, word: _Word) -> bool:
+    def _accept(self, word: _Consent) -> bool:
         partition = self._services.partitions.get((word.topic, word.partition))
         if partition is None or partition.replica.core.leader_id:
             return False

@@ -24,7 +24,7 @@ ASK_TIMEOUT_S = 1.0
 MOST_NAMED = 5
 
 
-class Standing(msgspec.Struct, frozen=True):
+class HealthReport(msgspec.Struct, frozen=True):
     """Of one shard: partitions, as "topic/number", of which it has a replica."""
 
     leaderless: list[str] = []
@@ -41,7 +41,7 @@ class Watch:
     def __init__(self, services: HostServices) -> None:
         self._services = services
 
-    def own(self) -> Standing:
+    def own(self) -> HealthReport:
         """How this shard's replicas stand."""
         leaderless, under_replicated, refusing = [], [], []
         topics = self._services.view.topics()
@@ -58,7 +58,7 @@ class Watch:
                     under_replicated.append(place)
                 if len(in_sync) < int(record.settings.get("min_replicas", 1)):
                     refusing.append(place)
-        return Standing(leaderless, under_replicated, refusing)
+        return HealthReport(leaderless, under_replicated, refusing)
 
     def fewer_placed(self) -> list[str]:
         """Topics with a partition that was given fewer replicas than asked, with both numbers."""
@@ -83,7 +83,7 @@ class Watch:
         """A sibling asks."""
         return msgspec.msgpack.encode(self.own())
 
-    async def _all(self) -> list[Standing]:
+    async def _all(self) -> list[HealthReport]:
         """Of all shards of the node that answer."""
         services = self._services
         answers = await asyncio.gather(
@@ -100,7 +100,7 @@ class Watch:
                 continue  # that it does not answer the status board says
             if isinstance(answer, BaseException):
                 raise answer
-            found.append(msgspec.msgpack.decode(answer, type=Standing))
+            found.append(msgspec.msgpack.decode(answer, type=HealthReport))
         return found
 
     async def warnings(self) -> list[str]:

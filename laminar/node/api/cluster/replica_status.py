@@ -65,7 +65,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     group: str = ""
 
 
-class ReplicaStates:
+class ReplicaStatus:
     """Asks them."""
 
     def __init__(
@@ -203,7 +203,7 @@ async def _until_told(
 class PartitionRoutes:
     """Handlers of the routes that describe partitions."""
 
-    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStates) -> None:
+    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus) -> None:
         self._services = services
         self._topics = topics
         self._states = states

@@ -12,7 +12,7 @@ import msgspec
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster.replica_status import ReplicaStates
+from laminar.node.api.cluster.replica_status import ReplicaStatus
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
@@ -69,7 +69,7 @@ class _Patch(msgspec.Struct, forbid_unknown_fields=True):
 class TopicRoutes:
     """Handlers of topic routes."""
 
-    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStates) -> None:
+    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus) -> None:
         self._services = services
         self._topics = topics
         self._states = states

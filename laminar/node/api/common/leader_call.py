@@ -30,7 +30,7 @@ from laminar.node.api.common.attempts import (
     last_problem,
     may_retry,
 )
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_lookup import Locator, ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.partition.partition import Partition
 
@@ -119,7 +119,7 @@ class LeaderCall:
         number: int,
         *,
         here: Callable[[Partition], Awaitable[T]],
-        there: Callable[[Where], Coroutine[Any, Any, T]],
+        there: Callable[[ReplicaEndpoint], Coroutine[Any, Any, T]],
         policy: RetryPolicy,
     ) -> T:
         """Return what `here` makes of the partition if it is led here, else what its leader says `there`.

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
-class Where:
+class ReplicaEndpoint:
     """A partition's replica on some node: its shard's peer address and HTTP URL."""
 
     node: str
@@ -45,14 +45,14 @@ class Locator:
         self._exchange = exchange
         self._cache: dict[tuple[str, int], str] = {}
 
-    def where(self, node: str, topic: str, number: int) -> Where | None:
+    def where(self, node: str, topic: str, number: int) -> ReplicaEndpoint | None:
         """The shard that owns the partition on a node."""
         view = self._services.view
         address = view.partition_address(node, topic, number)
         url = view.partition_url(node, topic, number)
-        return None if address is None or url is None else Where(node, address, url)
+        return None if address is None or url is None else ReplicaEndpoint(node, address, url)
 
-    def replicas(self, topic: str, number: int) -> list[Where]:
+    def replicas(self, topic: str, number: int) -> list[ReplicaEndpoint]:
         """Where the partition's replicas are, those on nodes that are alive first."""
         record = self._services.view.partition(topic, number)
         if record is None:
@@ -64,7 +64,7 @@ class Locator:
         found = [self.where(node, topic, number) for node in nodes]
         return [where for where in found if where is not None]
 
-    def known_leader(self, topic: str, number: int) -> Where | None:
+    def known_leader(self, topic: str, number: int) -> ReplicaEndpoint | None:
         """The leader, if it is known without asking."""
         partition = self._services.partitions.get((topic, number))
         if partition is not None:
@@ -78,7 +78,7 @@ class Locator:
         """The answer proved wrong."""
         self._cache.pop((topic, number), None)
 
-    async def leader(self, topic: str, number: int, *, wait_s: float = ELECTION_WAIT_S) -> Where:
+    async def leader(self, topic: str, number: int, *, wait_s: float = ELECTION_WAIT_S) -> ReplicaEndpoint:
         """The leader; waits through an election. Raises 503 `no_leader` when the time is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -101,7 +101,7 @@ class Locator:
             await asyncio.sleep(LOOK_UP_PAUSE_S)
 
     async def until_leader_changes(
-        self, where: Where, topic: str, number: int, asking: Coroutine[Any, Any, T]
+        self, where: ReplicaEndpoint, topic: str, number: int, asking: Coroutine[Any, Any, T]
     ) -> T:
         """What `asking`, a request to the leader `where`, comes to; given up once another is known to lead.
 

@@ -21,7 +21,7 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
@@ -185,7 +185,7 @@ class CursorRoutes:
     async def _one(self, step: CursorRequest) -> list[CursorState]:
         """Carry out one step on the partition's leader, wherever it is. Every step may be repeated."""
 
-        async def there(where: Where) -> list[CursorState]:
+        async def there(where: ReplicaEndpoint) -> list[CursorState]:
             answer: list[CursorState] = await self._exchange.ask(
                 where.address, "cursor", step, kind=list[CursorState], timeout_s=FORWARDED_STEP_S
             )

@@ -20,7 +20,7 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursors import CursorRoutes, cursor_document
@@ -161,7 +161,7 @@ class GroupRoutes:
         return GroupRequest(topic, number, operation, group, member, mode, session_ms)
 
     async def _at_leader(self, step: GroupRequest) -> GroupState:
-        async def there(where: Where) -> GroupState:
+        async def there(where: ReplicaEndpoint) -> GroupState:
             answer: GroupState = await self._exchange.ask(
                 where.address, "group", step, kind=GroupState, timeout_s=FORWARDED_STEP_S
             )

@@ -37,19 +37,19 @@ from laminar.node.api.common.forwarding import (
     encode_passed,
 )
 from laminar.node.api.common.leader_call import LeaderCall, append_policy
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.ack_accepted import FLUSH, accepted, window
-from laminar.node.api.records.background_decoding import Parsing
+from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import (
     KEY_TIME,
-    Mark,
-    is_marked,
-    mark_of,
-    marked,
-    marked_records,
+    BatchIdentity,
+    build_identified,
+    has_identity,
+    identified,
+    identity_of,
     named,
 )
 from laminar.node.partition.deduplication import has_seen
@@ -98,7 +98,7 @@ class AppendRoutes:
         )
         self._spread = 0
         self._routes: dict[int, Route] = {}
-        self._parsing = Parsing(self.parse, lambda *job: services.off_loop(*job))
+        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._block = (
             f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
@@ -125,9 +125,9 @@ class AppendRoutes:
         return self._elsewhere(request, topic, record.number)
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
-        if self._parsing.at_once(request, partition):
+        if self._decoding.at_once(request, partition):
             return self._appended(request, partition, self.parse(request))
-        return self._parsing.in_turn(
+        return self._decoding.in_turn(
             request, partition, lambda append: self._appended(request, partition, append)
         )
 
@@ -142,9 +142,9 @@ class AppendRoutes:
             # The key is in the batch.
             made_ms = int(request.headers[KEY_TIME]) if KEY_TIME in request.headers else None
         else:
-            mark = mark_of(request, scope="partition")
+            mark = identity_of(request, scope="partition")
         if mark is not None:
-            append = Append(None, marked(append, mark))
+            append = Append(None, identified(append, mark))
             made_ms = mark.made_ms
         if request.query.get("ack", "committed") != "committed":
             if at is not None and not (
@@ -178,7 +178,7 @@ class AppendRoutes:
         partition: Partition,
         frames: Sequence[memoryview],
         at: int | None = None,
-        mark: Mark | None = None,
+        mark: BatchIdentity | None = None,
         made_ms: int | None = None,
     ) -> list[asyncio.Future[Receipt]]:
         """In order, each checked as the one before it left the partition.
@@ -255,7 +255,7 @@ class AppendRoutes:
             answer = self._here(request, partition)
             return answer if isinstance(answer, Response) else await answer
 
-        async def there(where: Where) -> Response:
+        async def there(where: ReplicaEndpoint) -> Response:
             nonlocal payload
             if payload is None:
                 payload = encode_passed(request)
@@ -265,7 +265,7 @@ class AppendRoutes:
         policy = append_policy(repeatable=repeatable, repeats_here=False)
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
-    async def _pass_on(self, where: Where, payload: bytes) -> Response:
+    async def _pass_on(self, where: ReplicaEndpoint, payload: bytes) -> Response:
         passed: PassedResponse = await self._exchange.ask(
             where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARDED_APPEND_S
         )
@@ -277,7 +277,7 @@ class AppendRoutes:
 
     def _repeatable(self, request: Request) -> bool:
         """Whether a second try is recognised: by its head, or as every batch carries a producer id."""
-        if is_marked(request):
+        if has_identity(request):
             return True
         if request.headers.get("content-type") != BATCH_TYPE:
             return False
@@ -288,13 +288,13 @@ class AppendRoutes:
     async def topic(self, request: Request, topic: str) -> Response:
         """POST /v1/topics/{topic}/records: by key, by `logical`, else spread."""
         record = self._topics.record(topic)
-        append = await self._parsing.parsed(request)
+        append = await self._decoding.parsed(request)
         records = append.records if append.records is not None else records_of(append.frames)
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         route = self._routes.get(record.partitions)
         if route is None:
             route = self._routes[record.partitions] = Route.even(record.partitions)
-        mark = mark_of(request, scope="topic")
+        mark = identity_of(request, scope="topic")
         if mark is None:
             self._spread = (self._spread + 1) % record.partitions
             spread = self._spread
@@ -305,7 +305,7 @@ class AppendRoutes:
         work = [
             self._append_part(topic, number, part)
             if mark is None
-            else self._append_part(topic, number, marked_records(part, mark), made_ms=mark.made_ms)
+            else self._append_part(topic, number, build_identified(part, mark), made_ms=mark.made_ms)
             for number, part in parts
         ]
         answers = await asyncio.gather(*work, return_exceptions=True)
@@ -349,14 +349,14 @@ class AppendRoutes:
             frame = bytearray(part)
             return await partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
 
-        async def there(where: Where) -> Receipt:
+        async def there(where: ReplicaEndpoint) -> Receipt:
             return await self._append_remote(where, topic, number, part, made_ms)
 
         policy = append_policy(repeatable=not isinstance(part, Records), repeats_here=True)
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
     async def _append_remote(
-        self, where: Where, topic: str, number: int, part: Records | bytearray, made_ms: int | None
+        self, where: ReplicaEndpoint, topic: str, number: int, part: Records | bytearray, made_ms: int | None
     ) -> Receipt:
         headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
         if isinstance(part, Records):

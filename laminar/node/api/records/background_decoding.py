@@ -17,7 +17,7 @@ from laminar.node.partition.partition import Partition
 Then = Callable[[Append], Response | Awaitable[Response]]
 
 
-class Parsing:
+class BackgroundDecoding:
     """Of one shard. `parse` reads a body; it raises `Problem`; `off_loop` runs it in another thread."""
 
     def __init__(

@@ -17,14 +17,14 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.common.forwarding import FORWARDED
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.partition.partition import Partition
 
 LOCAL = "laminar-local"
 SKIPPED = "Laminar-Skipped-Offsets"
 _KEPT = ("to", "limit", "max_bytes", "tag", "fields")
 
-Pass = Callable[[Request, Where], Awaitable[Response]]
+Pass = Callable[[Request, ReplicaEndpoint], Awaitable[Response]]
 
 
 def skips(request: Request) -> bool:
@@ -52,7 +52,7 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
 
 
 async def elsewhere(
-    request: Request, offset: int | None, replicas: Sequence[Where], ask: Pass
+    request: Request, offset: int | None, replicas: Sequence[ReplicaEndpoint], ask: Pass
 ) -> Response | None:
     """The answer of another replica; None when none has one. `offset` is where a fetch really begins."""
     if LOCAL in request.headers or FORWARDED in request.headers:

@@ -18,7 +18,7 @@ from laminar.node.api.records.fetch import OFFSET_LIMIT, FetchRoutes
 from laminar.node.partition.partition import Partition
 
 
-class TrimRoutes:
+class DeleteRecordsRoute:
     """The handler of one route."""
 
     def __init__(

@@ -27,7 +27,7 @@ from laminar.node.api.common.forwarding import (
     encode_passed,
 )
 from laminar.node.api.common.leader_call import READ, LeaderCall
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -149,14 +149,14 @@ class FetchRoutes:
             await self._check_id(request, partition)
             return partition
 
-        async def there(where: Where) -> Partition | Response:
+        async def there(where: ReplicaEndpoint) -> Partition | Response:
             response = await self.pass_on(request, where)
             response.headers = [*response.headers, ("Laminar-Leader", where.url)]
             return response
 
         return await self._leaders(topic, number, here=here, there=there, policy=READ)
 
-    async def pass_on(self, request: Request, where: Where) -> Response:
+    async def pass_on(self, request: Request, where: ReplicaEndpoint) -> Response:
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
         passed: PassedResponse = await self._exchange.ask(
             where.address,

@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 
 
 @dataclass(slots=True, frozen=True)
-class Mark:
+class BatchIdentity:
     """What a request's batch carries: a producer's numbers; with a `key`, hashes in their place."""
 
     producer_id: bytes
@@ -47,7 +47,7 @@ class Mark:
     made_ms: int | None = None
 
 
-def is_marked(request: Request) -> bool:
+def has_identity(request: Request) -> bool:
     """Whether the head names a key or a producer: then doing it twice does it once."""
     return KEY in request.headers or PRODUCER in request.headers
 
@@ -66,7 +66,7 @@ def key_of(request: Request) -> str | None:
     return key
 
 
-def mark_of(request: Request, *, scope: str) -> Mark | None:
+def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
     """What the head of an append promises; None: nothing. `scope` is what the request appends to in kind: the
     same body to another is another request. Raises 422 `invalid`.
     """
@@ -77,7 +77,7 @@ def mark_of(request: Request, *, scope: str) -> Mark | None:
             raise Problem("invalid", "a key or a producer's number, not both", field=KEY, value=key)
         made = headers.get(KEY_TIME)
         made_ms = None if made is None else parse_time(made, field=KEY_TIME)
-        return Mark(_key_id(key, 0), 0, _content(request, scope), key, made_ms)
+        return BatchIdentity(_key_id(key, 0), 0, _content(request, scope), key, made_ms)
     if KEY_TIME in headers:
         raise Problem("invalid", "the time of a key needs its key", field=KEY_TIME, value=headers[KEY_TIME])
     producer = headers.get(PRODUCER)
@@ -96,27 +96,27 @@ def mark_of(request: Request, *, scope: str) -> Mark | None:
             value=producer,
             limit=32,
         )
-    return Mark(
+    return BatchIdentity(
         bytes.fromhex(producer),
         _number(headers.get(EPOCH, "0"), EPOCH, MAX_EPOCH),
         _number(headers.get(SEQUENCE, ""), SEQUENCE, MAX_SEQUENCE),
     )
 
 
-def named(problem: Problem, given: Mark | None) -> Problem:
+def named(problem: Problem, given: BatchIdentity | None) -> Problem:
     """A partition's refusal, with the key as it was sent: the partition knows its hash alone."""
     if given is not None and problem.field == KEY:
         problem.value = given.key
     return problem
 
 
-def marked(append: Append, given: Mark) -> list[memoryview]:
+def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
     """The batches of a request with its mark in them. Raises 422 `invalid`.
 
     A key may come with several batches: each is recognised by its place among them.
     """
     if append.records is not None:
-        return [memoryview(marked_records(append.records, given))]
+        return [memoryview(build_identified(append.records, given))]
     if given.key is None and len(append.frames) > 1:
         raise Problem(
             "invalid", "one number is for one batch", field=SEQUENCE, value=len(append.frames), limit=1
@@ -136,7 +136,7 @@ def marked(append: Append, given: Mark) -> list[memoryview]:
     return frames
 
 
-def marked_records(records: Records, given: Mark) -> bytearray:
+def build_identified(records: Records, given: BatchIdentity) -> bytearray:
     """One batch of these records, with the mark. Raises 422 `invalid`."""
     try:
         frame = build(
@@ -152,7 +152,7 @@ def marked_records(records: Records, given: Mark) -> bytearray:
     return frame
 
 
-def _write(frame: bytearray, given: Mark, place: int) -> None:
+def _write(frame: bytearray, given: BatchIdentity, place: int) -> None:
     if given.key is None:
         mark(frame, producer_id=given.producer_id, epoch=given.epoch, sequence=given.sequence, keyed=False)
     else:

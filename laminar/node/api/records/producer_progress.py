@@ -24,7 +24,7 @@ MAX_SEQUENCE = 2**53 - 1
 _ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
 
-class ProgressRoutes:
+class ProducerProgressRoutes:
     """The handlers of two routes."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes) -> None:

@@ -52,7 +52,7 @@ class Parts:
     record: LargeRecord
 
 
-class ValueRoutes:
+class RecordValueRoutes:
     """The handler of the route."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes, locator: Locator) -> None:

@@ -17,7 +17,7 @@ from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import FORWARDED
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -149,7 +149,7 @@ class UploadRoutes:
         if FORWARDED in request.headers or LOCAL in request.headers:
             return await here(self._leaders.led_here(topic, number))
 
-        async def there(where: Where) -> Response:
+        async def there(where: ReplicaEndpoint) -> Response:
             return await self._fetch.pass_on(request, where)
 
         return await self._leaders(topic, number, here=here, there=there, policy=STEP)

@@ -56,7 +56,7 @@ class Coordinators(Protocol):
         """See `coordinator.Coordinator.over`. Of coordinators that do not answer: none."""
 
 
-class Leftovers:
+class AbandonedStages:
     """Of the partitions that are led in this process."""
 
     def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:

@@ -23,11 +23,11 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import Where
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.background_decoding import Parsing
+from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
@@ -203,7 +203,7 @@ class SinkRoutes:
         self._leaders = leaders
         self._topics = topics
         self._make_topic = make_topic
-        self._parsing = Parsing(
+        self._decoding = BackgroundDecoding(
             lambda request: request.parsed or parse_append(request, limits=limits),
             lambda *job: services.off_loop(*job),
         )
@@ -316,7 +316,7 @@ class SinkRoutes:
                 value="interval",
                 limit="commit",
             )
-        append = await self._parsing.parsed(request)
+        append = await self._decoding.parsed(request)
         if append.records is not None:
             records = append.records
             frame = build(
@@ -472,7 +472,7 @@ class SinkRoutes:
     async def _at_leader(self, request: AnyRequest, kind: type[Any]) -> Any:
         """Return what the leader of the request's partition answers."""
 
-        async def there(where: Where) -> Any:
+        async def there(where: ReplicaEndpoint) -> Any:
             payload = (type(request).__name__, request)
             return await self._exchange.ask(
                 where.address, "sinks", payload, kind=kind, timeout_s=FORWARDED_SINK_STEP_S

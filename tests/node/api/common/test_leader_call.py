@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import Locator, Where
+from laminar.node.api.common.leader_lookup import Locator, ReplicaEndpoint
 from tests.node.services import TOPIC, Services, exchange
 
 
@@ -21,7 +21,7 @@ async def test_a_leader_that_is_cut_off_is_left_for_the_one_that_leads_now() -> 
     leaders = LeaderCall(services, Locator(services, exchange(leader=leader)))
     asked = []
 
-    async def there(where: Where) -> str:
+    async def there(where: ReplicaEndpoint) -> str:
         asked.append(where.node)
         if where.node == "old":
             leads.append("new")

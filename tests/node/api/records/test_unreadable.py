@@ -22,7 +22,7 @@ from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.fetch import FetchRoutes
-from laminar.node.api.records.record_value import ValueRoutes
+from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.partition.partition import Partition
 from tests.node.alone import lone_partition
 from tests.node.attacks.test_batches import poisoned
@@ -44,7 +44,7 @@ class Readers:
         locator = Locator(services, asking)
         leaders = LeaderCall(services, locator)
         self.routes = FetchRoutes(services, asking, leaders, TopicLookup(services.view))
-        self.values = ValueRoutes(services, self.routes, locator)
+        self.values = RecordValueRoutes(services, self.routes, locator)
 
     async def fetch(self, query: str = "", accept: str = JSON_TYPE) -> Response:
         head = RequestHead("GET", f"/x?{query}", {"accept": accept})
