@@ -71,10 +71,10 @@ from laminar.node.transport.transport import Peer
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
 
-# Headers that make a request safe to repeat, and who keeps that promise: let pass in silence by others, they
-# would double something.
+# Headers that make a request safe to repeat, and the operations that honour them. Elsewhere they are refused:
+# ignored, they would let a client repeat what is done twice.
 _APPENDS = frozenset({"append_to_topic", "append_to_partition"})
-_PROMISES = {
+_IDEMPOTENCY_HEADERS = {
     KEY: _APPENDS | {"begin_producer", "begin_sink", "delete_sink"},
     KEY_TIME: _APPENDS,
     PRODUCER: frozenset({"append_to_partition"}),
@@ -217,7 +217,10 @@ class Api:
             self._sites.check(request.head)
             if FORWARDED in request.head.headers:
                 raise Problem(
-                    "invalid", "only nodes of the cluster say this to each other", field=FORWARDED, value="1"
+                    "invalid",
+                    "this header is reserved for requests between nodes",
+                    field=FORWARDED,
+                    value="1",
                 )
         operation, params = self._match(request.head)
         length = request.content_length
@@ -226,7 +229,7 @@ class Api:
             if length > self.limits.max_body_bytes:
                 raise Problem(
                     "too_large",
-                    "the body is larger than one request may be",
+                    "the request body is too large",
                     field="content-length",
                     value=length,
                     limit=self.limits.max_body_bytes,
@@ -270,18 +273,19 @@ class Api:
             if found.params.get("topic") == TOPIC and not reads:
                 raise Problem(
                     "invalid",
-                    "this topic is the system's own: it can be read, and changed by nobody",
+                    f"{TOPIC} is an internal topic and cannot be created, changed or appended to",
                     field="topic",
                     value=TOPIC,
                     outcome="not_applied",
                 )
-            for promise, kept_by in _PROMISES.items():
-                if promise in head.headers and found.operation not in kept_by:
+            for name, operations in _IDEMPOTENCY_HEADERS.items():
+                if name in head.headers and found.operation not in operations:
+                    supported = ", ".join(sorted(operations))
                     raise Problem(
                         "invalid",
-                        "this promise is not kept here",
-                        field=promise,
-                        value=head.headers[promise],
+                        f"{name} is not supported on this route; it is supported on: {supported}",
+                        field=name,
+                        value=head.headers[name],
                     )
             if head.query:
                 check_query(found.operation, head.query)

@@ -180,12 +180,12 @@ class Installer:
             new = None
             self.installed += 1
             self._failed.pop(offer.group, None)
-            _log.info("%s: a new log from %s stands in the old one's place", name, node)
+            _log.info("%s: the log was replaced by a copy from %s", name, node)
             await home.log_replaced(entry)
         except (Abandoned, TransportError, StorageError, BrokenChain, msgspec.MsgspecError) as error:
             self.abandoned += 1
             self._leave_alone(offer.group, node)
-            _log.warning("%s: is not caught up from %s: %s", name, node, error)
+            _log.warning("%s: catch-up from %s failed: %s", name, node, error)
         finally:
             del self.running[offer.group]
             if home.driver.drives(replica):
@@ -266,7 +266,7 @@ class Installer:
         except StorageClosed:
             raise
         except StorageError as error:
-            _log.warning("%s: its derived state cannot be kept: %s", log.name, error)
+            _log.warning("%s: its state snapshot cannot be written: %s", log.name, error)
 
     async def _switch(self, partition: Partition, new: Log) -> ReplicaEntry:
         """From one record on the new log is the replica's. Durable when this returns."""

@@ -138,7 +138,7 @@ class Lagging:
             return
         found = _answer_decoder.decode(answer)
         if not found.working:
-            _log.debug("%s: %s does not catch up now: %s", replica.name, node, found.detail)
+            _log.debug("%s: %s declines to catch up now: %s", replica.name, node, found.detail)
 
     def _done(self, replica: Replica, receiver: int) -> None:
         self._until_s.pop((replica.group, receiver), None)

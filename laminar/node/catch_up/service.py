@@ -97,7 +97,7 @@ class CatchUp:
         named = {storage.resolve(entry.log_id) for entry in storage.manifest.entries}
         for log_id, log in list(storage.logs.items()):
             if log_id not in named and log.name.endswith(UNFINISHED):
-                _log.info("%s: a catch-up that did not finish is dropped", log.name)
+                _log.info("%s: an unfinished catch-up is deleted", log.name)
                 await storage.delete_log(log_id)
         for entry in storage.manifest.entries:
             if storage.resolve(entry.log_id) != entry.log_id:

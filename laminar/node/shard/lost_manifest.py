@@ -48,7 +48,7 @@ class LostManifest:
         try:
             await shard.refresh_view()
         except Problem as error:
-            _log.debug("which replicas were here cannot be asked now: %s", error.detail)
+            _log.debug("cannot ask the catalog which replicas were here: %s", error.detail)
             return False
         assert shard.view.message is not None, "a view that is as new as the catalog"
         held = {entry.group for entry in manifest.entries}

@@ -162,7 +162,7 @@ class Reconciler:
             except LogGone:
                 continue  # who put another log in its place has this done again
             except StorageError as error:
-                _log.error("%s/%d: the flush policy cannot be changed: %s", topic, number, error)
+                _log.error("%s/%d: cannot change the flush policy: %s", topic, number, error)
                 continue
             changed.append((partition.replica.group, dict(record.settings)))
         if changed:

@@ -233,7 +233,7 @@ class ReplicaMover:
         for entry in [each for each in shard.storage.manifest.entries if each.replica_id in ids]:
             await shard.open(entry)
             self.made += 1
-            _log.info("%s/%d: an empty replica %d", entry.topic, entry.partition, entry.replica_id)
+            _log.info("%s/%d: created empty replica %d", entry.topic, entry.partition, entry.replica_id)
 
     async def _is_filled(self, entry: ReplicaEntry) -> bool:
         """Whether a replica holds entries durably, and the manifest says that it must."""
@@ -271,7 +271,7 @@ class ReplicaMover:
             if log_id in shard.storage.logs:
                 await shard.storage.delete_log(log_id, replica_id=entry.replica_id)
             self.deleted += 1
-            _log.info("%s/%d: removed replica %d is deleted", entry.topic, entry.partition, entry.replica_id)
+            _log.info("%s/%d: deleted removed replica %d", entry.topic, entry.partition, entry.replica_id)
 
     # -- as a leader -----------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class ReplicaMover:
             await self.as_leader()
             await self.at_home()
         except (TransportError, StorageError) as error:
-            _log.debug("replicas that come and go wait: %s", error)
+            _log.debug("moving replicas is delayed: %s", error)
 
     def statistics(self) -> dict[str, int]:
         """Counters."""

@@ -176,7 +176,9 @@ class ReplicaOpener:
                 return True
             # No other replica could answer, and most of it can be served.
             if len(entry.voters) == 1 or shard.repairs.is_gone(entry.group, index):
-                _log.error("%s: goes on without what entry %d said of producers and cursors", name, index)
+                _log.error(
+                    "%s: continues without the producer and cursor state of damaged entry %d", name, index
+                )
                 return True
             if not leave_out or log.row(index).kind not in _DISPENSABLE:
                 return False
@@ -227,7 +229,7 @@ class ReplicaOpener:
         """
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"
-        _log.warning("%s: no voter, and it may have forgotten something: it begins again, empty", name)
+        _log.warning("%s: this learner may have lost entries; it starts again with an empty log", name)
         anew = msgspec.structs.replace(entry, state=EMPTY, voters=[])
         # First: a crash behind it finds the old log, and comes here again.
         await storage.change_manifest(lambda entries: _replaced(entries, anew))
@@ -267,7 +269,11 @@ class ReplicaOpener:
             if not shard.repairs.keeps(log):
                 return  # let go meanwhile: no news of it will ever come
         if partition.tables.left_out:
-            _log.warning("%s: takes part without entries %s, and won't lead", name, partition.tables.left_out)
+            _log.warning(
+                "%s: takes part without damaged entries %s, and does not lead",
+                name,
+                partition.tables.left_out,
+            )
         while partition.tables.left_out and shard.by_group.get(entry.group) is partition:
             await self._repaired_within(entry, REPAIR_CHECK_S)
             missing = [index for index in partition.tables.left_out if log.quarantine.at(index) is not None]
@@ -279,7 +285,7 @@ class ReplicaOpener:
                     return
                 continue
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
-                _log.error("%s: goes on without what entries %s said", name, missing)
+                _log.error("%s: continues without the state of damaged entries %s", name, missing)
                 partition.tables.left_out.clear()
                 shard.repairs.drives(partition.replica)
 

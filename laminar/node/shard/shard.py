@@ -323,14 +323,14 @@ class Shard(Process):
         except TransportError as error:
             raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
         if answer.error:
-            raise Problem("no_leader", "the catalog has no leader now")
+            raise Problem("no_leader", "the catalog has no leader at the moment")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + VIEW_WAIT_S
         while self.view.version < answer.version and loop.time() < deadline:
             await self.view_change(deadline - loop.time())
         if self.view.version < answer.version:
             raise Problem(
-                "no_leader", "this node has not heard yet what the catalog knows", outcome="not_applied"
+                "no_leader", "this node's copy of the catalog is not up to date yet", outcome="not_applied"
             )
 
     @property
@@ -404,7 +404,7 @@ class Shard(Process):
             files, limit = self.storage.journal_files
             return Problem(
                 "overloaded",
-                f"the journal of this shard has {files} files no checkpoint covers; the limit is {limit}",
+                f"the journal of this shard has {files} files without a checkpoint; the limit is {limit}",
                 field="journal_files",
                 value=files,
                 limit=limit,
@@ -485,7 +485,7 @@ class Shard(Process):
         except TransportError as error:
             _log.debug("the catalog cannot be asked now: %s", error)
         except StorageError as error:
-            _log.error("the manifest of this shard cannot be begun anew now: %s", error)
+            _log.error("cannot write a new manifest for this shard now: %s", error)
             again_s = STORAGE_RETRY_S
         asyncio.get_running_loop().call_later(again_s, self.request_reconcile)
         return False
@@ -508,7 +508,7 @@ class Shard(Process):
                 _log.debug("the catalog cannot be asked now: %s", error)
                 again_s = max(again_s, RETRY_S)
             except StorageError as error:
-                _log.error("this shard cannot follow the catalog now, and tries again: %s", error)
+                _log.error("this shard cannot follow the catalog now and will retry: %s", error)
                 again_s = STORAGE_RETRY_S
         if again_s:
             asyncio.get_running_loop().call_later(again_s, self.request_reconcile)

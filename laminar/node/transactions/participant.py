@@ -279,7 +279,7 @@ class Staging:
         if self._partition.log.policy.is_interval:
             raise Problem(
                 "invalid",
-                "a transaction needs partitions with the flush policy `commit`: what is pinned stays",
+                "transactions require partitions with the flush policy `commit`",
                 field="flush",
                 value="interval",
                 limit="commit",

@@ -143,7 +143,7 @@ class AcceptLossRoutes:
         if accept not in ("true", "false"):
             raise Problem(
                 "invalid",
-                "accept_loss is true or false",
+                "accept_loss must be true or false",
                 field="accept_loss",
                 value=accept,
                 limit="true, false",
@@ -210,13 +210,13 @@ class AcceptLossRoutes:
         if answer.result is None:
             raise Problem(
                 "no_leader",
-                "the catalog has no leader now: if its majority is gone for good, `laminar catalog recover` "
-                "comes first",
+                "the catalog has no leader at the moment: if its majority is lost for good, "
+                "`laminar catalog recover` comes first",
             )
         if not answer.result.ok:
             raise Problem(
                 "precondition_failed",
-                f"{standing.place} has changed meanwhile: {answer.result.detail}",
+                f"{standing.place} has changed in the meantime: {answer.result.detail}",
                 field="partition",
                 value=record.number,
                 outcome="not_applied",
@@ -258,7 +258,7 @@ class AcceptLossRoutes:
         ):
             return False
         _log.critical(
-            "%s: it goes on from entry %d of term %d by decision: what only absent replicas hold is given up",
+            "%s: continues from entry %d of term %d by decision; what only absent replicas hold is lost",
             *(replica.name, word.last_index, word.last_term),
         )
         return True

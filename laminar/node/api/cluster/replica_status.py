@@ -215,7 +215,7 @@ class PartitionRoutes:
         """
         read = request.query.get("read", "replica")
         if read not in ("replica", "leader"):
-            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+            raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
         if read == "leader":
             await self._services.refresh_view()
         record = self._topics.record(topic)

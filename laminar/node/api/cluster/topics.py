@@ -230,7 +230,7 @@ class TopicRoutes:
         if not _names(wanted, record):
             raise Problem(
                 "precondition_failed",
-                "the topic has changed since",
+                "the topic has changed in the meantime",
                 field="if-match",
                 value=wanted,
                 limit=f'"{record.version}"',
@@ -242,7 +242,9 @@ class TopicRoutes:
         assert result is not None
         if result.outcome == "conflict":
             raise Problem(
-                "precondition_failed", result.detail or "the topic has changed since", field="if-match"
+                "precondition_failed",
+                result.detail or "the topic has changed in the meantime",
+                field="if-match",
             )
         if result.outcome == "absent":
             raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
@@ -266,14 +268,16 @@ class TopicRoutes:
                 hint="Delete a topic, or set `max_partitions` higher on every node.",
             )
         if answer.error:
-            raise Problem("no_leader", answer.detail or "the catalog has no leader now", outcome="unknown")
+            raise Problem(
+                "no_leader", answer.detail or "the catalog has no leader at the moment", outcome="unknown"
+            )
         result = answer.result
         assert result is not None
         if result.outcome in ("invalid", "failed"):
             raise Problem("invalid", result.detail)
         if result.outcome == "conflict" and isinstance(request, TopicRequest):
             raise Problem(
-                "no_leader", f"the catalog changed meanwhile: {result.detail}", outcome="not_applied"
+                "no_leader", f"the catalog changed in the meantime: {result.detail}", outcome="not_applied"
             )
         return answer
 
@@ -357,7 +361,7 @@ def _check_fewest(settings: Mapping[str, Setting | None], replicas: int) -> None
 def _within(name: str, value: int, maximum: int) -> None:
     if not 1 <= value <= maximum:
         raise Problem(
-            "invalid", f"{name} lies between 1 and {maximum}", field=name, value=value, limit=maximum
+            "invalid", f"{name} must be between 1 and {maximum}", field=name, value=value, limit=maximum
         )
 
 
@@ -365,7 +369,11 @@ def _check_settings(settings: dict[str, Setting]) -> None:
     for name, value in settings.items():
         if name not in SETTINGS:
             raise Problem(
-                "invalid", "no such setting", field=f"settings.{name}", value=value, limit=", ".join(SETTINGS)
+                "invalid",
+                "there is no such setting",
+                field=f"settings.{name}",
+                value=value,
+                limit=", ".join(SETTINGS),
             )
         if not isinstance(value, SETTINGS[name][0]):
             raise Problem(
@@ -378,7 +386,7 @@ def _check_settings(settings: dict[str, Setting]) -> None:
     if not isinstance(fewest, int) or not 1 <= fewest <= MAX_REPLICAS:
         raise Problem(
             "invalid",
-            f"min_replicas lies between 1 and {MAX_REPLICAS}",
+            f"min_replicas must be between 1 and {MAX_REPLICAS}",
             field="settings.min_replicas",
             value=fewest,
             limit=MAX_REPLICAS,
@@ -388,7 +396,7 @@ def _check_settings(settings: dict[str, Setting]) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_RETENTION:
             raise Problem(
                 "invalid",
-                f"{name} lies between {least} and {MOST_RETENTION}; null keeps records whatever they are",
+                f"{name} must be between {least} and {MOST_RETENTION}; null sets no limit",
                 field=f"settings.{name}",
                 value=value,
                 limit=least if isinstance(value, int) and value < least else MOST_RETENTION,

@@ -94,7 +94,7 @@ class Locator:
             if loop.time() >= deadline:
                 raise Problem(
                     "no_leader",
-                    f"partition {topic}/{number} has no leader that this shard can find",
+                    f"partition {topic}/{number} has no known leader at the moment",
                     retry_after_ms=300,
                     outcome="not_applied",
                 )

@@ -18,11 +18,15 @@ def integer(request: Request, name: str, default: int, *, maximum: int, minimum:
         return default
     # int() would also take signs, spaces, underscores and the digits of every script.
     if not _WHOLE.match(text):
-        raise Problem("invalid", f"{name} is a whole number", field=name, value=text, limit=maximum)
+        raise Problem("invalid", f"{name} must be a whole number", field=name, value=text, limit=maximum)
     value = int(text)
     if not minimum <= value <= maximum:
         raise Problem(
-            "invalid", f"{name} lies between {minimum} and {maximum}", field=name, value=value, limit=maximum
+            "invalid",
+            f"{name} must be between {minimum} and {maximum}",
+            field=name,
+            value=value,
+            limit=maximum,
         )
     return value
 

@@ -247,7 +247,7 @@ class CursorRoutes:
 def _check_change(change: _Change) -> None:
     """What can be said of a change before any partition is asked. Raises 422."""
     if not change.positions:
-        raise Problem("invalid", "a change names a partition at least", field="positions", limit=1)
+        raise Problem("invalid", "a change must name at least one partition", field="positions", limit=1)
     if len(change.positions) > MAX_PARTITIONS:
         raise Problem(
             "invalid",
@@ -264,7 +264,7 @@ def _check_change(change: _Change) -> None:
             if number not in change.positions or _NUMBER.match(number) is None:
                 raise Problem(
                     "invalid",
-                    "each is the number of a partition that gets a position",
+                    "each name must be the number of a partition for which a position is given",
                     field=field,
                     value=number,
                     limit=", ".join(list(change.positions)[:MOST_NAMED]),
@@ -272,7 +272,7 @@ def _check_change(change: _Change) -> None:
             if offset is not None and not 0 <= offset < OFFSET_LIMIT:
                 raise Problem(
                     "invalid",
-                    "a position is an offset",
+                    "a position must be an offset",
                     field=f"{field}.{number}",
                     value=offset,
                     limit=OFFSET_LIMIT,

@@ -119,12 +119,16 @@ class GroupRoutes:
         wanted = json_body(request, _Renewal)
         if wanted.mode not in MODES:
             raise Problem(
-                "invalid", "there is no such mode", field="mode", value=wanted.mode, limit=", ".join(MODES)
+                "invalid",
+                "there is no such mode of a group",
+                field="mode",
+                value=wanted.mode,
+                limit=", ".join(MODES),
             )
         if not SHORTEST_SESSION_MS <= wanted.session_ms <= LONGEST_SESSION_MS:
             raise Problem(
                 "invalid",
-                f"a session lasts {SHORTEST_SESSION_MS} to {LONGEST_SESSION_MS} ms",
+                f"session_ms must be between {SHORTEST_SESSION_MS} and {LONGEST_SESSION_MS}",
                 field="session_ms",
                 value=wanted.session_ms,
                 limit=LONGEST_SESSION_MS,
@@ -155,7 +159,9 @@ class GroupRoutes:
     ) -> GroupRequest:
         for field, name in (("group", group), ("member", member)):
             if (name or field == "group") and _NAME.fullmatch(name) is None:
-                raise Problem("invalid", f"no valid name of a {field}", field=field, value=name, limit=NAME)
+                raise Problem(
+                    "invalid", f"not a valid name of a {field}", field=field, value=name, limit=NAME
+                )
         record = self._topics.record(topic)
         number = mmh3.hash(group.encode(), 0, signed=False) % record.partitions
         return GroupRequest(topic, number, operation, group, member, mode, session_ms)

@@ -33,12 +33,14 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     """Append one batch here, on its leader, without waiting: 202. `block`: headers of every answer."""
     ack = request.query["ack"]
     if ack != "accepted":
-        raise Problem("invalid", "no such ack", field="ack", value=ack, limit=", ".join(ACKS))
+        raise Problem(
+            "invalid", "ack must be `committed` or `accepted`", field="ack", value=ack, limit=", ".join(ACKS)
+        )
     header = Header.unpack(append.frames[0]) if len(append.frames) == 1 else None
     if header is None or header.producer_id == NO_PRODUCER or header.flags & Flag.KEYED:
         raise Problem(
             "invalid",
-            "what is answered before it is durable is one batch with a producer id, to be sent again",
+            "ack=accepted requires exactly one batch with a producer id",
             field="ack",
             value=ack,
             limit="committed",

@@ -406,7 +406,7 @@ def _split(records: Records, route: Route, logical: int | None, spread: int) -> 
 def _offset_of(condition: str) -> int:
     found = _CONDITION.match(condition)
     if found is None:
-        raise Problem("invalid", 'If-Match is an offset: "812"', field="if-match", value=condition)
+        raise Problem("invalid", 'If-Match must be an offset: "812"', field="if-match", value=condition)
     return int(found[1])
 
 

@@ -31,7 +31,7 @@ def skips(request: Request) -> bool:
     """Whether the reader wants to go on behind damage. Raises 422."""
     wanted = request.query.get("on_damage", "fail")
     if wanted not in ("fail", "skip"):
-        raise Problem("invalid", "on_damage is `fail` or `skip`", field="on_damage", value=wanted)
+        raise Problem("invalid", "on_damage must be `fail` or `skip`", field="on_damage", value=wanted)
     return wanted == "skip"
 
 
@@ -40,7 +40,7 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
     return Problem(
         "damaged",
         f"offsets {damage.first_offset} to {damage.next_offset - 1} of {partition.topic}/{partition.number} "
-        f"are damaged on {node}, and no other replica gives them",
+        f"are damaged on {node}, and no other replica serves them",
         hint=f"`on_damage=skip`, or `offset={damage.next_offset}`, goes on behind them.",
         field="offset",
         value=offset,

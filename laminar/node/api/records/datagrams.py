@@ -92,7 +92,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         """An answer could not be sent: who asked asks again."""
-        _log.debug("a datagram was not sent: %s", exc)
+        _log.debug("sending a datagram failed: %s", exc)
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         """A question, or noise."""
@@ -136,16 +136,20 @@ class Datagrams(asyncio.DatagramProtocol):
     def _verified(self, question: Question) -> bytearray:
         """The batch, in memory of its own, as a leader stamps it in place."""
         if question.topic == TOPIC:
-            raise Problem("invalid", "this topic is the system's own", field="topic", value=TOPIC)
+            raise Problem("invalid", "this is an internal topic", field="topic", value=TOPIC)
         frames = read_batches(question.frame, self._limits)
         if len(frames) != 1:
             raise Problem(
-                "invalid", "a datagram holds one batch", field="batches", value=len(frames), limit=1
+                "invalid",
+                "a datagram must hold exactly one batch",
+                field="batches",
+                value=len(frames),
+                limit=1,
             )
         if Header.unpack(frames[0]).producer_id == NO_PRODUCER:
             raise Problem(
                 "invalid",
-                "a datagram may come twice: its batch needs a producer's id and sequence",
+                "a datagram may arrive twice, so its batch needs a producer id and a sequence",
                 field="producer_id",
                 value=NO_PRODUCER.hex(),
             )
@@ -164,7 +168,11 @@ class Datagrams(asyncio.DatagramProtocol):
         record = self._services.view.nodes().get(where.node)
         if record is None or where.node == self._services.node:
             self._locator.forget(topic, number)
-            raise Problem("no_leader", f"{topic}/{number} is between two leaders", outcome="not_applied")
+            raise Problem(
+                "no_leader",
+                f"{topic}/{number} has no leader at the moment (election in progress)",
+                outcome="not_applied",
+            )
         if partition is None:
             # Learned from another: asked for again next time, as nobody tells us when it changes.
             self._locator.forget(topic, number)
@@ -180,7 +188,7 @@ class Datagrams(asyncio.DatagramProtocol):
             return
         if error is not None:
             identity = uuid.uuid4().hex[:12]
-            _log.error("bug %s in a datagram's append", identity, exc_info=error)
+            _log.error("internal error %s in the append of a datagram", identity, exc_info=error)
             self._refuse(asked, Problem("internal_error", f"see {identity} in the log of this node"))
             return
         said: Appended | Leader = done.result()

@@ -32,7 +32,10 @@ class DeleteRecordsRoute:
         """DELETE /v1/topics/{topic}/partitions/{partition}/records?before=n&dry_run=true."""
         if "before" not in request.query:
             raise Problem(
-                "invalid", "say before which offset: ?before=812", field="before", limit=OFFSET_LIMIT
+                "invalid",
+                "the query parameter `before` is required, for example ?before=812",
+                field="before",
+                limit=OFFSET_LIMIT,
             )
         before = integer(request, "before", 0, maximum=OFFSET_LIMIT)
         dry_run = _yes(request, "dry_run")
@@ -43,7 +46,7 @@ class DeleteRecordsRoute:
         if before > end:
             raise Problem(
                 "offset_beyond_end",
-                f"the partition ends at {end}; what is not there yet cannot be given up",
+                f"the partition ends at {end}; records beyond its end cannot be deleted",
                 field="before",
                 value=before,
                 limit=end,
@@ -85,5 +88,5 @@ class DeleteRecordsRoute:
 def _yes(request: Request, name: str) -> bool:
     text = request.query.get(name, "false")
     if text not in ("true", "false", "1", "0", ""):
-        raise Problem("invalid", f"{name} is true or false", field=name, value=text, limit="true, false")
+        raise Problem("invalid", f"{name} must be true or false", field=name, value=text, limit="true, false")
     return text in ("true", "1", "")

@@ -91,7 +91,7 @@ class FetchRoutes:
             return partition
         if LOCAL in request.headers or FORWARDED in request.headers:
             code = "not_leader" if partition is not None else "not_a_replica"
-            raise Problem(code, f"{topic}/{number} cannot be answered here")
+            raise Problem(code, f"{topic}/{number} cannot be served by this node")
         if leader:
             return await self._from_leader(request, topic, record.number)
         problem = Problem("no_leader", f"no replica of {topic}/{number} answers", outcome="not_applied")
@@ -124,7 +124,7 @@ class FetchRoutes:
         if wanted is None or wanted == partition.replica.group.hex():
             return
         if not ID.match(wanted):
-            raise Problem("invalid", "an id has 32 hex digits", field="id", value=wanted, limit=32)
+            raise Problem("invalid", "id must be 32 hexadecimal digits", field="id", value=wanted, limit=32)
         await self._services.refresh_view()
         record = self._topics.partition_record(partition.topic, str(partition.number))
         named = f"{partition.topic}/{partition.number}"
@@ -132,7 +132,7 @@ class FetchRoutes:
             raise Problem("not_a_replica", f"this node has not opened its replica of {named} yet")
         raise Problem(
             "made_anew",
-            f"{named} of id {wanted} is deleted, and {named} was made anew",
+            f"{named} of id {wanted} was deleted, and {named} was created again",
             field="id",
             value=wanted,
             limit=record.group.hex(),
@@ -174,7 +174,7 @@ class FetchRoutes:
         query = request.query
         read = query.get("read", "replica")
         if read not in ("replica", "leader"):
-            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+            raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
         format_ = fetch_format(request)
         max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MOST_BYTES)
         limit = integer(request, "limit", MOST_RECORDS, minimum=1, maximum=MOST_RECORDS)
@@ -296,7 +296,7 @@ class FetchRoutes:
         if not DIGITS.match(text) or int(text) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid",
-                "offset is a number, `earliest` or `latest`",
+                "offset must be a number, `earliest` or `latest`",
                 field="offset",
                 value=text,
                 limit=OFFSET_LIMIT,
@@ -371,7 +371,7 @@ class FetchRoutes:
         """GET .../offsets?at=earliest|latest|TIME; confirmed by a majority unless read=replica."""
         read = request.query.get("read", "leader")
         if read not in ("replica", "leader"):
-            raise Problem("invalid", "read is `replica` or `leader`", field="read", value=read)
+            raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
         served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served

@@ -58,7 +58,7 @@ def key_of(request: Request) -> str | None:
     if key is not None and not _KEY.match(key):
         raise Problem(
             "invalid",
-            "an idempotency key is visible ASCII without blanks",
+            "an idempotency key must be visible ASCII without spaces",
             field=KEY,
             value=key,
             limit=f"1 to {LONGEST_KEY} characters",
@@ -74,24 +74,31 @@ def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
     key = key_of(request)
     if key is not None:
         if PRODUCER in headers:
-            raise Problem("invalid", "a key or a producer's number, not both", field=KEY, value=key)
+            raise Problem(
+                "invalid",
+                "an idempotency key and a producer's sequence exclude each other",
+                field=KEY,
+                value=key,
+            )
         made = headers.get(KEY_TIME)
         made_ms = None if made is None else parse_time(made, field=KEY_TIME)
         return BatchIdentity(_key_id(key, 0), 0, _content(request, scope), key, made_ms)
     if KEY_TIME in headers:
-        raise Problem("invalid", "the time of a key needs its key", field=KEY_TIME, value=headers[KEY_TIME])
+        raise Problem(
+            "invalid", "the time of a key requires the key", field=KEY_TIME, value=headers[KEY_TIME]
+        )
     producer = headers.get(PRODUCER)
     if producer is None:
         for name in (EPOCH, SEQUENCE):
             if name in headers:
                 raise Problem(
-                    "invalid", "a producer's number needs its producer", field=name, value=headers[name]
+                    "invalid", "a sequence requires the producer id", field=name, value=headers[name]
                 )
         return None
     if not _PRODUCER.match(producer) or bytes.fromhex(producer) == NO_PRODUCER:
         raise Problem(
             "invalid",
-            "a producer is 32 hexadecimal digits, not all of them 0",
+            "a producer id must be 32 hexadecimal digits, not all of them 0",
             field=PRODUCER,
             value=producer,
             limit=32,
@@ -119,14 +126,18 @@ def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
         return [memoryview(build_identified(append.records, given))]
     if given.key is None and len(append.frames) > 1:
         raise Problem(
-            "invalid", "one number is for one batch", field=SEQUENCE, value=len(append.frames), limit=1
+            "invalid",
+            "a sequence can be given for one batch only",
+            field=SEQUENCE,
+            value=len(append.frames),
+            limit=1,
         )
     frames = []
     for place, frame in enumerate(append.frames):
         if Header.unpack(frame).producer_id != NO_PRODUCER:
             raise Problem(
                 "invalid",
-                "a batch with a producer id is recognised by that: send it without this header",
+                "a batch that carries a producer id must be sent without this header",
                 field=KEY if given.key is not None else PRODUCER,
                 value=given.key if given.key is not None else given.producer_id.hex(),
             )
@@ -186,5 +197,5 @@ def _content(request: Request, scope: str) -> int:
 
 def _number(text: str, name: str, limit: int) -> int:
     if not _NUMBER.match(text) or int(text) > limit:
-        raise Problem("invalid", f"{name} is a decimal number", field=name, value=text, limit=limit)
+        raise Problem("invalid", f"{name} must be a decimal number", field=name, value=text, limit=limit)
     return int(text)

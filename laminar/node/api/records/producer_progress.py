@@ -56,7 +56,7 @@ class ProducerProgressRoutes:
         """PUT /v1/topics/{topic}/partitions/{partition}/producers/{producer}?epoch=n."""
         producer_id = _id(producer)
         if "epoch" not in request.query:
-            raise Problem("invalid", "say which epoch begins", field="epoch")
+            raise Problem("invalid", "the query parameter `epoch` is required", field="epoch")
         epoch = integer(request, "epoch", 0, maximum=MAX_EPOCH)
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
@@ -91,5 +91,10 @@ class ProducerProgressRoutes:
 
 def _id(producer: str) -> bytes:
     if _ID.match(producer) is None or bytes.fromhex(producer) == NO_PRODUCER:
-        raise Problem("invalid", "an id has 32 hex digits, not all 0", field="producer", value=producer)
+        raise Problem(
+            "invalid",
+            "a producer id must be 32 hexadecimal digits, not all of them 0",
+            field="producer",
+            value=producer,
+        )
     return bytes.fromhex(producer)

@@ -66,7 +66,7 @@ class RecordValueRoutes:
         """GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
         if not DIGITS.match(offset) or int(offset) >= OFFSET_LIMIT:
             raise Problem(
-                "invalid", "an offset is a number", field="offset", value=offset, limit=OFFSET_LIMIT
+                "invalid", "an offset must be a number", field="offset", value=offset, limit=OFFSET_LIMIT
             )
         served = await self._fetch.serve_or_pass(request, topic, partition, leader=False)
         if isinstance(served, Response):

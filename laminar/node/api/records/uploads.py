@@ -54,7 +54,7 @@ class UploadRoutes:
         """PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
         number = int(part)
         if not request.body:
-            raise Problem("invalid", "a part has at least one byte", field="body", value=0, limit=1)
+            raise Problem("invalid", "a part must have at least one byte", field="body", value=0, limit=1)
         if number >= MAX_PARTS:
             raise Problem(
                 "invalid", "parts are numbered from 0", field="part", value=number, limit=MAX_PARTS - 1
@@ -72,13 +72,17 @@ class UploadRoutes:
         """POST .../uploads/{upload}?parts=&size_bytes=&crc32c=: the body is the record, without its value."""
         for name in ("parts", "size_bytes", "crc32c"):
             if name not in request.query:
-                raise Problem("invalid", f"say {name}", field=name)
+                raise Problem("invalid", f"the query parameter {name} is required", field=name)
         parts = integer(request, "parts", 1, minimum=1, maximum=MAX_PARTS)
         size_bytes = integer(request, "size_bytes", 1, minimum=1, maximum=2**53 - 1)
         checksum = request.query["crc32c"]
         if not _CHECKSUM.match(checksum):
             raise Problem(
-                "invalid", "a CRC-32C is 8 hex digits", field="crc32c", value=checksum, limit="[0-9a-f]{8}"
+                "invalid",
+                "a CRC-32C must be 8 hexadecimal digits",
+                field="crc32c",
+                value=checksum,
+                limit="[0-9a-f]{8}",
             )
         stub = self._stub(request, size_bytes, int(checksum, 16))
 
@@ -115,11 +119,13 @@ class UploadRoutes:
         if records is None:
             records = records_of(append.frames)
         if len(records) != 1:
-            raise Problem("invalid", "an upload is one record", field="records", value=len(records), limit=1)
+            raise Problem(
+                "invalid", "an upload must be one record", field="records", value=len(records), limit=1
+            )
         if len(records.values[0]):
             raise Problem(
                 "invalid",
-                "the value is in the parts",
+                "the value must be in the parts, not in this body",
                 field="value",
                 value=len(records.values[0]),
                 limit=0,
@@ -127,7 +133,7 @@ class UploadRoutes:
         headers = records.headers[0] if records.headers else None
         for name in (SIZE_HEADER, CRC_HEADER):
             if headers and name in headers:
-                raise Problem("invalid", "this header is the system's own", field="headers", value=name)
+                raise Problem("invalid", "this header is reserved", field="headers", value=name)
         stub = build_stub(
             key=records.keys[0] if records.keys else None,
             tag=records.tags[0] if records.tags else None,

@@ -98,7 +98,12 @@ class AbandonedStages:
                 Staging(partition).forget_published(published)
             except Problem as problem:
                 # The next look tries again.
-                _log.debug("%s/%d forgets later: %s", partition.topic, partition.number, problem)
+                _log.debug(
+                    "%s/%d: published batches are forgotten later: %s",
+                    partition.topic,
+                    partition.number,
+                    problem,
+                )
 
     async def clean(self, partition: Partition) -> None:
         """One look at one partition that is led here."""
@@ -110,7 +115,9 @@ class AbandonedStages:
         try:
             staging.drop_left_behind(idle_before_ms=hour_ago_ms, begun_before_ms=begun_before_ms)
         except Problem as problem:
-            _log.debug("%s/%d is cleaned later: %s", partition.topic, partition.number, problem)
+            _log.debug(
+                "%s/%d: abandoned stages are removed later: %s", partition.topic, partition.number, problem
+            )
         old = [
             (key, now_ms - (held.pinned_ms or held.last.append_time_ms) if held.pinned else 0)
             for key, held in partition.tables.stages.batches()
@@ -134,7 +141,9 @@ class AbandonedStages:
                 await Staging(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
         except Problem as problem:
             # The next look tries again.
-            _log.debug("%s/%d is cleaned later: %s", partition.topic, partition.number, problem)
+            _log.debug(
+                "%s/%d: abandoned stages are removed later: %s", partition.topic, partition.number, problem
+            )
 
     async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
         """Whether a batch can't be published any more, by what its coordinator has committed."""

@@ -221,7 +221,7 @@ class SinkRoutes:
         if once and epoch:
             raise Problem(
                 "invalid",
-                "the epoch of a sink that writes once is the coordinator's choice",
+                "the epoch of a single-use sink is chosen by the coordinator",
                 field="epoch",
                 value=epoch,
             )
@@ -303,7 +303,7 @@ class SinkRoutes:
         """POST /v1/sinks/{sink}/batches/{number}/stages?topic=&partition=&stage=&epoch=."""
         for name in ("topic", "partition", "stage", "epoch"):
             if name not in request.query:
-                raise Problem("invalid", f"say which {name}", field=name)
+                raise Problem("invalid", f"the query parameter {name} is required", field=name)
         topic = request.query["topic"]
         _refuse_system(topic, field="topic")
         await self._look_for({topic})
@@ -311,7 +311,7 @@ class SinkRoutes:
         if policy_of(self._topics.record(topic).settings).is_interval:
             raise Problem(
                 "invalid",
-                "a transaction needs partitions with the flush policy `commit`: what is pinned stays",
+                "transactions require partitions with the flush policy `commit`",
                 field="flush",
                 value="interval",
                 limit="commit",
@@ -395,12 +395,12 @@ class SinkRoutes:
             if bool(part.stages) == bool(part.pinned):
                 raise Problem(
                     "invalid",
-                    "a part has at least one stage: it names them, or says how many are pinned",
+                    "a part must name its stages, or say how many are pinned",
                     field=f"parts.{place}.stages",
                     value=len(part.stages),
                 )
         if len({(part.topic, part.partition) for part in parts}) != len(parts):
-            raise Problem("invalid", "a partition occurs once", field="parts")
+            raise Problem("invalid", "each partition may be named only once", field="parts")
         await self._made()
         answer = await self._ask_coordinator(
             "commit",
@@ -632,13 +632,13 @@ def _joined(frames: Sequence[memoryview]) -> bytearray:
 def _once(request: Request) -> bool:
     text = request.query.get("once", "false")
     if text not in ("true", "false"):
-        raise Problem("invalid", "once is true or false", field="once", value=text, limit="true, false")
+        raise Problem("invalid", "once must be true or false", field="once", value=text, limit="true, false")
     return text == "true"
 
 
 def _refuse_system(topic: str, *, field: str) -> None:
     if topic == TOPIC:
-        raise Problem("invalid", "this topic is the system's own", field=field, value=topic)
+        raise Problem("invalid", "this is an internal topic", field=field, value=topic)
 
 
 def _described(name: str, sink: Sink) -> dict[str, Any]:
