@@ -316,7 +316,7 @@ class Api:
         return Response(307, [("Location", where.url + request.target), ("Laminar-Leader", where.url)])
 
     def _limits(self, request: Request) -> Response:
-        """GET /v1/limits."""
+        """Answer GET /v1/limits."""
         of_settings = {"max_upload_bytes_of_partition": self._host.settings.max_upload_bytes}
         return Response.json(self.limits.document() | _OTHER_LIMITS | of_settings)
 

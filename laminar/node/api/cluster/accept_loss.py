@@ -138,7 +138,7 @@ class AcceptLossRoutes:
         self._states = states
 
     async def recover(self, request: Request, topic: str, partition: str) -> Response:
-        """POST .../partitions/{partition}/recover?accept_loss=true; without it, what would be lost."""
+        """Answer POST .../partitions/{partition}/recover?accept_loss=true; without it, what would be lost."""
         accept = request.query.get("accept_loss", "false")
         if accept not in ("true", "false"):
             raise Problem(

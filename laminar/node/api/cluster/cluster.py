@@ -26,7 +26,7 @@ class ClusterRoutes:
         self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
-        """GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
+        """Answer GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
         view = self._services.view
         after = integer(request, "after", 0, maximum=2**53)
         wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
@@ -76,21 +76,21 @@ class ClusterRoutes:
         }
 
     async def nodes(self, request: Request) -> Response:
-        """GET /v1/nodes."""
+        """Answer GET /v1/nodes."""
         return Response.json({"nodes": [self._node(name) for name in sorted(self._services.view.nodes())]})
 
     async def node(self, request: Request, node: str) -> Response:
-        """GET /v1/nodes/{node}."""
+        """Answer GET /v1/nodes/{node}."""
         if node not in self._services.view.nodes():
             raise Problem("no_such_node", f"no node {node!r} in this cluster", field="node", value=node)
         return Response.json(self._node(node))
 
     def livez(self, request: Request) -> Response:
-        """GET /livez: this process turns its loop."""
+        """Answer GET /livez: this process turns its loop."""
         return Response.json({"status": "alive", "node": self._services.node, "shard": self._services.number})
 
     async def readyz(self, request: Request) -> Response:
-        """GET /readyz: the whole node serves; 503 with the reasons if not.
+        """Answer GET /readyz: the whole node serves; 503 with the reasons if not.
 
         What other nodes are needed for is a warning, as another node could do no better, and so is a disk
         below the low-water mark: all but appends is served.
@@ -132,13 +132,13 @@ class ClusterRoutes:
         )
 
     def version(self, request: Request) -> Response:
-        """GET /v1/version."""
+        """Answer GET /v1/version."""
         return Response.json({"version": __version__, "api": "v1", "format": 1})
 
     def openapi(self, request: Request) -> Response:
-        """GET /openapi.json."""
+        """Answer GET /openapi.json."""
         return Response.json(openapi_document())
 
     def docs(self, request: Request) -> Response:
-        """GET /docs and /docs/errors: one page, on which every error code is an anchor."""
+        """Answer GET /docs and /docs/errors: one page, on which every error code is an anchor."""
         return Response(200, [("Content-Type", "text/html; charset=utf-8")], docs_page().encode())

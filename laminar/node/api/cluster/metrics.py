@@ -115,7 +115,7 @@ class _Scrape(Collector):
 
 
 class MetricsRoute:
-    """GET /metrics, and the `stats` method by which siblings are asked."""
+    """Answer GET /metrics, and the `stats` method by which siblings are asked."""
 
     def __init__(self, services: HostServices, watch: Watch, datagrams: Callable[[], dict[str, int]]) -> None:
         self._services = services
@@ -164,7 +164,7 @@ class MetricsRoute:
         return msgspec.json.encode(self.own())
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics."""
+        """Answer GET /metrics."""
         services = self._services
         siblings = services.siblings
         answers = await asyncio.gather(

@@ -209,7 +209,7 @@ class PartitionRoutes:
         self._states = states
 
     async def partitions(self, request: Request, topic: str) -> Response:
-        """GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
+        """Answer GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
 
         With `read=leader` the ids are those that the catalog has now, as a majority of it says.
         """
@@ -228,7 +228,7 @@ class PartitionRoutes:
         return Response.json({"topic": topic, "route": 0, "partitions": listed})
 
     async def partition(self, request: Request, topic: str, partition: str) -> Response:
-        """GET /v1/topics/{topic}/partitions/{partition}."""
+        """Answer GET /v1/topics/{topic}/partitions/{partition}."""
         self._topics.partition_record(topic, partition)
         states = await self._states.of(topic)
         record = self._topics.partition_record(topic, partition)

@@ -103,7 +103,7 @@ class TopicRoutes:
         return ("ETag", f'"{record.version}"')
 
     async def topics(self, request: Request) -> Response:
-        """GET /v1/topics."""
+        """Answer GET /v1/topics."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         after = request.query.get("after", "")
@@ -119,14 +119,14 @@ class TopicRoutes:
         return Response.json(answer, headers=headers)
 
     async def topic(self, request: Request, topic: str) -> Response:
-        """GET /v1/topics/{topic}."""
+        """Answer GET /v1/topics/{topic}."""
         record = self._topics.record(topic)
         if _names(request.headers.get("if-none-match", ""), record):
             return Response(304, [self._etag(record)])
         return Response.json(self._describe(record), headers=[self._etag(record)])
 
     async def create(self, request: Request, topic: str) -> Response:
-        """PUT /v1/topics/{topic}: answered when every replica is made."""
+        """Answer PUT /v1/topics/{topic}: answered when every replica is made."""
         if _NAME.fullmatch(topic) is None or topic in (".", ".."):
             raise Problem(
                 "invalid",
@@ -193,7 +193,7 @@ class TopicRoutes:
             await asyncio.sleep(LED_RETRY_S)
 
     async def update(self, request: Request, topic: str) -> Response:
-        """PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
+        """Answer PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
         version = await self._if_match(request, topic)
         patch = json_body(request, _Patch)
         _check_settings({name: value for name, value in patch.settings.items() if value is not None})
@@ -211,7 +211,7 @@ class TopicRoutes:
             await self._services.view_change(0.1)
 
     async def delete(self, request: Request, topic: str) -> Response:
-        """DELETE /v1/topics/{topic}: its data goes to each node's trash."""
+        """Answer DELETE /v1/topics/{topic}: its data goes to each node's trash."""
         version = await self._if_match(request, topic)
         answer = await self._ask(DeleteTopicRequest(topic, version))
         self._changed(answer, topic)
@@ -284,7 +284,7 @@ class TopicRoutes:
     # -- partitions ----------------------------------------------------------------------
 
     async def routes(self, request: Request, topic: str) -> Response:
-        """GET /v1/topics/{topic}/routes."""
+        """Answer GET /v1/topics/{topic}/routes."""
         record = self._topics.record(topic)
         return Response.json({"topic": topic, "routes": [_route(record)]})
 

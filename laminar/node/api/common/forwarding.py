@@ -1,8 +1,8 @@
-"""Requests between the shards of a cluster, and errors that keep their form on the way.
+"""Forwarding of requests between shards, and of the problems that answer them.
 
-A shard that is asked for what another one owns passes the request on: over an abstract Unix
-socket inside the node, over TCP to another node, both by the node transport. What comes
-back is the other's answer, or its `Problem`, as it said it.
+A shard that is asked for a partition of another shard passes the request on: over an abstract Unix socket
+inside the node, over TCP to another node, both by the node transport. The answer, or the `Problem`, comes
+back as the other shard gave it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """An HTTP request as one shard hands it to another."""
+    """An HTTP request on its way from one shard to another."""
 
     method: str
     target: str
@@ -57,7 +57,7 @@ _passed_decoder = msgspec.msgpack.Decoder(PassedRequest)
 
 
 class PassedResponse(msgspec.Struct, frozen=True, array_like=True):
-    """The other shard's answer."""
+    """The answer of the shard that a request was passed on to."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -66,7 +66,7 @@ class PassedResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """Either an answer or a problem."""
+    """An answer (status 0) or a problem (its HTTP status)."""
 
     status: int
     payload: msgspec.Raw
@@ -76,8 +76,10 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_passed(request: Request) -> bytes:
-    """A request as the payload of an `http` call, marked so that nobody passes it on again, except a replica
-    that asks its leader for what lies past its own end: that is marked as passed on twice.
+    """Encode a request as the payload of an `http` call.
+
+    It is marked as forwarded, so the other shard does not forward it again. The one exception is a
+    replica that asks its leader for records past its own end: it marks the request as forwarded twice.
     """
     headers = {name: value for name, value in request.headers.items() if name not in _LEFT_BEHIND}
     headers[FORWARDED] = "2" if FORWARDED in request.headers else "1"
@@ -85,12 +87,12 @@ def encode_passed(request: Request) -> bytes:
 
 
 def decode_passed(payload: bytes) -> PassedRequest:
-    """The payload of an `http` call."""
+    """Decode the payload of an `http` call."""
     return _passed_decoder.decode(payload)
 
 
 def encode_response(response: Response) -> tuple[int, list[tuple[str, str]], bytes, Buffer]:
-    """An answer, its parts joined: what is decoded as a `PassedResponse`."""
+    """Encode an answer, its body joined, as `PassedResponse` decodes it."""
     body = response.body
     if not isinstance(body, (bytes, bytearray, memoryview)):
         assert isinstance(body, (list, tuple)), "a streamed answer is not passed on"
@@ -99,12 +101,12 @@ def encode_response(response: Response) -> tuple[int, list[tuple[str, str]], byt
 
 
 def decode_response(passed: PassedResponse) -> Response:
-    """The other shard's answer as ours."""
+    """Return the other shard's answer as this shard's."""
     return Response(passed.status, passed.headers, passed.body, header_block=passed.block)
 
 
 class Forwarder:
-    """The connection of a request that another shard passed on."""
+    """Stands for the connection of a request that another shard passed on."""
 
     def __init__(self, peer: Peer) -> None:
         self.context: Any = None
@@ -112,7 +114,7 @@ class Forwarder:
 
     @property
     def peer(self) -> str:
-        """Which process passed it on."""
+        """The process that passed the request on, as `node/role`."""
         return f"{self._peer.node}/{self._peer.role}"
 
 
@@ -120,7 +122,7 @@ Handler = Callable[[Peer, bytes], Awaitable[Any]]
 
 
 def answering(handler: Handler) -> Callable[[Peer, bytes], Awaitable[bytes]]:
-    """A transport method out of `handler`: its result is encoded, a `Problem` keeps its form."""
+    """Make a transport method of `handler`: encode its result, or the `Problem` that it raises."""
 
     async def method(peer: Peer, payload: bytes) -> bytes:
         try:
@@ -133,7 +135,7 @@ def answering(handler: Handler) -> Callable[[Peer, bytes], Awaitable[bytes]]:
 
 
 class Caller(Protocol):
-    """A transport, as far as it makes calls."""
+    """The part of a transport that makes calls."""
 
     async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
         """See `Transport.call`."""
@@ -141,16 +143,17 @@ class Caller(Protocol):
 
 
 class Exchange:
-    """Asks other shards."""
+    """Calls the methods of other shards."""
 
     def __init__(self, transport: Caller) -> None:
         self._transport = transport
 
     async def ask(self, address: Address, method: str, payload: Any, *, kind: Any, timeout_s: float) -> Any:
-        """The other shard's answer, decoded as `kind`; raises its `Problem`, or one of ours.
+        """Call `method` of the shard at `address` and return its answer, decoded as `kind`.
 
-        A lost connection before anything was sent is `no_leader` with outcome `not_applied`;
-        afterwards nobody can tell: outcome `unknown`.
+        Raises:
+            Problem: the other shard's, or `no_leader` if the connection was lost: with outcome
+                `not_applied` before anything was sent, with outcome `unknown` afterwards.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
         try:

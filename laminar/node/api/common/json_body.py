@@ -33,16 +33,21 @@ _MOST = (
 
 
 def check_document(operation: str, size: int) -> None:
-    """413 for a document that is too large to be read on the event loop."""
+    """Refuse a JSON body that is too large to be decoded on the event loop.
+
+    Raises:
+        Problem: 413 `too_large`.
+    """
     most = _MOST.get(operation, size)
     if size > most:
         raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
 
 
 def json_body(request: Request, kind: type[_Document]) -> _Document:
-    """The body as `kind`; an empty one is all defaults.
+    """Decode the body as `kind`; an empty body means all defaults.
 
-    Raises 400 if it isn't JSON, 422 with the field's path and its value if it doesn't fit.
+    Raises:
+        Problem: 400 if it is not JSON, 422 with the field's path and value if it does not fit `kind`.
     """
     body = bytes(request.body) or b"{}"
     try:
@@ -56,7 +61,7 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
 
 
 def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
-    """msgspec's sentence, with the place it names as `field` and what stands there as `value`."""
+    """Return a 422 problem of msgspec's message: `field` is the path that it names, `value` what is there."""
     place = _PLACE.search(text)
     path = place["path"] if place is not None else ""
     text = text[: place.start()] if place is not None else text
@@ -74,7 +79,7 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
 
 
 def _at(document: Any, path: str) -> Any:
-    """What stands at a path as msgspec writes it; None where a step of it is no name (`[...]`)."""
+    """Return the value at a path as msgspec writes it; None if a step of the path is no name (`[...]`)."""
     if "[" in path:
         return None
     for step in path.split(".") if path else ():

@@ -1,8 +1,8 @@
-"""Who leads a partition, as far as this shard can tell.
+"""Lookup of partitions' leaders, as far as this shard can tell.
 
-A shard that holds a replica knows from its own core. Any other asks the replicas, nearest
-rank first, and remembers the answer until it proves wrong. This is a hint: the one who is
-asked as leader checks for itself.
+A shard that holds a replica knows the leader from its own Raft core. Any other shard asks the replicas, in
+order of rank, and caches the answer until it proves wrong. It is a hint: a shard that is asked as the leader
+checks for itself whether it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class ReplicaEndpoint:
-    """A partition's replica on some node: its shard's peer address and HTTP URL."""
+    """The shard of a node that holds a partition's replica: its peer address and HTTP URL."""
 
     node: str
     address: Address
@@ -38,7 +38,7 @@ class _LeaderQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Locator:
-    """Finds leaders and replicas for one shard."""
+    """Finds leaders and replicas of partitions for one shard."""
 
     def __init__(self, services: ShardServices, exchange: Exchange) -> None:
         self._services = services
@@ -46,14 +46,14 @@ class Locator:
         self._cache: dict[tuple[str, int], str] = {}
 
     def where(self, node: str, topic: str, number: int) -> ReplicaEndpoint | None:
-        """The shard that owns the partition on a node."""
+        """Return the shard that owns the partition on `node`; None if the node is unknown."""
         view = self._services.view
         address = view.partition_address(node, topic, number)
         url = view.partition_url(node, topic, number)
         return None if address is None or url is None else ReplicaEndpoint(node, address, url)
 
     def replicas(self, topic: str, number: int) -> list[ReplicaEndpoint]:
-        """Where the partition's replicas are, those on nodes that are alive first."""
+        """Return where the partition's replicas are, those on live nodes first."""
         record = self._services.view.partition(topic, number)
         if record is None:
             return []
@@ -65,7 +65,7 @@ class Locator:
         return [where for where in found if where is not None]
 
     def known_leader(self, topic: str, number: int) -> ReplicaEndpoint | None:
-        """The leader, if it is known without asking."""
+        """Return the leader if it is known without asking."""
         partition = self._services.partitions.get((topic, number))
         if partition is not None:
             node = partition.replica.leader_node
@@ -75,11 +75,15 @@ class Locator:
         return self.where(cached, topic, number) if cached is not None else None
 
     def forget(self, topic: str, number: int) -> None:
-        """The answer proved wrong."""
+        """Drop the cached leader after it proved wrong."""
         self._cache.pop((topic, number), None)
 
     async def leader(self, topic: str, number: int, *, wait_s: float = ELECTION_WAIT_S) -> ReplicaEndpoint:
-        """The leader; waits through an election. Raises 503 `no_leader` when the time is over."""
+        """Return the leader, waiting up to `wait_s` for an election to end.
+
+        Raises:
+            Problem: 503 `no_leader` when the time is over.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -103,10 +107,13 @@ class Locator:
     async def until_leader_changes(
         self, where: ReplicaEndpoint, topic: str, number: int, asking: Coroutine[Any, Any, T]
     ) -> T:
-        """What `asking`, a request to the leader `where`, comes to; given up once another is known to lead.
+        """Await `asking`, a request to the leader `where`, and cancel it once another leads.
 
-        A leader that is stopped or cut off keeps its connections, so nothing else would end the wait. Raises
-        `outcome_unknown` then: only for what may be asked again.
+        A leader that is stopped or cut off keeps its connections, so nothing else would end the wait.
+        Only for requests that may be repeated.
+
+        Raises:
+            Problem: `outcome_unknown` if another replica leads by now.
         """
         task = asyncio.ensure_future(asking)
         try:
@@ -126,7 +133,7 @@ class Locator:
             task.cancel()
 
     async def _ask_replicas(self, topic: str, number: int, *, but: str | None = None) -> str | None:
-        """Who leads by the word of a replica's node, other than `but`."""
+        """Return the leader's node as the first replica other than `but` knows it."""
         for where in self.replicas(topic, number):
             if where.node == but:
                 continue
@@ -145,7 +152,7 @@ class Locator:
         return None
 
     async def on_leader(self, peer: Peer, payload: bytes) -> str:
-        """Another shard asks who leads a partition of ours."""
+        """Answer another shard that asks who leads one of this shard's partitions."""
         question = msgspec.msgpack.decode(payload, type=_LeaderQuestion)
         partition = self._services.partitions.get((question.topic, question.partition))
         return (partition.replica.leader_node or "") if partition is not None else ""

@@ -12,7 +12,11 @@ _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 
 
 def integer(request: Request, name: str, default: int, *, maximum: int, minimum: int = 0) -> int:
-    """A whole number of the query, within limits. Raises 422 naming field, value and limit."""
+    """Return a whole number of the query, or `default` if it is not there.
+
+    Raises:
+        Problem: 422 with field, value and limit.
+    """
     text = request.query.get(name)
     if text is None:
         return default
@@ -32,6 +36,6 @@ def integer(request: Request, name: str, default: int, *, maximum: int, minimum:
 
 
 def next_link(path: str, **query: str | int) -> tuple[str, str]:
-    """The header that leads to a list's next page; `query` without what is empty."""
+    """Return the `Link` header for a list's next page; empty values of `query` are left out."""
     given = urlencode({name: value for name, value in query.items() if value != ""})
     return ("Link", f'<{path}?{given}>; rel="next"')

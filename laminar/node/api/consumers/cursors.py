@@ -87,7 +87,7 @@ class CursorRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def cursors(self, request: Request, topic: str) -> Response:
-        """GET /v1/topics/{topic}/cursors."""
+        """Answer GET /v1/topics/{topic}/cursors."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         after = request.query.get("after", "")
@@ -106,7 +106,7 @@ class CursorRoutes:
         return Response.json(answer, headers=headers)
 
     async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
-        """GET /v1/topics/{topic}/cursors/{cursor}."""
+        """Answer GET /v1/topics/{topic}/cursors/{cursor}."""
         states, bounds = await self._everywhere(topic, _checked(cursor))
         if not states:
             raise Problem(
@@ -115,7 +115,7 @@ class CursorRoutes:
         return Response.json(cursor_document(topic, cursor, states, bounds))
 
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
-        """PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
+        """Answer PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
         _checked(cursor)
         change = json_body(request, _Change)
         expected = change.expected
@@ -139,7 +139,7 @@ class CursorRoutes:
         return Response.json(cursor_document(topic, cursor, await self._all(steps), {}))
 
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
-        """DELETE /v1/topics/{topic}/cursors/{cursor}."""
+        """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
         record = self._topics.record(topic)
         steps = [
             CursorRequest(topic, number, "delete", _checked(cursor)) for number in range(record.partitions)

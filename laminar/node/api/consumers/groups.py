@@ -91,7 +91,7 @@ class GroupRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def group(self, request: Request, topic: str, group: str) -> Response:
-        """GET /v1/topics/{topic}/groups/{group}."""
+        """Answer GET /v1/topics/{topic}/groups/{group}."""
         state = await self._at_leader(self._step(topic, "describe", group))
         found, bounds = await self._cursors.named(
             topic, lambda name: name == group or name.startswith(f"{group}.")
@@ -115,7 +115,7 @@ class GroupRoutes:
         )
 
     async def renew(self, request: Request, topic: str, group: str, member: str) -> Response:
-        """PUT /v1/topics/{topic}/groups/{group}/members/{member}: it is there, for one session more."""
+        """Answer PUT /v1/topics/{topic}/groups/{group}/members/{member}: renew its session."""
         wanted = json_body(request, _Renewal)
         if wanted.mode not in MODES:
             raise Problem(
@@ -148,7 +148,7 @@ class GroupRoutes:
         )
 
     async def leave(self, request: Request, topic: str, group: str, member: str) -> Response:
-        """DELETE /v1/topics/{topic}/groups/{group}/members/{member}."""
+        """Answer DELETE /v1/topics/{topic}/groups/{group}/members/{member}."""
         await self._at_leader(self._step(topic, "leave", group, member))
         return Response(204)
 

@@ -20,7 +20,7 @@ FLUSH = {"commit": '"synced":true,"flush":"commit"', "interval": '"synced":false
 
 
 def window(partition: Partition) -> bytes:
-    """Two headers: this replica's term, and the offset after all that is committed and has its copies."""
+    """Return two headers: this replica's term, and the offset after all that is committed and replicated."""
     term, index = partition.replica.core.term, partition.copies.acknowledged_index
     known_term, known_index, block = partition.window
     if known_index != index or known_term != term:
@@ -30,7 +30,7 @@ def window(partition: Partition) -> bytes:
 
 
 def accepted(request: Request, append: Append, partition: Partition, block: bytes) -> Response:
-    """Append one batch here, on its leader, without waiting: 202. `block`: headers of every answer."""
+    """Append one batch at its leader and answer 202 without waiting; `block` is headers of every answer."""
     ack = request.query["ack"]
     if ack != "accepted":
         raise Problem(

@@ -1,12 +1,11 @@
 """Appends: to a partition, or to a topic whose partitions this shard chooses by key.
 
-The usual path makes no task: the leader's shard parses the body, knocks at the partition's
-door and answers when the future of its receipt is done. Everything else (another leader, an
-election under way, a body for several partitions) goes through a coroutine.
+The usual path makes no task: the leader's shard decodes the body, hands the records to the partition and
+answers when the future of their receipt resolves. Everything else (another leader, an election in progress, a
+body for several partitions) goes through a coroutine.
 
-A request is passed on only while nobody can have carried it out. Once it may have been, the
-answer is 504 `outcome_unknown`, unless the batches carry a producer id or a key, which makes
-a second try harmless.
+A request is passed on only while it cannot have been carried out yet. Once it may have been, the answer is
+504 `outcome_unknown`, unless the batches carry a producer id or a key, which makes a second attempt harmless.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class _Answer(msgspec.Struct):
 
 
 class AppendRoutes:
-    """Handlers of the two append routes."""
+    """The handlers of the two append routes."""
 
     def __init__(
         self,
@@ -108,14 +107,14 @@ class AppendRoutes:
     # -- one partition -------------------------------------------------------------------
 
     def leads(self, topic: str, partition: str) -> Partition | None:
-        """The partition, if it exists and is led here. No checks: the hot path's first question."""
+        """Return the partition if it exists and is led here. No other checks: this is the hot path."""
         if not partition.isdigit():
             return None
         found = self._services.partitions.get((topic, int(partition)))
         return found if found is not None and found.leads else None
 
     def partition(self, request: Request, topic: str, partition: str) -> Response | Awaitable[Response]:
-        """POST /v1/topics/{topic}/partitions/{partition}/records."""
+        """Answer POST /v1/topics/{topic}/partitions/{partition}/records."""
         led = self.leads(topic, partition)
         if led is not None:
             return self._here(request, led)
@@ -165,7 +164,11 @@ class AppendRoutes:
         return self._answer_many(receipts, partition)
 
     def parse(self, request: Request) -> Append:
-        """The records or batches of a body; in another thread if it is large. Raises 400, 413 or 422."""
+        """Decode the records or batches of a body; call it in a thread if the body is large.
+
+        Raises:
+            Problem: 400, 413 or 422.
+        """
         if request.parsed is not None:
             append: Append = request.parsed
             return append
@@ -181,11 +184,12 @@ class AppendRoutes:
         mark: BatchIdentity | None = None,
         made_ms: int | None = None,
     ) -> list[asyncio.Future[Receipt]]:
-        """In order, each checked as the one before it left the partition.
+        """Append batches in order, each checked in the state that the one before it left.
 
-        What is refused at the first is refused as a whole. After that something is proposed: a later
-        refusal is told together with what becomes of those before it, never as if nothing had been done.
-        `at`: the offset at which the first must come to lie. A retry isn't asked where the log ends by now.
+        If the first is refused, the request is refused as a whole. After that something is proposed,
+        so a later refusal is reported together with the outcome of the batches before it, never as if
+        nothing had been done. `at`: the offset that the first batch must get; a batch that is
+        recognised as a retry is not checked against it.
         """
         # A leader stamps batches in place, so it needs them writable and its own.
         frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
@@ -225,7 +229,7 @@ class AppendRoutes:
         return self._answer(merge_receipts(results, partition.topic), partition)
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
-        """The receipt, written by hand: it is the same few fields a hundred thousand times."""
+        """Write the receipt by hand: the same few fields, a hundred thousand times a second."""
         placed = ",".join(
             [f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}' for r in receipts]
         )
@@ -247,7 +251,7 @@ class AppendRoutes:
         return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:
-        """Another shard leads, or none does right now: pass the request on once its leader is known."""
+        """Append at the leader's shard; used while this shard does not lead, or no leader is known."""
         repeatable = self._repeatable(request)
         payload: bytes | None = None
 
@@ -276,7 +280,7 @@ class AppendRoutes:
         return response
 
     def _repeatable(self, request: Request) -> bool:
-        """Whether a second try is recognised: by its head, or as every batch carries a producer id."""
+        """Return whether a second attempt is recognised: by the head, or by a producer id in every batch."""
         if has_identity(request):
             return True
         if request.headers.get("content-type") != BATCH_TYPE:
@@ -286,7 +290,7 @@ class AppendRoutes:
     # -- a topic -------------------------------------------------------------------------
 
     async def topic(self, request: Request, topic: str) -> Response:
-        """POST /v1/topics/{topic}/records: by key, by `logical`, else spread."""
+        """Answer POST /v1/topics/{topic}/records: by key, by `logical`, else round-robin."""
         record = self._topics.record(topic)
         append = await self._decoding.parsed(request)
         records = append.records if append.records is not None else records_of(append.frames)
@@ -383,12 +387,15 @@ class AppendRoutes:
 
 
 def _is_part(request: Request) -> bool:
-    """Whether another shard made it of a topic's append; a client's header of that name is not passed on."""
+    """Return whether another shard made the request as one part of a topic's append.
+
+    A client's header of that name does not count: it is not passed on.
+    """
     return PART in request.headers and isinstance(request.connection, Forwarder)
 
 
 def _split(records: Records, route: Route, logical: int | None, spread: int) -> list[tuple[int, Records]]:
-    """Records by partition; those without a key go to `spread`."""
+    """Return the records by partition; those without a key go to `spread`."""
     if logical is not None:
         return [(route.partition_of(logical), records)]
     keys = records.keys

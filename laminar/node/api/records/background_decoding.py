@@ -18,7 +18,10 @@ Then = Callable[[Append], Response | Awaitable[Response]]
 
 
 class BackgroundDecoding:
-    """Of one shard. `parse` reads a body; it raises `Problem`; `off_loop` runs it in another thread."""
+    """Decodes bodies of one shard: small ones at once, large ones in a thread, in order.
+
+    `parse` decodes a body, or raises `Problem`; `off_loop` runs it in a thread.
+    """
 
     def __init__(
         self, parse: Callable[[Request], Append], off_loop: Callable[..., asyncio.Future[Append]]
@@ -30,17 +33,17 @@ class BackgroundDecoding:
         self._last: dict[Partition, asyncio.Future[None]] = {}
 
     async def parsed(self, request: Request) -> Append:
-        """The body's records or batches, read in a thread if that takes long."""
+        """Return the body's records or batches, decoded in a thread if that takes long."""
         if parses_long(request):
             return await self._off_loop(self._parse, request)
         return self._parse(request)
 
     def at_once(self, request: Request, partition: Partition) -> bool:
-        """Whether the body is short, and none that came before it for the partition is still being read."""
+        """Return whether to decode now: a short body, and no earlier one of the partition is in a thread."""
         return partition not in self._last and not parses_long(request)
 
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
-        """Read the body in a thread; `then` appends it, after all that came before it. Returns the answer."""
+        """Decode the body in a thread, then call `then` after all earlier bodies; return the answer."""
         before = self._last.get(partition)
         passed = self._last[partition] = self._loop.create_future()
         parsed = self._off_loop(self._parse, request)

@@ -28,7 +28,11 @@ Pass = Callable[[Request, ReplicaEndpoint], Awaitable[Response]]
 
 
 def skips(request: Request) -> bool:
-    """Whether the reader wants to go on behind damage. Raises 422."""
+    """Return whether the reader wants to continue after damage.
+
+    Raises:
+        Problem: 422 for another value of `on_damage`.
+    """
     wanted = request.query.get("on_damage", "fail")
     if wanted not in ("fail", "skip"):
         raise Problem("invalid", "on_damage must be `fail` or `skip`", field="on_damage", value=wanted)
@@ -36,7 +40,7 @@ def skips(request: Request) -> bool:
 
 
 def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset: int) -> Problem:
-    """What a client is told of damage at an offset."""
+    """Return the problem that answers a read of a damaged range."""
     return Problem(
         "damaged",
         f"offsets {damage.first_offset} to {damage.next_offset - 1} of {partition.topic}/{partition.number} "
@@ -54,7 +58,7 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
 async def elsewhere(
     request: Request, offset: int | None, replicas: Sequence[ReplicaEndpoint], ask: Pass
 ) -> Response | None:
-    """The answer of another replica; None when none has one. `offset` is where a fetch really begins."""
+    """Return another replica's answer, or None if no replica has one; `offset` is where the fetch begins."""
     if LOCAL in request.headers or FORWARDED in request.headers:
         return None
     target = request.target.partition("?")[0]
@@ -101,7 +105,7 @@ def without_bad_batches(
 
 
 def unreadable(error: BatchError, header: Header) -> Problem:
-    """What a client is told of a batch that its producer wrote so that it cannot be read."""
+    """Return the problem that answers a read of a batch whose producer wrote it unreadably."""
     return Problem(
         "unreadable",
         f"records {header.base_offset} to {header.next_offset - 1} cannot be read: {error}",

@@ -41,7 +41,7 @@ _LEFT_OUT = ("type", "title", "hint")
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """This shard's end. `serve` begins, `close` ends; the socket itself stays the supervisor's."""
+    """Appends by datagram at one shard; the socket itself belongs to the supervisor."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Datagrams(asyncio.DatagramProtocol):
         )
 
     async def serve(self) -> None:
-        """Take what comes, if this shard was given a socket for it."""
+        """Begin to read the socket, if this shard was given one."""
         sock = self._sock
         if sock is None:
             return
@@ -74,28 +74,31 @@ class Datagrams(asyncio.DatagramProtocol):
         await loop.create_datagram_endpoint(lambda: self, sock=sock.dup())
 
     def close(self) -> None:
-        """Take and answer nothing more."""
+        """Stop reading and answering."""
         if self._transport is not None:
             self._transport.close()
         for task in self._tasks:
             task.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """What came, and what became of it; `forged` failed its MAC, `dropped` found no room."""
+        """Return counts of what arrived, and how it ended.
+
+        `forged` failed the MAC check, `dropped` found no room.
+        """
         return self._counts | {"waiting": self._waiting}
 
     # -- what the event loop calls -------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is read from now on."""
+        """Keep the transport of the socket (asyncio)."""
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def error_received(self, exc: Exception) -> None:
-        """An answer could not be sent: who asked asks again."""
+        """Note that an answer could not be sent; the client asks again."""
         _log.debug("sending a datagram failed: %s", exc)
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        """A question, or noise."""
+        """Handle a datagram: a request, or noise."""
         self._counts["received"] += 1
         try:
             question = self._keys.decode_question(data)
@@ -134,7 +137,7 @@ class Datagrams(asyncio.DatagramProtocol):
         work.add_done_callback(lambda done: self._done(question, asked, done))
 
     def _verified(self, question: Question) -> bytearray:
-        """The batch, in memory of its own, as a leader stamps it in place."""
+        """Return the verified batch in memory of its own, as a leader stamps it in place."""
         if question.topic == TOPIC:
             raise Problem("invalid", "this is an internal topic", field="topic", value=TOPIC)
         frames = read_batches(question.frame, self._limits)
@@ -156,7 +159,11 @@ class Datagrams(asyncio.DatagramProtocol):
         return bytearray(frames[0])
 
     async def _elsewhere(self, question: Question, frame: bytearray) -> Appended | Leader:
-        """Who leads; or our own receipt, if that is us by now. Raises `Problem` if nobody can be named."""
+        """Return who leads, or this shard's own receipt if it leads by now.
+
+        Raises:
+            Problem: if no leader is known.
+        """
         topic, number = question.topic, question.partition
         if topic not in self._services.view.topics():
             await self._services.refresh_view()
@@ -217,7 +224,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
 
 class _Asked:
-    """What an answer needs to know of its question."""
+    """What an answer needs to know of its request."""
 
     __slots__ = ("address", "number", "size_bytes")
 

@@ -19,7 +19,7 @@ from laminar.node.partition.partition import Partition
 
 
 class DeleteRecordsRoute:
-    """The handler of one route."""
+    """The handler of the route that deletes records."""
 
     def __init__(
         self, services: ShardServices, fetch: FetchRoutes, *, limit: Callable[[Partition, int], int]
@@ -29,7 +29,7 @@ class DeleteRecordsRoute:
         self._fetch = fetch
 
     async def records(self, request: Request, topic: str, partition: str) -> Response:
-        """DELETE /v1/topics/{topic}/partitions/{partition}/records?before=n&dry_run=true."""
+        """Answer DELETE /v1/topics/{topic}/partitions/{partition}/records?before=n&dry_run=true."""
         if "before" not in request.query:
             raise Problem(
                 "invalid",

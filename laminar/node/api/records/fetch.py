@@ -1,8 +1,8 @@
 """Reads: batches and records of a partition, its bounds, and a replica's digest.
 
-Committed data never changes, so any replica may serve it; what a replica cannot know is
-whether it has all there is. `read=leader` asks a majority for that; `min_offset` says what
-the client has seen already, and a replica that is behind waits for it or says so.
+Committed data never changes, so any replica may serve it; a replica cannot know whether it has all there is.
+`read=leader` asks a majority for that; `min_offset` is what the client has seen already, and a replica that
+has not reached it waits for it, or says so.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
 
 def expected_bytes(query: Mapping[str, str]) -> int:
-    """What a fetch may be answered with, before its values are checked.
+    """Return how many bytes a fetch may be answered with, before its values are checked.
 
-    One that waits counts as no less than usual: so a connection has a bounded number of fetches that wait,
-    each of which an append would wake.
+    A fetch that waits counts as the default size at least: so a connection has a bounded number of
+    waiting fetches, each of which an append would wake.
     """
     text = query.get("max_bytes", "")
     asked = int(text) if len(text) < 10 and text.isdecimal() else DEFAULT_BYTES
@@ -66,7 +66,7 @@ def expected_bytes(query: Mapping[str, str]) -> int:
 
 
 class FetchRoutes:
-    """Handlers of the read routes of a partition."""
+    """The handlers of a partition's read routes."""
 
     def __init__(
         self, services: ShardServices, exchange: Exchange, leaders: LeaderCall, topics: TopicLookup
@@ -83,7 +83,7 @@ class FetchRoutes:
     async def serve_or_pass(
         self, request: Request, topic: str, number: str, *, leader: bool
     ) -> Partition | Response:
-        """The partition if this shard may answer, else the answer of one that may."""
+        """Return the partition if this shard may answer, else the answer of a shard that may."""
         record = self._topics.partition_record(topic, number)
         partition = self._services.partitions.get((topic, record.number))
         if partition is not None and (not leader or partition.leads):
@@ -103,7 +103,7 @@ class FetchRoutes:
         raise problem
 
     async def past_the_end(self, request: Request, served: Partition) -> Partition | Response:
-        """What the leader says to a read past the end of this replica, which may only lag.
+        """Return the leader's answer to a read past the end of this replica, which may only lag.
 
         A request that came from another shard goes one step further, to the leader, and no more.
         """
@@ -119,7 +119,7 @@ class FetchRoutes:
         return here if here is not None and here.leads else await self.pass_on(request, where)
 
     async def _check_id(self, request: Request, partition: Partition) -> None:
-        """Refuse a request for a partition of another `id`: 410 where that is deleted, else 503."""
+        """Refuse a request for a partition of another `id`: 410 if that was deleted, else 503."""
         wanted = request.query.get("id")
         if wanted is None or wanted == partition.replica.group.hex():
             return
@@ -139,7 +139,7 @@ class FetchRoutes:
         )
 
     async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
-        """The partition if it is led here, else the leader's answer. For what may be repeated."""
+        """Return the partition if it is led here, else the leader's answer. For repeatable requests."""
         return await self.serve_or_pass(request, topic, partition, leader=True)
 
     async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
@@ -157,6 +157,7 @@ class FetchRoutes:
         return await self._leaders(topic, number, here=here, there=there, policy=READ)
 
     async def pass_on(self, request: Request, where: ReplicaEndpoint) -> Response:
+        """Return the answer of another shard to the request."""
         wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
         passed: PassedResponse = await self._exchange.ask(
             where.address,
@@ -170,7 +171,7 @@ class FetchRoutes:
     # -- records --------------------------------------------------------------------------
 
     async def records(self, request: Request, topic: str, partition: str) -> Response:
-        """GET /v1/topics/{topic}/partitions/{partition}/records."""
+        """Answer GET /v1/topics/{topic}/partitions/{partition}/records."""
         query = request.query
         read = query.get("read", "replica")
         if read not in ("replica", "leader"):
@@ -245,7 +246,7 @@ class FetchRoutes:
         return response
 
     async def elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
-        """What another replica answers to a read that meets damage here."""
+        """Return another replica's answer to a read that meets damage here; None if there is none."""
         own = self._services.view.partition_url(self._services.node, partition.topic, partition.number)
         others = [
             where for where in self._locator.replicas(partition.topic, partition.number) if where.url != own
@@ -253,7 +254,7 @@ class FetchRoutes:
         return await elsewhere(request, offset, others, self.pass_on)
 
     async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
-        """Never older than the client has seen: wait for `min_offset`, then 503 `replica_lagging`."""
+        """Wait until this replica has reached `min_offset`, else refuse with 503 `replica_lagging`."""
         if read == "leader":
             await partition.confirmed_end()
         seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
@@ -264,7 +265,7 @@ class FetchRoutes:
             raise self._behind(partition, "min_offset", seen)
 
     def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
-        """503 `replica_lagging`, saying who is ahead as far as this replica knows."""
+        """Return 503 `replica_lagging`, with the replica that is ahead as far as this one knows."""
         node = partition.replica.leader_node
         ahead = ""
         headers = []
@@ -304,8 +305,9 @@ class FetchRoutes:
         return int(text)
 
     async def _check_bounds(self, request: Request, partition: Partition, offset: int) -> Response | None:
-        """Raises 410 before the start and 416 past the end. Only the leader knows the end: its answer, if it
-        is another replica.
+        """Refuse an offset before the start (410) or past the end (416).
+
+        Only the leader knows the end: if that is another replica, return its answer.
         """
         if offset < partition.start_offset:
             raise expired(partition, offset)
@@ -356,7 +358,7 @@ class FetchRoutes:
         return Response(200, headers, fetched.body)
 
     def place(self, partition: Partition, next_offset: int) -> list[tuple[str, str]]:
-        """What every answer about data says of where it came from."""
+        """Return the headers of every answer about data: which replica it came from, and its bounds."""
         return [
             *self._identity,
             ("Laminar-Route", "0"),
@@ -368,7 +370,7 @@ class FetchRoutes:
     # -- bounds and digests -----------------------------------------------------------------
 
     async def offsets(self, request: Request, topic: str, partition: str) -> Response:
-        """GET .../offsets?at=earliest|latest|TIME; confirmed by a majority unless read=replica."""
+        """Answer GET .../offsets?at=earliest|latest|TIME; confirmed by a majority unless read=replica."""
         read = request.query.get("read", "leader")
         if read not in ("replica", "leader"):
             raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
@@ -394,9 +396,9 @@ class FetchRoutes:
         )
 
     async def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
-        """First offset of the first committed batch appended at or after a time, and when it was.
+        """Return the offset and time of the first committed batch appended at or after a time.
 
-        The end and None if there is no such batch.
+        Returns the end and None if there is no such batch.
         """
         index = await partition.log.find_time(time_ms)
         while index <= partition.committed_index:
@@ -407,7 +409,7 @@ class FetchRoutes:
         return partition.end_offset, None
 
     async def digest(self, request: Request, topic: str, partition: str) -> Response:
-        """GET .../digest?to_index=N|committed: sha256 over the replica's committed log, byte for byte."""
+        """Answer GET .../digest?to_index=N|committed: SHA-256 of the committed log, byte for byte."""
         served = await self.serve_or_pass(request, topic, partition, leader=False)
         if isinstance(served, Response):
             return served

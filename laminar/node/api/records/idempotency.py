@@ -1,9 +1,10 @@
-"""By what an append is recognised when it comes again: read from its head, written into its batches.
+"""Identities of appends: read from a request's head, written into its batches, recognised on a retry.
 
-`Idempotency-Key` is for whoever can name a request; its batch gets the key's hash, and a hash of all that the
-request says, by which another request under the same key is told from a retry. `Laminar-Producer`,
-`Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. What a partition makes of these is
-`laminar.node.partition.deduplication`; whether a request is passed on, and repeated, is `append`'s.
+`Idempotency-Key` is for clients that can name a request; its batch gets the key's hash, and a hash of
+everything that the request says, by which another request under the same key is told from a retry.
+`Laminar-Producer`, `Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. What a partition
+makes of these is `laminar.node.partition.deduplication`; whether a request is passed on and repeated,
+`append` decides.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 
 @dataclass(slots=True, frozen=True)
 class BatchIdentity:
-    """What a request's batch carries: a producer's numbers; with a `key`, hashes in their place."""
+    """The producer id, epoch and sequence of a request's batch; with a `key`, hashes in their place."""
 
     producer_id: bytes
     epoch: int
@@ -48,12 +49,16 @@ class BatchIdentity:
 
 
 def has_identity(request: Request) -> bool:
-    """Whether the head names a key or a producer: then doing it twice does it once."""
+    """Return whether the head names a key or a producer, so that a repeated append takes effect once."""
     return KEY in request.headers or PRODUCER in request.headers
 
 
 def key_of(request: Request) -> str | None:
-    """The request's idempotency key, if it has one. Raises 422 `invalid`."""
+    """Return the request's idempotency key, or None.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
     key = request.headers.get(KEY)
     if key is not None and not _KEY.match(key):
         raise Problem(
@@ -67,8 +72,12 @@ def key_of(request: Request) -> str | None:
 
 
 def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
-    """What the head of an append promises; None: nothing. `scope` is what the request appends to in kind: the
-    same body to another is another request. Raises 422 `invalid`.
+    """Return the identity that the head of an append gives its batch; None without one.
+
+    `scope` is the kind of target: the same body sent to another kind is another request.
+
+    Raises:
+        Problem: 422 `invalid`.
     """
     headers = request.headers
     key = key_of(request)
@@ -111,16 +120,19 @@ def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
 
 
 def named(problem: Problem, given: BatchIdentity | None) -> Problem:
-    """A partition's refusal, with the key as it was sent: the partition knows its hash alone."""
+    """Put the key as the client sent it into a partition's problem: the partition knows only its hash."""
     if given is not None and problem.field == KEY:
         problem.value = given.key
     return problem
 
 
 def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
-    """The batches of a request with its mark in them. Raises 422 `invalid`.
+    """Return the batches of a request with its identity in them.
 
     A key may come with several batches: each is recognised by its place among them.
+
+    Raises:
+        Problem: 422 `invalid`.
     """
     if append.records is not None:
         return [memoryview(build_identified(append.records, given))]
@@ -148,7 +160,11 @@ def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
 
 
 def build_identified(records: Records, given: BatchIdentity) -> bytearray:
-    """One batch of these records, with the mark. Raises 422 `invalid`."""
+    """Build one batch of these records, with the identity.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
     try:
         frame = build(
             records.values,
@@ -176,7 +192,7 @@ def _key_id(key: str, place: int) -> bytes:
 
 
 def _content(request: Request, scope: str) -> int:
-    """63 bits of a hash of all that decides what is appended."""
+    """Return 63 bits of a hash of everything that decides what is appended."""
     headers = request.headers
     fields = [scope, headers.get("content-type", "")]
     for name, value in sorted(request.query.items()):

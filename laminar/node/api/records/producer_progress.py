@@ -25,7 +25,7 @@ _ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
 
 class ProducerProgressRoutes:
-    """The handlers of two routes."""
+    """The handlers that describe and fence a producer."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes) -> None:
         self._fetch = fetch
@@ -35,7 +35,7 @@ class ProducerProgressRoutes:
         ).encode()
 
     async def describe(self, request: Request, topic: str, partition: str, producer: str) -> Response:
-        """GET /v1/topics/{topic}/partitions/{partition}/producers/{producer}."""
+        """Answer GET /v1/topics/{topic}/partitions/{partition}/producers/{producer}."""
         producer_id = _id(producer)
         epoch = integer(request, "epoch", 0, maximum=MAX_EPOCH)
         sequence = integer(request, "sequence", 0, maximum=MAX_SEQUENCE)
@@ -53,7 +53,7 @@ class ProducerProgressRoutes:
         return self._answer(led, producer, progress)
 
     async def fence(self, request: Request, topic: str, partition: str, producer: str) -> Response:
-        """PUT /v1/topics/{topic}/partitions/{partition}/producers/{producer}?epoch=n."""
+        """Answer PUT /v1/topics/{topic}/partitions/{partition}/producers/{producer}?epoch=n."""
         producer_id = _id(producer)
         if "epoch" not in request.query:
             raise Problem("invalid", "the query parameter `epoch` is required", field="epoch")

@@ -45,7 +45,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the value of a large record lies: entries of the log, and the byte behind each of them."""
+    """The parts of a large record: log entries, and the byte of the value after each of them."""
 
     indexes: Sequence[int]
     ends: Sequence[int]
@@ -53,7 +53,7 @@ class Parts:
 
 
 class RecordValueRoutes:
-    """The handler of the route."""
+    """The handler that serves one record's value."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes, locator: Locator) -> None:
         self._services = services
@@ -63,7 +63,7 @@ class RecordValueRoutes:
         self._parts: OrderedDict[tuple[bytes, int, int], Parts] = OrderedDict()
 
     async def value(self, request: Request, topic: str, partition: str, offset: str) -> Response:
-        """GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
+        """Answer GET /v1/topics/{topic}/partitions/{partition}/records/{offset}: one value, raw."""
         if not DIGITS.match(offset) or int(offset) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid", "an offset must be a number", field="offset", value=offset, limit=OFFSET_LIMIT
@@ -154,7 +154,7 @@ class RecordValueRoutes:
         return parts
 
     def _whole(self, request: Request, passed: Response, topic: str, number: int) -> Response:
-        """The answer of another shard; of a large record that is the first piece, and others follow."""
+        """Return another shard's answer; a large record's further pieces are fetched while it is sent."""
         rest = next((value for name, value in passed.headers if name == _REST), None)
         if rest is None:
             return passed
@@ -196,7 +196,12 @@ class RecordValueRoutes:
 
 
 async def find_parts(partition: Partition, offset: int) -> Parts:
-    """The parts of the large record at an offset. Raises `EntriesGone`, `DamagedRange`."""
+    """Return the parts of the large record at an offset.
+
+    Raises:
+        EntriesGone: the log was trimmed past them.
+        DamagedRange: one of them is damaged.
+    """
     index = await partition.log.find_offset(offset)
     if index is None:
         raise EntriesGone(f"offset {offset} of {partition.log.name} is given up")
@@ -208,9 +213,11 @@ async def find_parts(partition: Partition, offset: int) -> Parts:
 
 
 async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> AsyncIterator[Buffer]:
-    """The bytes from `start` to `stop` of a large value, a part in memory at a time, each verified whole.
+    """Yield the bytes from `start` to `stop` of a large value, one verified part in memory at a time.
 
-    Raises `EntriesGone`, `DamagedRange`.
+    Raises:
+        EntriesGone: the log was trimmed past a part.
+        DamagedRange: a part is damaged.
     """
     for place in range(bisect_right(parts.ends, start), len(parts.ends)):
         part_start, part_stop = parts.ends[place - 1] if place else 0, parts.ends[place]
@@ -239,9 +246,12 @@ async def _chained(first: Buffer, rest: AsyncIterator[Buffer]) -> AsyncIterator[
 
 
 def _range(request: Request, size: int, *, etag: str) -> tuple[int, int] | None:
-    """The bytes asked for, from the first to the one behind the last; None for all (RFC 9110, 14.2).
+    """Return the requested bytes as first and one after the last; None for all (RFC 9110, 14.2).
 
-    Several ranges, and what is none, are answered with all. Raises 416.
+    Several ranges, and an invalid one, are answered with the whole value.
+
+    Raises:
+        Problem: 416.
     """
     found = _RANGE.match(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range", etag) != etag or found[0] == "bytes=-":
@@ -272,9 +282,9 @@ def _small(batch: Batch, offset: int, always: list[tuple[str, str]]) -> Response
 
 
 def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
-    """All but the value of a record, as headers, as far as clients take them.
+    """Return everything but the value of a record as headers, as far as clients take them.
 
-    `Laminar-Left-Out` names what did not fit; a fetch has it.
+    `Laminar-Left-Out` names what did not fit; a fetch returns it.
     """
     record = next(batch.records(offset, offset + 1))
     headers = [
@@ -285,7 +295,7 @@ def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
     room = HEAD_BYTES
 
     def put(what: str, name: bytes, raw: bytes) -> None:
-        """A header, if there is room for it; what is escaped is longer than it was."""
+        """Add a header if there is room for it; escaping makes it longer."""
         nonlocal room
         if len(name) + len(raw) <= room and len(headers) < HEAD_FIELDS:
             shown = (_visible(name), _visible(raw))
@@ -308,7 +318,7 @@ def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
 
 
 def _visible(raw: bytes | bytearray | memoryview) -> str:
-    """Bytes as a header may carry them: printable ASCII, the rest percent-encoded."""
+    """Return bytes as a header may carry them: printable ASCII, the rest percent-encoded."""
     return "".join(
         chr(byte) if 0x20 < byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in bytes(raw)
     )

@@ -30,7 +30,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{8}\Z", re.ASCII)
 
 
 class UploadRoutes:
-    """Handlers of the routes."""
+    """The handlers of uploads of large records."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class UploadRoutes:
         return Uploads(led, max_bytes=self._services.settings.max_upload_bytes)
 
     async def part(self, request: Request, topic: str, partition: str, upload: str, part: str) -> Response:
-        """PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
+        """Answer PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
         number = int(part)
         if not request.body:
             raise Problem("invalid", "a part must have at least one byte", field="body", value=0, limit=1)
@@ -69,7 +69,7 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     async def publish(self, request: Request, topic: str, partition: str, upload: str) -> Response:
-        """POST .../uploads/{upload}?parts=&size_bytes=&crc32c=: the body is the record, without its value."""
+        """Answer POST .../uploads/{upload}?parts=&size_bytes=&crc32c=; the body has all but the value."""
         for name in ("parts", "size_bytes", "crc32c"):
             if name not in request.query:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
@@ -102,7 +102,7 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     async def drop(self, request: Request, topic: str, partition: str, upload: str) -> Response:
-        """DELETE .../uploads/{upload}: also of one that is not there, or was published."""
+        """Answer DELETE .../uploads/{upload}: also of one that is not there, or was published."""
 
         async def here(led: Partition) -> Response:
             await Uploads(led).drop(id_of(upload))
@@ -111,9 +111,7 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     def _stub(self, request: Request, size_bytes: int, checksum: int) -> bytes:
-        """What stands for the record where batches are read, from a request that is an append but for the
-        value.
-        """
+        """Build the stub batch of the record, from a request like an append without the value."""
         append = parse_append(request, limits=self._limits)
         records = append.records
         if records is None:

@@ -31,7 +31,7 @@ class ProducerRoutes:
         self._sinks = sinks
 
     async def begin(self, request: Request) -> Response:
-        """POST /v1/producers."""
+        """Answer POST /v1/producers."""
         name = json_body(request, _New).name
         producer, epoch = self._services.rng.randbytes(16), 0
         if name is not None:

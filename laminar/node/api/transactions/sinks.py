@@ -215,7 +215,7 @@ class SinkRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def begin(self, request: Request, sink: str) -> Response:
-        """POST /v1/sinks/{sink}?epoch=&once=: a new epoch, or this very one."""
+        """Answer POST /v1/sinks/{sink}?epoch=&once=: a new epoch, or this very one."""
         epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
         once = _once(request)
         if once and epoch:
@@ -233,7 +233,7 @@ class SinkRoutes:
         return Response.json(_described(sink, answer.sink))
 
     async def describe(self, request: Request, sink: str) -> Response:
-        """GET /v1/sinks/{sink}."""
+        """Answer GET /v1/sinks/{sink}."""
         await self._look_for({TOPIC})
         known = TOPIC in self._services.view.topics()
         answer = await self._ask_coordinator("status", id_of(sink)) if known else SinkAnswer(Sink(""))
@@ -248,7 +248,7 @@ class SinkRoutes:
         return Response.json(_described(sink, answer.sink))
 
     async def sinks(self, request: Request) -> Response:
-        """GET /v1/sinks?prefix=&limit=&after=."""
+        """Answer GET /v1/sinks?prefix=&limit=&after=."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
         await self._look_for({TOPIC})
@@ -266,7 +266,7 @@ class SinkRoutes:
         return Response.json(answer, headers=headers)
 
     async def delete(self, request: Request, sink: str) -> Response:
-        """DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
+        """Answer DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
         named = key_of(request) or self._services.rng.randbytes(16).hex()
         await self._look_for({TOPIC})
         if TOPIC not in self._services.view.topics():
@@ -300,7 +300,7 @@ class SinkRoutes:
                 raise
 
     async def stage(self, request: Request, sink: str, number: str) -> Response:
-        """POST /v1/sinks/{sink}/batches/{number}/stages?topic=&partition=&stage=&epoch=."""
+        """Answer POST /v1/sinks/{sink}/batches/{number}/stages?topic=&partition=&stage=&epoch=."""
         for name in ("topic", "partition", "stage", "epoch"):
             if name not in request.query:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
@@ -345,7 +345,7 @@ class SinkRoutes:
         return Response.json(answer, status=201)
 
     async def pin_stages(self, request: Request, sink: str, number: str) -> Response:
-        """POST /v1/sinks/{sink}/batches/{number}/pins: for a commit whose stages fill several requests."""
+        """Answer POST /v1/sinks/{sink}/batches/{number}/pins: for commits with many stages."""
         body = json_body(request, _Pin)
         _refuse_system(body.topic, field="topic")
         await self._look_for({body.topic, TOPIC})
@@ -382,7 +382,7 @@ class SinkRoutes:
             ) from problem
 
     async def commit(self, request: Request, sink: str, number: str) -> Response:
-        """PUT /v1/sinks/{sink}/batches/{number}."""
+        """Answer PUT /v1/sinks/{sink}/batches/{number}."""
         body = json_body(request, _Commit)
         parts = [
             Part(topic=part.topic, partition=part.partition, stages=part.stages, pinned=part.pinned)
