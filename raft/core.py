@@ -1,14 +1,15 @@
 """The Raft protocol for one replica of one group, as a pure object.
 
-Theory of operation ------------------- The driver feeds one input at a time (`receive`, `expire`, `propose`,
+The driver feeds one input at a time (`receive`, `expire`, `propose`,
 `persisted`, ...) and after *each* calls `take_ready`, whose `Ready` says what to write and what may be sent
 when. The core reads no clock, draws from the generator it is given, touches no disk and does not log; a
 simulator replays years of it.
 
-A replica follows, stands (first for pre-votes, which change nothing anywhere, then for votes) or leads. What
-is true for one term only lives in an object made for that term: `Following` (what matched with its leader)
-and `Leadership` (progress of the others, reads, hand-over). What outlasts terms lives here: term, vote, log,
-timer.
+A replica follows, campaigns (first for pre-votes, which change nothing anywhere, then for votes) or leads.
+What is true for one term only is held by an object made for that term: `Following` (what matched with its
+leader) and `Leadership` (progress of the others, reads, hand-over). Term, vote, role and the election timer,
+and with them the rules of elections, are the matter of `Candidacy`; the log is a `RaftLog`. The core itself
+decides which messages count at all, ties these parts together and makes the `Ready` of their effects.
 
 Invariants, by number; tests cite them.
 
@@ -49,11 +50,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from raft.candidacy import Candidacy
 from raft.configuration import Configuration
-from raft.election import MAX_NEWS_DELAY_MS
-from raft.elector import Elector
+from raft.effects import Effects, Identity, Tracer
+from raft.election_timer import MAX_NEWS_DELAY_MS
 from raft.following import well_formed
 from raft.leadership import Leadership
+from raft.log import RaftLog
 from raft.messages import (
     AnyMessage,
     Append,
@@ -91,7 +94,7 @@ if TYPE_CHECKING:
 MOST_TERMS_AHEAD = 2**32
 
 
-class Core(Elector):
+class Core:
     """One replica. All instants are `now_ms`, integers that never go back."""
 
     def __init__(
@@ -121,25 +124,34 @@ class Core(Elector):
         configuration) of the entries in `log` that carry one, ascending. `committed_index` may be any index
         that is known to be committed, at least `log.first_index - 1`.
         """
-        super().__init__(
-            cluster=cluster,
-            group=group,
-            replica_id=replica_id,
-            incarnation=incarnation,
-            marked=marked,
-            configuration=configuration,
-            hard_state=hard_state,
-            log=log,
-            committed_index=committed_index,
-            rng=rng,
-            now_ms=now_ms,
-            settings=settings,
-            make_noop=make_noop,
-            configurations=configurations,
-            trace=trace,
-        )
+        assert replica_id > 0, f"replica id {replica_id}: 0 means none"
+        self.replica_id = replica_id
         self._cluster = cluster
         self._group = group
+        self._settings = settings
+        self._identity = Identity(cluster, group, replica_id, incarnation)
+        self._log = RaftLog(
+            log, committed_index=committed_index, configuration=configuration, configurations=configurations
+        )
+        self._effects = Effects()
+        self._tracer = Tracer(trace)
+        # The highest incarnation seen in messages, by replica id.
+        self._incarnations: dict[int, int] = {}
+        self._candidacy = Candidacy(
+            self._identity,
+            self._log,
+            self._effects,
+            self._tracer,
+            settings,
+            hard_state=hard_state,
+            marked=marked,
+            incarnations=self._incarnations,
+            make_noop=make_noop,
+            rng=rng,
+            now_ms=now_ms,
+        )
+        # Messages and completions that were not acted upon, by reason.
+        self.dropped = self._tracer.dropped
         self._mark_fell = False
         # A leader has shown that this log is an older copy of itself. Nothing is done any more: the replica
         # must come back marked, as a new incarnation.
@@ -154,9 +166,54 @@ class Core(Elector):
     # What a driver may look at
 
     @property
+    def term(self) -> int:
+        """The latest term that this replica has seen."""
+        return self._candidacy.term
+
+    @property
+    def vote(self) -> int:
+        """The replica that this one voted for in its term; 0 for none."""
+        return self._candidacy.vote
+
+    @property
+    def role(self) -> Role:
+        """What this replica is doing."""
+        return self._candidacy.role
+
+    @property
+    def leader_id(self) -> int:
+        """The leader of this term; 0 while it is not known."""
+        return self._candidacy.leader_id
+
+    @property
+    def marked(self) -> bool:
+        """Whether this replica may have forgotten what it once acknowledged."""
+        return self._candidacy.marked
+
+    @property
+    def defers_campaign(self) -> bool:
+        """Whether others are let campaign first, because part of this log is damaged; set by the driver."""
+        return self._candidacy.defers_campaign
+
+    @defers_campaign.setter
+    def defers_campaign(self, defers: bool) -> None:
+        self._candidacy.defers_campaign = defers
+
+    @property
+    def second_leader(self) -> int:
+        """Another replica that claims to lead our term, which must never happen; 0: none."""
+        return self._candidacy.second_leader
+
+    def take_second_leader(self) -> int:
+        """Return `second_leader` and forget it."""
+        other, self._candidacy.second_leader = self._candidacy.second_leader, 0
+        return other
+
+    @property
     def is_leader(self) -> bool:
         """Whether proposals are taken here; false while handing over."""
-        return self._leadership is not None and not self._leadership.transfer_target
+        leadership = self._candidacy.leadership
+        return leadership is not None and not leadership.transfer_target
 
     @property
     def committed_index(self) -> int:
@@ -191,7 +248,8 @@ class Core(Elector):
     @property
     def progress(self) -> Mapping[int, Progress]:
         """What a leader knows of each member, by replica id; empty if we don't lead."""
-        return self._leadership.progress if self._leadership is not None else {}
+        leadership = self._candidacy.leadership
+        return leadership.progress if leadership is not None else {}
 
     @property
     def cuts(self) -> int:
@@ -206,40 +264,46 @@ class Core(Elector):
     @property
     def quiet(self) -> bool:
         """Whether this replica has neither deadlines nor messages until something wakes it."""
-        return self._rests if self._leadership is None else self._leadership.rest.quiet
+        candidacy = self._candidacy
+        leadership = candidacy.leadership
+        return candidacy.following.quiet if leadership is None else leadership.rest.quiet
 
     @property
     def rests_on(self) -> Collection[int]:
         """While quiet: the replicas whose processes must be watched, as a leader does its followers'."""
         if not self.quiet:
             return ()
-        return (self.leader_id,) if self._leadership is None else self._leadership.rest.asked
+        leadership = self._candidacy.leadership
+        return (self.leader_id,) if leadership is None else leadership.rest.asked
 
     @property
     def is_electing(self) -> bool:
         """Whether we stand, or lead and have committed nothing yet in our term."""
-        if self._leadership is None:
+        leadership = self._candidacy.leadership
+        if leadership is None:
             return self.role is not Role.FOLLOWER
-        return self._log.committed_index < self._leadership.term_start
+        return self._log.committed_index < leadership.term_start
 
     @property
     def is_hastened(self) -> bool:
         """Whether the leader is gone and another is wanted as soon as if this were the only group."""
-        return self._timer.suspected and self._timer.news_delay_ms <= MAX_NEWS_DELAY_MS
+        timer = self._candidacy.timer
+        return timer.suspected and timer.news_delay_ms <= MAX_NEWS_DELAY_MS
 
     @property
     def is_calm(self) -> bool:
         """Whether a leader has had nothing to do since its last heartbeat, so that its group may rest."""
-        leadership = self._leadership
+        leadership = self._candidacy.leadership
         return leadership is not None and not leadership.rest.quiet and leadership.is_calm
 
     def deadline_ms(self) -> int | None:
         """The next instant at which `expire` has something to do; None if only an input can do that."""
-        if self._leadership is not None:
-            return self._leadership.deadline_ms()
-        if self._rests:
+        candidacy = self._candidacy
+        if candidacy.leadership is not None:
+            return candidacy.leadership.deadline_ms()
+        if candidacy.following.quiet:
             return None
-        return self._timer.deadline_ms if self._may_stand() else None
+        return candidacy.timer.deadline_ms if candidacy.is_promotable() else None
 
     def __repr__(self) -> str:
         return (
@@ -251,6 +315,7 @@ class Core(Elector):
 
     def receive(self, message: AnyMessage, entries: Sequence[Entry] = (), *, now_ms: int) -> None:
         """Take in a message from another replica, with the entries that travelled behind an `Append`."""
+        candidacy = self._candidacy
         if (
             self.forgetful
             or message.receiver != self.replica_id
@@ -258,93 +323,94 @@ class Core(Elector):
             or message.cluster != self._cluster
             or message.sender == self.replica_id
         ):
-            self._drop("identity", message)
+            self._tracer.drop("identity", message)
             return
-        if message.term > self.term + MOST_TERMS_AHEAD:
-            self._drop("term_ahead", message)
+        if message.term > candidacy.term + MOST_TERMS_AHEAD:
+            self._tracer.drop("term_ahead", message)
             return
         if message.sender in self._log.configurations.current.given_up:
             # It was left behind: together with others it might elect itself, and count us.
-            self._drop("given_up_member", message)
+            self._tracer.drop("given_up_member", message)
             return
         if message.incarnation != self._incarnations.get(message.sender, 0):
             if message.incarnation < self._incarnations.get(message.sender, 0):
-                self._drop("old_incarnation", message)
+                self._tracer.drop("old_incarnation", message)
                 return
             self._incarnations[message.sender] = message.incarnation
-            if self._leadership is not None:
-                self._leadership.reincarnated(message.sender)
+            if candidacy.leadership is not None:
+                candidacy.leadership.reincarnated(message.sender)
         if self.quiet:
             self._disturbed_by(message, now_ms=now_ms)
-        if message.term != self.term and not self._settle_term(message, now_ms=now_ms):
+        if message.term != candidacy.term and not candidacy.observe_term(message, now_ms=now_ms):
             return
+        leadership = candidacy.leadership
         if isinstance(message, AppendAnswer):
-            if self._leadership is not None and not self._leadership.append_answer(message):
-                self._drop("malformed", message)
+            if leadership is not None and not leadership.append_answer(message):
+                self._tracer.drop("malformed", message)
         elif isinstance(message, Append):
             if not well_formed(message, entries):
-                self._drop("malformed", message)
-            elif self._hear_leader(message, now_ms=now_ms) and not self._following.append(message, entries):
-                self._drop("given_up", message)
+                self._tracer.drop("malformed", message)
+            elif candidacy.leader_contact(message, now_ms=now_ms) and not candidacy.following.append(
+                message, entries
+            ):
+                self._tracer.drop("given_up", message)
         elif isinstance(message, HeartbeatAnswer):
-            if self._leadership is not None and not self._leadership.heartbeat_answer(message):
-                self._drop("malformed", message)
+            if leadership is not None and not leadership.heartbeat_answer(message):
+                self._tracer.drop("malformed", message)
         elif isinstance(message, Heartbeat):
-            if not self._hear_leader(message, now_ms=now_ms):
+            if not candidacy.leader_contact(message, now_ms=now_ms):
                 return
-            if self._following.has_forgotten(message):
+            if candidacy.following.has_forgotten(message):
                 self.forgetful = True
                 self.last_incarnation = max(self.incarnation, message.receiver_incarnation)
-                self._note("forgetful", term=self.term, held=message.held_index)
+                self._tracer.note("forgetful", term=candidacy.term, held=message.held_index)
             else:
-                self._rests = self._following.heartbeat(message, may_rest=not self.marked)
+                candidacy.following.heartbeat(message, may_rest=not candidacy.marked)
         elif isinstance(message, PreVote):
-            self._answer_pre_vote(message, now_ms=now_ms)
+            candidacy.answer_pre_vote(message, now_ms=now_ms)
         elif isinstance(message, Vote):
-            self._answer_vote(message, now_ms=now_ms)
+            candidacy.answer_vote(message, now_ms=now_ms)
         elif isinstance(message, PreVoteAnswer):
-            if self._leadership is not None and not message.granted:
-                self._leadership.transfer_refused(message.sender)
-            elif self.role is Role.PRE_CANDIDATE and (not message.granted or message.term == self.term + 1):
-                self._count(message, now_ms=now_ms)
+            if leadership is not None and not message.granted:
+                leadership.transfer_refused(message.sender)
+            elif candidacy.role is Role.PRE_CANDIDATE and (
+                not message.granted or message.term == candidacy.term + 1
+            ):
+                candidacy.count(message, now_ms=now_ms)
         elif isinstance(message, VoteAnswer):
-            if self.role is Role.CANDIDATE:
-                self._count(message, now_ms=now_ms)
-        elif self._following.leader_id == message.sender and self.role is not Role.LEADER:
+            if candidacy.role is Role.CANDIDATE:
+                candidacy.count(message, now_ms=now_ms)
+        elif candidacy.following.leader_id == message.sender and candidacy.role is not Role.LEADER:
             # A `TimeoutNow` of our leader: it hands over to us.
-            if self.reluctant or not self._may_stand():
+            if candidacy.defers_campaign or not candidacy.is_promotable():
                 # Else it would take no proposals before it has waited for us.
-                self._drop("reluctant", message)
-                head = self._head_to(message.sender)
-                self._effects.messages.append(PreVoteAnswer(*head, self.term, False, self.marked))
+                self._tracer.drop("defers_campaign", message)
+                head = self._identity.head_to(message.sender)
+                self._effects.messages.append(PreVoteAnswer(*head, candidacy.term, False, candidacy.marked))
             else:
-                self._stand_for_votes(transfer=True, now_ms=now_ms)
+                candidacy.campaign(transfer=True, now_ms=now_ms)
 
     def _disturbed_by(self, message: AnyMessage, *, now_ms: int) -> None:
         is_leaders = message.sender == self.leader_id and message.term == self.term
         if is_leaders and isinstance(message, Heartbeat | Append):
             # The leader is awake too, and knows that we are; a heartbeat may ask us to rest on.
-            self._rests = isinstance(message, Heartbeat)
+            self._candidacy.following.quiet = isinstance(message, Heartbeat)
         else:
             self.wake(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
         """Do what is due at `now_ms`; at a deadline itself it is due."""
-        if self._leadership is not None:
-            if not self._leadership.expire(now_ms=now_ms):
-                is_unreached = self._leadership.is_unreached
-                self._note("not received" if is_unreached else "quorum lost", term=self.term)
-                self._become_follower(self.term, 0, now_ms=now_ms)
-                if is_unreached:
-                    # Our log is the longest, but another's entries may come through.
-                    self._timer.postpone(by_ms=2 * self._settings.election_timeout_ms)
-        elif (
-            not self._rests
-            and self._timer.overdue(now_ms=now_ms)
-            and self._may_stand()
-            and not self._lets_others(now_ms=now_ms)
-        ):
-            self._stand(now_ms=now_ms)
+        candidacy = self._candidacy
+        leadership = candidacy.leadership
+        if leadership is None:
+            if not candidacy.following.quiet:
+                candidacy.expire(now_ms=now_ms)
+        elif not leadership.expire(now_ms=now_ms):
+            self._tracer.note("not received" if leadership.is_unreached else "quorum lost", term=self.term)
+            candidacy.become_follower(self.term, 0, now_ms=now_ms)
+            if leadership.is_unreached:
+                # Our log is the longest, but another's entries may come through.
+                candidacy.timer.postpone(by_ms=2 * self._settings.election_timeout_ms)
 
     def offer_rest(self, *, absent: Collection[int] = ()) -> None:
         """Before an `expire`: if there is nothing to do, the heartbeat asks all but `absent` to fall quiet.
@@ -352,43 +418,48 @@ class Core(Elector):
         Offer it only while the processes of all others answer, and watch them from then on: a quiet replica
         is woken when one it rests on (`rests_on`) is silent, gone, or has begun a new life.
         """
-        if self._leadership is not None:
-            self._leadership.offer_rest(absent)
+        leadership = self._candidacy.leadership
+        if leadership is not None:
+            leadership.offer_rest(absent)
 
     def wake(self, *, now_ms: int, heard_ms: int | None = None) -> None:
         """End the rest: keep time again, and let the leader know, so that it beats again.
 
         `heard_ms`: when the leader's process was last heard; now, if that is not said.
         """
-        if self._leadership is not None:
-            if self._leadership.rest.quiet:
-                self._leadership.wake(now_ms=now_ms, soon=True)
-                self._note("awake", term=self.term)
-        elif self._rests:
-            self._rests = False
-            self._timer.heard(now_ms=now_ms if heard_ms is None else heard_ms)
-            self._effects.messages.append(HeartbeatAnswer(*self._head_to(self.leader_id), self.term, 0))
-            self._note("awake", term=self.term)
+        candidacy = self._candidacy
+        leadership = candidacy.leadership
+        if leadership is not None:
+            if leadership.rest.quiet:
+                leadership.wake(now_ms=now_ms, soon=True)
+                self._tracer.note("awake", term=self.term)
+        elif candidacy.following.quiet:
+            candidacy.following.quiet = False
+            candidacy.timer.on_contact(now_ms=now_ms if heard_ms is None else heard_ms)
+            head = self._identity.head_to(self.leader_id)
+            self._effects.messages.append(HeartbeatAnswer(*head, self.term, 0))
+            self._tracer.note("awake", term=self.term)
 
     def rest_without(self, gone: Collection[int]) -> bool:
         """News: the processes of these members are gone. Whether a quiet leader rests on, without a word.
 
         If not, wake it. Whoever drives it wakes it when one of them is there again.
         """
-        leadership = self._leadership
+        leadership = self._candidacy.leadership
         return leadership is not None and leadership.rest.quiet and leadership.rest_without(gone)
 
     def postpone(self, *, by_ms: int) -> None:
         """The loop stalled: read what lies in the sockets before anybody is taken for silent."""
-        self._timer.postpone(by_ms=by_ms)
-        if self._leadership is not None:
-            self._leadership.postpone(by_ms=by_ms)
+        candidacy = self._candidacy
+        candidacy.timer.postpone(by_ms=by_ms)
+        if candidacy.leadership is not None:
+            candidacy.leadership.postpone(by_ms=by_ms)
 
     def campaign(self, *, now_ms: int) -> None:
         """Stand for election at once: for the first replica of a fresh group."""
-        if self._leadership is None and self._may_stand():
+        if self._candidacy.leadership is None and self._candidacy.is_promotable():
             self.wake(now_ms=now_ms)
-            self._stand(now_ms=now_ms)
+            self._candidacy.campaign_prevote(now_ms=now_ms)
 
     def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
         """News that the leader is gone: until it is heard again, stand soon and grant others pre-votes.
@@ -398,20 +469,21 @@ class Core(Elector):
         """
         if self.role is Role.FOLLOWER and self.leader_id:
             self.wake(now_ms=now_ms)
-            self._timer.suspect(now_ms=now_ms, spread_ms=spread_ms)
+            self._candidacy.timer.suspect(now_ms=now_ms, spread_ms=spread_ms)
 
-    def hasten(self, *, now_ms: int) -> None:
-        """Somebody waits for this group: a leader that is gone is replaced as if it were the only one."""
-        if self.role is Role.FOLLOWER and self.leader_id and not self._rests:
-            self._timer.hasten(now_ms=now_ms)
+    def expedite_election(self, *, now_ms: int) -> None:
+        """Replace a leader that is gone as soon as if this were the only group: requests wait for it."""
+        if self.role is Role.FOLLOWER and self.leader_id and not self._candidacy.following.quiet:
+            self._candidacy.timer.expedite(now_ms=now_ms)
 
     def unreachable(self, replica_id: int) -> None:
         """News that messages to this replica were lost: a leader asks where it stands, then goes on.
 
         Wake a quiet one first.
         """
-        if self._leadership is not None:
-            self._leadership.unreachable(replica_id)
+        leadership = self._candidacy.leadership
+        if leadership is not None:
+            leadership.unreachable(replica_id)
 
     def catch_up(self, replica_id: int, *, resume_index: int) -> None:
         """As the leader: this replica gets entries up to `resume_index` by other means than appends.
@@ -419,19 +491,19 @@ class Core(Elector):
         Until it holds them, appends only ask whether it does. The same happens without a word where what it
         lacks is not in the log any more.
         """
-        if self._leadership is not None:
-            self._leadership.catch_up(replica_id, resume_index)
+        leadership = self._candidacy.leadership
+        if leadership is not None:
+            leadership.catch_up(replica_id, resume_index)
 
     def resume(self, replica_id: int) -> None:
         """As the leader: take back `catch_up`; a replica whose entries are gone stays where it is."""
-        if self._leadership is not None:
-            self._leadership.resume(replica_id)
+        leadership = self._candidacy.leadership
+        if leadership is not None:
+            leadership.resume(replica_id)
 
-    def sit_out(self, sits_out: bool, *, now_ms: int) -> None:
-        """Whether this replica's log is being replaced: then it votes and answers, but does not stand."""
-        self._sits_out = sits_out
-        if not sits_out:
-            self._timer.retry(now_ms=now_ms)
+    def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
+        """Forbid campaigns while this replica's log is replaced, or allow them again; it may vote."""
+        self._candidacy.inhibit_campaign(inhibited, now_ms=now_ms)
 
     def place(self) -> Place:
         """Where the next proposed entry goes. Raises `NotLeader`."""
@@ -470,11 +542,12 @@ class Core(Elector):
         holds it up: it may be what brings a majority back.
         """
         self._proposing(now_ms=now_ms).propose_configuration(entry)
-        self._note("configuration", index=entry.index, configuration=self.configuration)
+        self._tracer.note("configuration", index=entry.index, configuration=self.configuration)
 
     def hears_majority(self, voters: Collection[int]) -> bool:
         """Whether we lead, and heard from a majority of these lately: else a step to them is refused."""
-        return self._leadership is not None and self._leadership.hears_majority(voters)
+        leadership = self._candidacy.leadership
+        return leadership is not None and leadership.hears_majority(voters)
 
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
         """Hand over to a voter; proposals stop for an election timeout at most. False if it is no voter."""
@@ -482,12 +555,13 @@ class Core(Elector):
 
     def read_index(self, context: int, *, now_ms: int) -> None:
         """Ask for an index that covers all that is committed by now; the answer comes in `Ready.reads`."""
-        if self._leadership is None:
+        leadership = self._candidacy.leadership
+        if leadership is None:
             self._effects.reads_failed.append(context)
         else:
-            if self._leadership.rest.quiet:
-                self._leadership.wake(now_ms=now_ms, soon=False)
-            self._leadership.reads.waiting.append(context)
+            if leadership.rest.quiet:
+                leadership.wake(now_ms=now_ms, soon=False)
+            leadership.reads.waiting.append(context)
 
     def persisted(self, *, index: int, term: int, cuts: int) -> None:
         """Our disk holds the log up to entry (`index`, `term`), and all hard states recorded before it.
@@ -496,8 +570,8 @@ class Core(Elector):
         """
         if not self._log.persisted(index, term, cuts=cuts):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
-        elif self._leadership is not None:
-            self._leadership.persisted(term)
+        elif self._candidacy.leadership is not None:
+            self._candidacy.leadership.persisted(term)
 
     def accept_loss(self) -> None:
         """A person decided to go on with what the voters that are left hold: our mark falls.
@@ -515,14 +589,10 @@ class Core(Elector):
         answered after `incarnation`, ours, was known, and none of them as a leader
         (docs/consensus.md#when-all-replicas-have-answered). False if we are another incarnation, or lead.
         """
-        if incarnation != self._identity.incarnation or self._leadership is not None or self.forgetful:
+        leads = self._candidacy.leadership is not None
+        if incarnation != self._identity.incarnation or leads or self.forgetful:
             return False
-        floor = (last_term, last_index)
-        if self._floor != floor:
-            self._floor = floor
-            self._note("released", last_term=last_term, last_index=last_index)
-            if self._may_stand():
-                self._timer.retry(now_ms=now_ms)
+        self._candidacy.release((last_term, last_index), now_ms=now_ms)
         return True
 
     def go_on_alone(self, make: MakeNoop, *, term: int, now_ms: int) -> None:
@@ -532,23 +602,23 @@ class Core(Elector):
         its only voter, and the others as given up. `term` is above any that the group can have reached. What
         only the others hold is lost; what we hold is committed, as some of it may be acknowledged.
         """
-        assert self._leadership is None and term > self.term, f"term {term} at {self!r}"
+        candidacy = self._candidacy
+        assert candidacy.leadership is None and term > self.term, f"term {term} at {self!r}"
         self.accept_loss()
-        self._sits_out = False
-        self._become_follower(term, 0, now_ms=now_ms)
+        candidacy.inhibited = False
+        candidacy.become_follower(term, 0, now_ms=now_ms)
         log = self._log
         entry = make(Place(log.last_index + 1, term, log.last_term, log.committed_index))
         assert entry.configuration is not None and entry.configuration.voters == (self.replica_id,), entry
         log.append([entry])
-        self._note("goes on alone", term=term, given_up=entry.configuration.given_up)
+        self._tracer.note("goes on alone", term=term, given_up=entry.configuration.given_up)
         # In a term of its own, by its own vote: the next one. Nothing leaves before our disk has it.
-        self._stand_for_votes(transfer=False, now_ms=now_ms)
+        candidacy.campaign(transfer=False, now_ms=now_ms)
 
     def _trust_again(self, why: str) -> None:
-        self.marked = False
-        self._floor = None
+        self._candidacy.unmark()
         self._mark_fell = True
-        self._note("mark fell", why=why, term=self.term)
+        self._tracer.note("mark fell", why=why, term=self.term)
 
     def _proposing(self, *, now_ms: int) -> Leadership:
         leadership = self._leading()
@@ -557,7 +627,7 @@ class Core(Elector):
         return leadership
 
     def _leading(self) -> Leadership:
-        leadership = self._leadership
+        leadership = self._candidacy.leadership
         if leadership is None or leadership.transfer_target:
             raise NotLeader(self.leader_id if leadership is None else leadership.transfer_target)
         return leadership
@@ -566,28 +636,27 @@ class Core(Elector):
 
     def take_ready(self) -> Ready:
         """What has to be done now; everything in it is handed out once. See `Ready`."""
-        leadership = self._leadership
+        candidacy = self._candidacy
+        leadership = candidacy.leadership
         if leadership is not None:
             leadership.flush()
             if leadership.finished:
                 leadership.resign()
-                self._note("removed from the group", term=self.term)
+                self._tracer.note("removed from the group", term=self.term)
                 # Any instant will do: once its removal is committed, a replica has no deadline.
-                self._become_follower(self.term, 0, now_ms=self._timer.heard_at_ms)
+                candidacy.become_follower(candidacy.term, 0, now_ms=candidacy.timer.last_contact_ms)
         log = self._log
-        if self.marked and (
-            self._following.is_complete if self._leadership is None else self._leadership.is_complete
-        ):
+        if candidacy.marked and (candidacy.leadership or candidacy.following).is_complete:
             self._trust_again("complete")
         mark_fell, self._mark_fell = self._mark_fell, False
         truncate_from, entries = log.take()
         hard_state = committed_index = became = configuration = None
-        if self._hard_state_changed:
-            self._hard_state_changed = False
-            hard_state = HardState(self.term, self.vote)
+        if candidacy.hard_state_changed:
+            candidacy.hard_state_changed = False
+            hard_state = HardState(candidacy.term, candidacy.vote)
         if log.committed_index != self._told_commit:
             committed_index = self._told_commit = log.committed_index
-        told_role = (self.role, self.term, self.leader_id)
+        told_role = (candidacy.role, candidacy.term, candidacy.leader_id)
         if told_role != self._told_role:
             self._told_role = told_role
             became = Became(*told_role)

@@ -1,7 +1,6 @@
-"""What a core wants done, gathered until the driver takes it.
+"""What the parts of a core share: their identity, the effects gathered for the next `Ready`, and the trace.
 
-The parts of the core (following, leading, elections) share one of these and the identity that every message
-of ours carries; so none of them needs to know the others.
+Following, leadership and candidacy each get these three, so none of them needs to know the others.
 """
 
 from __future__ import annotations
@@ -11,16 +10,41 @@ from collections.abc import Sequence
 import msgspec
 
 from raft.messages import AnyMessage
-from raft.values import SendAppend
+from raft.values import SendAppend, Trace
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who speaks: what stands in the head of each message."""
+    """The sender of our messages: the first fields of each of them."""
 
     cluster: bytes
     group: bytes
     replica_id: int
     incarnation: int
+
+    def head_to(self, receiver: int) -> tuple[bytes, bytes, int, int, int]:
+        """Return the first fields of a message to `receiver`; its term comes next."""
+        return self.cluster, self.group, self.replica_id, receiver, self.incarnation
+
+
+class Tracer:
+    """Counts the inputs that were ignored, and passes events on to the driver's trace, if it has one."""
+
+    __slots__ = ("dropped", "trace")
+
+    def __init__(self, trace: Trace | None) -> None:
+        self.trace = trace
+        # Messages and completions that were not acted upon, by reason.
+        self.dropped: dict[str, int] = {}
+
+    def drop(self, reason: str, message: AnyMessage) -> None:
+        """Count a message that is not acted upon."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.note("dropped", reason=reason, message=message)
+
+    def note(self, event: str, **details: object) -> None:
+        """Pass an event on to the trace."""
+        if self.trace is not None:
+            self.trace(event, details)
 
 
 class Effects:
@@ -50,7 +74,7 @@ class Effects:
         Sequence[tuple[int, int]],
         Sequence[int],
     ]:
-        """All of it, in the order of the fields of `Ready`; nothing is left here."""
+        """Return all effects in the order of the fields of `Ready`, and keep none of them."""
         messages: Sequence[AnyMessage] = ()
         after_sync: Sequence[AnyMessage] = ()
         appends: Sequence[SendAppend] = ()

@@ -32,6 +32,7 @@ class Following:
         "goal",
         "leader_id",
         "matched_index",
+        "quiet",
         "term",
     )
 
@@ -44,6 +45,8 @@ class Following:
         self.leader_id = 0
         self.matched_index = 0
         self.goal = 0
+        # Whether we agreed with this leader to fall quiet.
+        self.quiet = False
 
     @property
     def is_complete(self) -> bool:
@@ -125,10 +128,10 @@ class Following:
         )
         return True
 
-    def heartbeat(self, message: Heartbeat, *, may_rest: bool) -> bool:
+    def heartbeat(self, message: Heartbeat, *, may_rest: bool) -> None:
         """Learn the commit index; answer at once, since the answer says nothing about our disk.
 
-        Whether we agree to fall quiet: we were asked, and hold exactly what the leader has committed.
+        Fall quiet if we are asked to, and hold exactly what the leader has committed.
         """
         self._learn_goal(message)
         self._learn_commit(message.commit)
@@ -153,7 +156,7 @@ class Following:
                     self.matched_index,
                 )
             )
-        return rests
+        self.quiet = rests
 
     def has_forgotten(self, message: Heartbeat) -> bool:
         """Whether the leader tells us of an acknowledgement of ours that we can't give, or of a later

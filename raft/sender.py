@@ -101,12 +101,4 @@ class Sender:
 
     def head_to(self, receiver: int) -> tuple[bytes, bytes, int, int, int, int]:
         """What stands first in every message from this leader to `receiver`."""
-        identity = self._identity
-        return (
-            identity.cluster,
-            identity.group,
-            identity.replica_id,
-            receiver,
-            identity.incarnation,
-            self._term,
-        )
+        return *self._identity.head_to(receiver), self._term

@@ -69,7 +69,7 @@ class Disk(Replica):
     def start(self, *, now_ms: int) -> None:
         self.rng = self.schedule.rng
         super().start(now_ms=now_ms)
-        self.core._trace = None
+        self.core._tracer.trace = None
         self.synced = min(self.synced, len(self.log.entries))
 
     def act(self) -> None:

@@ -359,13 +359,13 @@ def test_a_replica_whose_log_is_replaced_votes_and_does_not_stand() -> None:
     """It would only disturb; its vote is as good as ever."""
     network = Network(3)
     network.elect(1)
-    network[3].core.sit_out(True, now_ms=network.now_ms)
+    network[3].core.inhibit_campaign(True, now_ms=network.now_ms)
     assert network[3].core.deadline_ms() is None
     network.isolate(1)
     network.pass_time(10_000)
     assert network[2].core.is_leader
 
-    network[3].core.sit_out(False, now_ms=network.now_ms)
+    network[3].core.inhibit_campaign(False, now_ms=network.now_ms)
     network.heal()
     network.isolate(2)
     network.pass_time(20_000)

@@ -287,9 +287,9 @@ def test_a_hand_over_to_one_that_will_not_stand_ends_at_once(why: str) -> None:
     network = Network()
     leader = network.elect(1)
     if why == "damaged":
-        network[2].core.reluctant = True
+        network[2].core.defers_campaign = True
     else:
-        network[2].core.sit_out(True, now_ms=network.now_ms)
+        network[2].core.inhibit_campaign(True, now_ms=network.now_ms)
     assert leader.core.transfer_leadership(2, now_ms=network.now_ms)
     leader.perform()
     network.settle()

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from raft import AnyMessage, Configuration, Core, Entry
-from raft.election import Ballot
-from raft.elector import Elector
+from raft.candidacy import Candidacy
 from raft.following import Following
-from raft.quorum import Outcome, ballot_outcome
+from raft.quorum import Outcome, VoteTally, vote_outcome
 from tests.raft import fuzz
 from tests.raft.fuzz import Broken, Disk, Schedule
 
@@ -39,12 +38,12 @@ def test_schedules_of_marks_changes_and_losses() -> None:
 def every_voter(patch: pytest.MonkeyPatch) -> None:
     """Grants of every voter win, marked or not: the rule as it once was."""
 
-    def outcome(self: Ballot) -> Outcome:
+    def outcome(self: VoteTally) -> Outcome:
         if self._voters and all(self._grants.get(each, (False, False))[0] for each in self._voters):
             return Outcome.WON
-        return ballot_outcome(self._voters, self._grants)
+        return vote_outcome(self._voters, self._grants)
 
-    patch.setattr(Ballot, "outcome", outcome)
+    patch.setattr(VoteTally, "outcome", outcome)
 
 
 def one_power_loss(patch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
@@ -73,7 +72,7 @@ def every_voter_and_a_promotion(patch: pytest.MonkeyPatch) -> None:
 
 
 def marks_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Elector, "_counts_marked", lambda self, last_term, last_index: False)
+    patch.setattr(Candidacy, "_grants_marked", lambda self, last_term, last_index: False)
 
 
 def mark_falls_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -94,16 +93,16 @@ def match_kept_over_an_incarnation(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_grant_unmarked(patch: pytest.MonkeyPatch) -> None:
-    def opened(self: Elector) -> Ballot:
-        self._ballot = ballot = Ballot(self._log.configurations.current.voters)
-        ballot.record(self.replica_id, granted=True, marked=False)
-        return ballot
+    def opened(self: Candidacy) -> VoteTally:
+        self._tally = tally = VoteTally(self._log.configurations.current.voters)
+        tally.record(self._identity.replica_id, granted=True, marked=False)
+        return tally
 
-    patch.setattr(Elector, "_open_ballot", opened)
+    patch.setattr(Candidacy, "_open_tally", opened)
 
 
 def released_below_the_latest_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Elector, "_reaches_floor", lambda self, last_term, last_index: self._floor is not None)
+    patch.setattr(Candidacy, "_reaches_floor", lambda self, last_term, last_index: self._floor is not None)
 
 
 def released_without_the_learners(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raft.quorum import Outcome, agreed_value, ballot_outcome, majority
+from raft.quorum import Outcome, agreed_value, majority, vote_outcome
 
 
 def slow_agreed_value(values: list[int]) -> int:
@@ -49,14 +49,14 @@ def test_a_ballot_is_decided_as_soon_as_it_can_be_and_not_before(
     """Won, lost or pending exactly as trying out every further answer says; strangers don't count."""
     voters = list(range(1, size + 1))
 
-    assert slow_outcome(voters, grants) is ballot_outcome(voters, grants)
+    assert slow_outcome(voters, grants) is vote_outcome(voters, grants)
 
 
 def test_a_marked_voter_counts_as_absent() -> None:
     """Unmarked grants of a majority win, and nothing else (docs/consensus.md#marks)."""
-    assert ballot_outcome([1, 2, 3], {1: (True, False), 2: (True, True)}) is Outcome.PENDING
-    assert ballot_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, True)}) is Outcome.LOST
-    assert ballot_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, False)}) is Outcome.WON
+    assert vote_outcome([1, 2, 3], {1: (True, False), 2: (True, True)}) is Outcome.PENDING
+    assert vote_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, True)}) is Outcome.LOST
+    assert vote_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, False)}) is Outcome.WON
 
 
 def test_two_majorities_always_meet() -> None:

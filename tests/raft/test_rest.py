@@ -9,7 +9,7 @@ import pytest
 
 from raft import Role
 from raft.core import Core
-from raft.election import ElectionTimer
+from raft.election_timer import ElectionTimer
 from raft.messages import Append, AppendAnswer, Heartbeat, HeartbeatAnswer, PreVote
 from raft.rest import Rest
 from raft.values import Place
@@ -372,7 +372,7 @@ def test_hasten_never_moves_an_election_away() -> None:
     follower.core.suspect_leader(now_ms=network.now_ms, spread_ms=60_000)
     deadlines = []
     for _ in range(20):
-        follower.core.hasten(now_ms=network.now_ms)
+        follower.core.expedite_election(now_ms=network.now_ms)
         deadlines.append(follower.core.deadline_ms())
 
     assert 1 == len(set(deadlines))
@@ -388,7 +388,7 @@ def test_where_many_groups_elect_a_try_is_not_repeated_before_it_can_have_ended(
         timer.retry(now_ms=0)
         assert 187 <= timer.deadline_ms <= 750
 
-        timer.hasten(now_ms=0)
+        timer.expedite(now_ms=0)
         assert timer.deadline_ms <= 150
 
 

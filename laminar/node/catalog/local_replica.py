@@ -170,7 +170,7 @@ class LocalReplica:
         if had_others and _forgot_others(replica):
             _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
             self.sits_out = True
-            replica.core.sit_out(True, now_ms=self._clock.monotonic_ms())
+            replica.core.inhibit_campaign(True, now_ms=self._clock.monotonic_ms())
         self._is_driven = True
         self._driver.add(replica)
         self._repairs.drives(replica)
@@ -223,7 +223,7 @@ class LocalReplica:
         group = self.group
         if group is not None and self.sits_out and not _forgot_others(group.replica):
             self.sits_out = False
-            group.replica.core.sit_out(False, now_ms=self._clock.monotonic_ms())
+            group.replica.core.inhibit_campaign(False, now_ms=self._clock.monotonic_ms())
             self._driver.settle(group.replica)
 
 

@@ -173,7 +173,7 @@ class Installer:
         new: Log | None = None
         home = self._home
         try:
-            replica.core.sit_out(True, now_ms=home.now_ms())
+            replica.core.inhibit_campaign(True, now_ms=home.now_ms())
             new = home.storage.create_log(new_name(partition.topic, partition.number))
             await self._build(partition, new, offer, node)
             entry = await self._switch(partition, new)
@@ -189,7 +189,7 @@ class Installer:
         finally:
             del self.running[offer.group]
             if home.driver.drives(replica):
-                replica.core.sit_out(False, now_ms=home.now_ms())
+                replica.core.inhibit_campaign(False, now_ms=home.now_ms())
                 home.driver.settle(replica)
             if new is not None and new.log_id in home.storage.logs:
                 dropped = home.storage.delete_log(new.log_id)

@@ -503,7 +503,7 @@ class Driver:
         gone. Nothing else that can be said of a group is as bad.
         """
         core = replica.core
-        other, core.second_leader = core.second_leader, 0
+        other = core.take_second_leader()
         self.second_leaders += 1
         if core.dropped["second_leader"] == 1:
             _log.critical(

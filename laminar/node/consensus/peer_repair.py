@@ -230,7 +230,7 @@ class Repairs:
     def _hold_back(kept: _Kept) -> None:
         """A damaged replica doesn't stand while another voter may lead (docs/consensus.md#damage)."""
         if kept.replica is not None:
-            kept.replica.core.reluctant = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
+            kept.replica.core.defers_campaign = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
 
     async def _work(self, kept: _Kept) -> None:
         """Ask round after round, ever more slowly, until all is whole."""

@@ -416,5 +416,5 @@ class Pairs:
     def wanted(self, replica: Replica) -> None:
         """Somebody waits for a group that is not led: let it be among the first to find a leader."""
         self.tell_first(replica)
-        replica.core.hasten(now_ms=self._clock.monotonic_ms())
+        replica.core.expedite_election(now_ms=self._clock.monotonic_ms())
         self._settle(replica)

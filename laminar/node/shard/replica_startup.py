@@ -84,7 +84,7 @@ class ReplicaOpener:
             if self._may_lead_alone(partition):
                 self._alone.remove(partition)
                 if shard.driver.drives(partition.replica):
-                    partition.replica.core.sit_out(False, now_ms=shard.clock.monotonic_ms())
+                    partition.replica.core.inhibit_campaign(False, now_ms=shard.clock.monotonic_ms())
                     shard.driver.campaign(partition.replica)
 
     def _may_lead_alone(self, partition: Partition) -> bool:
@@ -204,7 +204,7 @@ class ReplicaOpener:
         shard.by_group[entry.group] = partition
         if replica.configuration.voters == (replica.replica_id,) and not self._may_lead_alone(partition):
             self._alone.append(partition)
-            replica.core.sit_out(True, now_ms=shard.clock.monotonic_ms())
+            replica.core.inhibit_campaign(True, now_ms=shard.clock.monotonic_ms())
         shard.driver.add(replica)
         shard.repairs.drives(replica)
         record = shard.view.partition(entry.topic, entry.partition)

@@ -117,7 +117,7 @@ async def test_a_shard_without_room_keeps_its_replica_from_standing_only_a_while
         now_ms=lambda: 0,
     )
     sits_out: list[bool] = []
-    core = SimpleNamespace(sit_out=lambda out, now_ms: sits_out.append(out))
+    core = SimpleNamespace(inhibit_campaign=lambda out, now_ms: sits_out.append(out))
     partition: Any = SimpleNamespace(
         topic="t", number=0, replica=SimpleNamespace(name="t/0", group=b"g", core=core)
     )

@@ -188,14 +188,14 @@ async def test_a_damaged_replica_lets_others_lead() -> None:
         damaged.repairs._call = lost_call
         rot(damaged, index)
         await meet(damaged, index)
-        assert damaged.replica.core.reluctant
+        assert damaged.replica.core.defers_campaign
         await leader.kill()
         await cluster.until(lambda: other.partition.leads, what="the whole one leads")
         await send(other, batch(COUNT, b"with the damaged one's word"))
         assert damaged.partition.log.last_index == other.partition.log.last_index
 
         damaged.repairs._call = answered
-        await cluster.until(lambda: not damaged.replica.core.reluctant, what="healed")
+        await cluster.until(lambda: not damaged.replica.core.defers_campaign, what="healed")
         await leader.start()
         await cluster.settled()
         await other.kill()
@@ -224,7 +224,7 @@ async def test_a_damaged_replica_leads_if_nobody_else_can() -> None:
         await meet(other, index)
         await behind.start()
         await cluster.until(lambda: other.partition.leads, what="the damaged one leads")
-        assert other.replica.core.reluctant
+        assert other.replica.core.defers_campaign
         await send(other, batch(COUNT + 1, b"goes on"))
 
 

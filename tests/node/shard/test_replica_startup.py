@@ -156,7 +156,7 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     partition = shard.partitions[("t", 1)]
     assert ([3] if voters > 1 else []) == partition.tables.left_out
     assert (voters == 1) == partition.is_whole
-    assert shard.driven[0].core.reluctant
+    assert shard.driven[0].core.defers_campaign
     partition.committed(4)
     assert (voters == 1) == (derived_of(partition.log, partition.tables) is not None)
     assert [0] == [Header.unpack(each).base_offset for each in await partition.frames(0, max_bytes=1)]
@@ -173,7 +173,10 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
             await asyncio.sleep(0.001)
     if voters > 1:
         assert [1] == [Header.unpack(each).base_offset for each in await partition.frames(1, max_bytes=1)]
-        assert not shard.driven[0].core.reluctant and derived_of(partition.log, partition.tables) is not None
+        assert (
+            not shard.driven[0].core.defers_campaign
+            and derived_of(partition.log, partition.tables) is not None
+        )
     for task in shard.work:
         task.cancel()
     await storage.close()

@@ -1,0 +1,121 @@
+"""The randomized election timer of a replica that does not lead (paper 5.2, 9.3).
+
+It says at which instant a replica campaigns: after an election timeout without contact from the leader, or
+shortly after news that the leader's process is gone. It knows neither terms nor votes: the rules that tie it
+to them are in `raft.candidacy`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+# After news that the leader is gone, replicas campaign after a delay drawn from this range, so that one of
+# them is usually first by more than a round trip and a sync.
+MIN_NEWS_DELAY_MS = 10
+MAX_NEWS_DELAY_MS = 150
+
+
+class ElectionTimer:
+    """The instant at which a replica that is not leading campaigns, if nothing happens before."""
+
+    __slots__ = (
+        "_attempts",
+        "_rng",
+        "_timeout_ms",
+        "_wait_ms",
+        "deadline_ms",
+        "last_contact_ms",
+        "news_delay_ms",
+        "suspected",
+    )
+
+    def __init__(self, *, timeout_ms: int, rng: random.Random, now_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._rng = rng
+        self._attempts = 0
+        self._wait_ms = 0
+        self.last_contact_ms = now_ms
+        # News says that the leader is gone, and there was no contact since.
+        self.suspected = False
+        # The longest delay before the first attempt then.
+        self.news_delay_ms = MAX_NEWS_DELAY_MS
+        self.deadline_ms = now_ms
+        self.restart(now_ms=now_ms)
+
+    def restart(self, *, now_ms: int) -> None:
+        """Draw a new timeout, counted from now."""
+        self._wait_ms = self._timeout_ms + self._rng.randrange(self._timeout_ms)
+        self.deadline_ms = now_ms + self._wait_ms
+
+    def on_contact(self, *, now_ms: int) -> None:
+        """Start the timeout again: the leader gave a sign of life."""
+        self.last_contact_ms = now_ms
+        self.deadline_ms = now_ms + self._wait_ms
+        self.suspected = False
+        self._attempts = 0
+
+    def is_due(self, *, now_ms: int) -> bool:
+        """Return whether it is time to campaign; at the deadline itself it is."""
+        return now_ms >= self.deadline_ms
+
+    def in_contact(self, *, now_ms: int) -> bool:
+        """Return whether the last contact is so recent that a campaign would only disrupt the leader."""
+        return not self.suspected and now_ms < self.last_contact_ms + self._timeout_ms
+
+    def suspect(self, *, now_ms: int, spread_ms: int = 0) -> None:
+        """Campaign soon, because the leader is said to be gone.
+
+        With a `spread_ms` above `MAX_NEWS_DELAY_MS`, at some instant within it.
+        """
+        self.suspected = True
+        self._attempts = 0
+        self.news_delay_ms = max(MAX_NEWS_DELAY_MS, spread_ms)
+        if spread_ms > MAX_NEWS_DELAY_MS:
+            self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS, spread_ms)
+        else:
+            self.retry(now_ms=now_ms)
+
+    def expedite(self, *, now_ms: int) -> None:
+        """Campaign against a suspected leader as soon as without a spread; never later than before."""
+        if not self.suspected:
+            return
+        self.news_delay_ms = MAX_NEWS_DELAY_MS
+        if self.deadline_ms > now_ms + MAX_NEWS_DELAY_MS:
+            self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS, MAX_NEWS_DELAY_MS)
+
+    def retry(self, *, now_ms: int) -> None:
+        """Choose when to campaign again, after an attempt that has begun or has failed.
+
+        While the leader is suspected, attempts follow each other quickly at first and then ever more slowly,
+        up to the ordinary timeout: so a split vote among the survivors costs a moment, and a slow disk is not
+        outrun for ever. Where many groups elect at once, an election takes longer.
+        """
+        spread_ms = min(self.news_delay_ms, self._timeout_ms // 2)
+        longest_ms = max(MAX_NEWS_DELAY_MS << self._attempts, spread_ms)
+        if not self.suspected or longest_ms >= self._timeout_ms:
+            self.restart(now_ms=now_ms)
+            return
+        shortest_ms = MIN_NEWS_DELAY_MS << self._attempts
+        if self.news_delay_ms > MAX_NEWS_DELAY_MS:
+            shortest_ms = max(shortest_ms, spread_ms // 4)
+        self._attempts += 1
+        self.deadline_ms = now_ms + self._rng.randint(shortest_ms, longest_ms)
+
+    def stepped_down(self, *, now_ms: int) -> None:
+        """Wait a whole timeout after the end of our own leadership, so that others campaign first."""
+        self.suspected = False
+        self._attempts = 0
+        self.restart(now_ms=now_ms)
+
+    def postpone(self, *, by_ms: int) -> None:
+        """Move the deadline: the loop stalled, and messages to us may lie unread in the sockets.
+
+        Nothing moves while the leader is suspected: news of its end does not come from silence.
+        """
+        if self.suspected:
+            return
+        self.deadline_ms += by_ms
+        self.last_contact_ms += by_ms
