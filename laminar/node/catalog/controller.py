@@ -29,7 +29,6 @@ from laminar.node.catalog.rollback_guard import NEWEST_COPY, RollbackGuard
 from laminar.node.catalog.service import CatalogService, NodeRequest, ReplicaRequest
 from laminar.node.catalog.view_publisher import ViewPublisher
 from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
-from laminar.node.consensus.lost_majority import Releases
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
 from laminar.node.host.fork import Hopeless
@@ -107,7 +106,7 @@ class Controller(Process):
             spawn=self.spawn,
         )
         members = CatalogMembers(replica=self._replica, directory=self.directory)
-        self._releases = Releases(self, members, address_of=self.address_of)
+        self._releases = self.answer_releases(members)
         self.methods |= {
             "catalog": lambda peer, payload: self.service.handle(payload),
             "join": self._on_join,

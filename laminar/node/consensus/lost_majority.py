@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
+from laminar.log.storage import Storage
+from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.replica import Replica
+from laminar.node.host.clock import Clock
 from laminar.node.transport.transport import Address, Peer, TransportError
 from raft.values import Role
-
-if TYPE_CHECKING:
-    from laminar.node.runtime.process import Process
 
 _log = logging.getLogger("laminar.release")
 
@@ -92,28 +92,45 @@ _Ends = dict[bytes, dict[int, LogEnd]]
 
 
 class Releases:
-    """Of one process."""
+    """The releases of one process, which runs on `node`.
+
+    `call(address, method, payload, timeout=...)` asks another process; `methods` are what this one answers.
+    `address_of(node, replica)` gives the address of the process on `node` that owns the replica's group.
+    """
 
     def __init__(
-        self, process: Process, roster: Roster, *, address_of: Callable[[str, Replica], Address | None]
-    ):
-        self._process = process
+        self,
+        roster: Roster,
+        *,
+        node: str,
+        driver: Driver,
+        storage: Storage,
+        clock: Clock,
+        election_timeout_ms: int,
+        call: Callable[..., Awaitable[bytes]],
+        address_of: Callable[[str, Replica], Address | None],
+    ) -> None:
         self._roster = roster
+        self._node = node
+        self._driver = driver
+        self._storage = storage
+        self._clock = clock
+        self._patience_ms = 2 * election_timeout_ms
+        self._call = call
         self._address_of = address_of
         # Since when a marked replica has had no leader.
         self._waiting_since_ms: dict[bytes, int] = {}
         self.released = 0
-        process.methods[ENDS] = self._on_ends
-        process.methods[RELEASE] = self._on_release
+        self.methods = {ENDS: self._on_ends, RELEASE: self._on_release}
 
     def look(self) -> Coroutine[Any, Any, None] | None:
         """What releases the groups that have waited for a leader for two election timeouts."""
-        now_ms = self._process.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         leaderless = [each for each in self._roster.waiting() if is_leaderless(each)]
         since = self._waiting_since_ms
         self._waiting_since_ms = {each.group: since.get(each.group, now_ms) for each in leaderless}
-        patience_ms = 2 * self._process.boot.settings.election_timeout_ms
-        due = [each for each in leaderless if now_ms - self._waiting_since_ms[each.group] >= patience_ms]
+        since = self._waiting_since_ms
+        due = [each for each in leaderless if now_ms - since[each.group] >= self._patience_ms]
         return self._try(due[:MOST_AT_ONCE]) if due else None
 
     async def _try(self, replicas: list[Replica]) -> None:
@@ -140,7 +157,7 @@ class Releases:
             )
             self.released += 1
             # Nobody waits for the next round: should this one be in vain, it begins anew.
-            self._waiting_since_ms[replica.group] = self._process.clock.monotonic_ms()
+            self._waiting_since_ms[replica.group] = self._clock.monotonic_ms()
             for end in ends.values():
                 if end.replica_id:
                     address = self._remote(nodes[end.replica_id], replica)
@@ -158,7 +175,7 @@ class Releases:
 
     def _remote(self, node: str, replica: Replica) -> Address | None:
         """Where a member is asked; None: here."""
-        return None if node == self._process.boot.node else self._address_of(node, replica)
+        return None if node == self._node else self._address_of(node, replica)
 
     async def _ends(self, replicas: list[Replica]) -> _Ends:
         """The log ends of all members of these groups; a group of which one does not answer is left out."""
@@ -173,7 +190,7 @@ class Releases:
                     if member in ends:
                         continue
                     address = self._remote(node, replica)
-                    if address is None and node != self._process.boot.node:
+                    if address is None and node != self._node:
                         found.pop(replica.group, None)
                         break
                     asked.setdefault(address, []).append((replica, member))
@@ -207,9 +224,7 @@ class Releases:
             return [self._end(group) for group in groups]
         nothing: list[LogEnd | None] = [None] * len(groups)
         try:
-            payload = await self._process.transport.call(
-                address, ENDS, _encoder.encode(groups), timeout=ASK_TIMEOUT_S
-            )
+            payload = await self._call(address, ENDS, _encoder.encode(groups), timeout=ASK_TIMEOUT_S)
             ends = _ends_decoder.decode(payload)
         except (TransportError, msgspec.DecodeError) as error:
             _log.debug("%s does not say where its logs end: %s", address, error)
@@ -221,9 +236,7 @@ class Releases:
             self._release(floors)
             return
         try:
-            await self._process.transport.call(
-                address, RELEASE, _encoder.encode(floors), timeout=ASK_TIMEOUT_S
-            )
+            await self._call(address, RELEASE, _encoder.encode(floors), timeout=ASK_TIMEOUT_S)
         except TransportError as error:
             _log.debug("%s is not told where the latest log ends: %s", address, error)
 
@@ -238,10 +251,10 @@ class Releases:
 
     def _end(self, group: bytes) -> LogEnd | None:
         """What is said of our replica; None while it can't answer."""
-        driver = self._process.driver
+        driver = self._driver
         replica = driver.replicas.get(group)
         if replica is None:
-            manifest = self._process.storage.manifest
+            manifest = self._storage.manifest
             held = any(entry.group == group for entry in manifest.entries)
             # Who has lost its manifest does not know what was promised here.
             return None if held or not manifest.known else LogEnd()
@@ -256,7 +269,7 @@ class Releases:
         )
 
     def _release(self, floors: list[Floor]) -> None:
-        driver = self._process.driver
+        driver = self._driver
         for floor in floors:
             replica = driver.replicas.get(floor.group)
             if replica is None or replica.replica_id != floor.replica_id:

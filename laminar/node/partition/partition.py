@@ -24,7 +24,7 @@ from laminar.http.api.records import Records
 from laminar.log.format.index_entry import Row
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.log_start import LogStartRecord, encode_state
+from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition import reads
 from laminar.node.partition.append_batcher import Door
@@ -33,6 +33,7 @@ from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import cut_off, lost_leadership
 from laminar.node.partition.receipts import Askers, Receipt, Waiter, fail
 from laminar.node.partition.state.cursors import MAX_CURSORS, Cursor, CursorChange, Cursors
+from laminar.node.partition.state.derived_state import encode_state
 from laminar.node.partition.state.group_members import Rosters
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.state import Tables

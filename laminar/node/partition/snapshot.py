@@ -17,9 +17,10 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument, DiskError, StorageError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node.consensus.log_start import DerivedState, LogStartRecord
+from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.derived_state import DerivedState
 from laminar.node.partition.state.state import Tables
 
 _log = logging.getLogger("laminar.derived")

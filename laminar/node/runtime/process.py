@@ -23,6 +23,7 @@ from laminar.log.format.settings import StorageSettings
 from laminar.log.recovery.node import logs_directory
 from laminar.log.storage import Storage
 from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.lost_majority import Releases, Roster
 from laminar.node.consensus.peer_repair import METHOD as REPAIR
 from laminar.node.consensus.peer_repair import Repairs
 from laminar.node.consensus.replica import Replica
@@ -157,6 +158,21 @@ class Process:
             held = replica.match_index(member) >= replica.core.committed_index
             if replica.nodes[member] == node and held and replica.core.is_leader:
                 self.driver.transfer(replica, member)
+
+    def answer_releases(self, roster: Roster) -> Releases:
+        """Return this process's releases, and answer those of others from now on."""
+        releases = Releases(
+            roster,
+            node=self.boot.node,
+            driver=self.driver,
+            storage=self.storage,
+            clock=self.clock,
+            election_timeout_ms=self.boot.settings.election_timeout_ms,
+            call=self.transport.call,
+            address_of=self.address_of,
+        )
+        self.methods |= releases.methods
+        return releases
 
     # -- transport -----------------------------------------------------------------------
 

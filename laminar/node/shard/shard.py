@@ -36,7 +36,6 @@ from laminar.node.catalog.service import (
 from laminar.node.catch_up.service import LOOK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
 from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
-from laminar.node.consensus.lost_majority import Releases
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.disk_space import Space
 from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
@@ -133,7 +132,7 @@ class Shard(Process):
         self._reconciler = Reconciler(self)
         self._lost_manifest = LostManifest(self)
         members = PartitionMembers(self.by_group, view=self.view, refresh=self.refresh_view)
-        self.releases = Releases(self, members, address_of=self.address_of)
+        self.releases = self.answer_releases(members)
         self.retention = Retention(
             clock=self.clock,
             rules_of=self._rules_of,

@@ -16,12 +16,13 @@ from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.batch.header import mark
 from laminar.log import Log, Storage
 from laminar.log.disk.document import Document
-from laminar.node.consensus.log_start import LogStartRecord, encode_state
+from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame, replay
 from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.cursors import CursorChange
+from laminar.node.partition.state.derived_state import encode_state
 from tests.disks.fault_disk import FaultDisk, FaultFile
 from tests.log.histories import open_inline
 from tests.node.opened import entry, open_all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -11,6 +11,7 @@ from laminar.http.api.problems import Problem
 from laminar.log import Storage
 from laminar.node.catalog.service import CatalogAnswer
 from laminar.node.consensus.lost_majority import LogEnd, Releases
+from laminar.node.host.clock import Clock
 from laminar.node.shard.lost_manifest import LostManifest, recorded_here
 from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import ReplicaMover
@@ -165,8 +166,16 @@ async def test_nobody_is_told_that_a_replica_which_is_forgotten_never_promised_a
     """A group in which all the others are marked would go on without what it acknowledged."""
     _, storage = await unknown_home()
     driver = SimpleNamespace(replicas={})
-    process: Any = SimpleNamespace(storage=storage, driver=driver, methods={})
-    releases = Releases(process, Any, address_of=lambda node, member: None)  # type: ignore[arg-type]
+    releases = Releases(
+        cast(Any, None),
+        node="a",
+        driver=cast(Any, driver),
+        storage=storage,
+        clock=Clock(),
+        election_timeout_ms=1500,
+        call=cast(Any, None),
+        address_of=lambda node, member: None,
+    )
 
     assert releases._end(OTHER) is None
     await storage.write_manifest([], known=True)

@@ -164,7 +164,7 @@ TABLES = [
     case(
         "a log_start entry does not tell the producers",
         "laminar.node.partition.state.state:Tables.appended",
-        "self._restore_tables(record.derived())",
+        "self._restore_tables(decode_state(record.state))",
         "pass",
         tests=("tests/node/partition/test_retention.py",),
     ),

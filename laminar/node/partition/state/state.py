@@ -16,9 +16,10 @@ import msgspec
 
 from laminar.batch import Buffer, Header, Kind, body_of
 from laminar.batch.header import Flag
-from laminar.node.consensus.log_start import DerivedState, LogStartRecord, log_start_record
+from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from laminar.node.partition.state.cursors import Cursors
+from laminar.node.partition.state.derived_state import DerivedState, decode_state
 from laminar.node.partition.state.idempotency_keys import Keys
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
@@ -77,7 +78,7 @@ class Tables:
         elif header.kind == Kind.LOG_START:
             record = log_start_record(frame)
             if self._beheaded:
-                self._restore_tables(record.derived())
+                self._restore_tables(decode_state(record.state))
                 self._beheaded = False
             self.stages.started(header.index, record.index)
             self.stages.committed(header.committed_index)

@@ -1,0 +1,44 @@
+"""The state that a partition derived from its log, as it is stored: in `log_start` entries and in snapshots.
+
+It is the value form of all tables of `laminar.node.partition.state.state`. For the consensus layer, which
+carries it in `LogStartRecord.state`, it is bytes without a meaning.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from laminar.node.partition.state.cursors import CursorEntry
+from laminar.node.partition.state.idempotency_keys import KeyEntry
+from laminar.node.partition.state.producers import ProducerEntry
+from laminar.node.partition.state.sinks import SinkEntry
+from laminar.node.partition.state.staged_batches import StoredStages
+
+
+class DerivedState(msgspec.Struct, frozen=True, array_like=True):
+    """Everything derived from the log up to one entry.
+
+    Producers are in order of last use, cursors by name, idempotency keys oldest first. Fields with a default
+    are absent from what was stored before they existed.
+    """
+
+    producers: list[ProducerEntry]
+    cursors: list[CursorEntry]
+    stages: StoredStages = StoredStages()
+    sinks: list[SinkEntry] = []
+    keys: list[KeyEntry] = []
+    # See `Sinks.floor`.
+    sinks_floor: int = 0
+
+
+_decoder = msgspec.msgpack.Decoder(DerivedState)
+
+
+def encode_state(state: DerivedState) -> bytes:
+    """Return `state` as `LogStartRecord.state` holds it."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(payload: bytes) -> DerivedState:
+    """Return the state in a `LogStartRecord.state`."""
+    return _decoder.decode(payload)
