@@ -214,7 +214,6 @@ TOLERATED: dict[tuple[str, str], str] = {
     ("log.format.checkpoint_state", "log.segment.segment_file"): "`LogFiles.new_segment` is the writer's",
     ("log.partition_log.changes", "log.partition_log.log"): "the type of a log whose change is recorded",
     ("log.commit.checkpoints", "log.commit.segment_writer"): "the type of the writer that is asked",
-    ("node.consensus.replica", "node.consensus.quiescence"): "a replica keeps what quiescence knows of it",
     ("node.partition.deduplication", "node.partition.partition"): "the type of the partition it is asked for",
     ("node.partition.min_replicas", "node.partition.partition"): "the type of the partition it is asked for",
     ("node.partition.problems", "node.partition.partition"): "the type of the partition it is asked for",

@@ -23,12 +23,12 @@ from laminar.batch import verify
 from laminar.log.disk.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node.consensus.election_throttle import MOST_AT_ONCE, Elections
+from laminar.node.consensus.election_throttle import MOST_AT_ONCE, ElectionThrottle
 from laminar.node.consensus.outbox import Outbox
-from laminar.node.consensus.quiescence import Pairs
-from laminar.node.consensus.raft_wire import ConfigurationRecord, read_beat, read_frame
+from laminar.node.consensus.quiescence import News, Quiescence
+from laminar.node.consensus.raft_wire import PLAIN_BEAT, ConfigurationRecord, read_beat, read_frame
 from laminar.node.consensus.replica import Replica, entry_of
-from laminar.node.consensus.timers import Timers
+from laminar.node.consensus.timers import Alarm, Deadlines
 from laminar.node.host.clock import Clock
 from laminar.node.host.failed_logs import ComeBack
 from laminar.node.host.log_rate_limit import LimitedLog
@@ -46,6 +46,10 @@ REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 
 # A group's members, those that were, and strangers that a replica without entries answers: so many at most.
 MOST_SENDERS = 1000
+# How many deadlines are dealt with in one turn, and how many groups hear news; then the sockets come first.
+# After a kill thousands may be due at once.
+MOST_DUE = 256
+MOST_NEWS = 256
 # A copy of a folder that only leaders recognise is minutes old, and each term takes an election.
 TERMS_FORGOTTEN = 1 << 14
 # A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
@@ -103,35 +107,20 @@ class Driver:
             turn=self._schedule_turn,
             on_unsendable=self._unsendable,
         )
-        self._timers = Timers(
-            clock,
-            heartbeat_ms=heartbeat_ms,
-            drives=self.drives,
-            on_due=self._due,
-            on_stall=self._stalled,
-            on_failed=self.stop_replica,
-            on_error=self._die,
-        )
-        self._elections = Elections(
-            clock,
-            hold_ms=heartbeat_ms,
-            drives=self.drives,
-            stand=self._stand,
-            on_error=self._die,
-            most_at_once=elections_at_once,
-        )
-        self._pairs = Pairs(
-            clock,
+        self._deadlines = Deadlines()
+        self._deadline_alarm = Alarm(clock, self._on_deadline)
+        self._throttle = ElectionThrottle(hold_ms=heartbeat_ms, most_at_once=elections_at_once)
+        self._election_alarm = Alarm(clock, self._on_election)
+        self._quiescence = Quiescence(
             replicas=self.replicas,
             election_timeout_ms=election_timeout_ms,
             heartbeat_ms=heartbeat_ms,
             address_of=address_of,
             address_of_peer=address_of_peer,
-            send=self._outbox.beat,
-            settle=self.settle,
-            on_failed=self.stop_replica,
-            on_error=self._die,
         )
+        self._keepalive_alarm = Alarm(clock, self._on_keepalive)
+        # Whether a later turn delivers the rest of the news.
+        self._delivering = False
         self.receive_budget = ReceiveBudget(
             receive_budget_bytes, pause=transport.pause_bulk, resume=transport.resume_bulk
         )
@@ -148,7 +137,7 @@ class Driver:
         self.stalls = 0
         self.stopped_replicas = 0
         transport.on_frame = self.on_frame
-        transport.on_up = self._pairs.up
+        transport.on_up = self._on_up
         storage.on_log_failure = self._log_failed
 
     # -- replicas ----------------------------------------------------------------------
@@ -168,8 +157,10 @@ class Driver:
         replica = self.replicas.pop(group, None)
         if replica is None:
             return
-        self._pairs.removed(replica)
-        self._elections.removed(replica)
+        for address, farewell in self._quiescence.removed(replica):
+            self._outbox.beat(address, farewell)
+        self._throttle.removed(replica)
+        self._deadlines.remove(replica)
         replica.failure = error
         for key in [key for key in self._confirmations if key[0] == group]:
             self._answer(self._confirmations.pop(key), None)
@@ -298,7 +289,7 @@ class Driver:
         else:
             progress = core.progress.get(member)
             heard = progress is not None and not progress.silent
-        return heard and self._pairs.hears(replica, member)
+        return heard and self._quiescence.hears(replica, member, now_ms=self._clock.monotonic_ms())
 
     def go_on_alone(self, replica: Replica, given_up: Sequence[int], *, node: str) -> None:
         """By a person's decision, which the catalog has: it is its group's only voter from now on. `node` is
@@ -351,18 +342,23 @@ class Driver:
     def addresses_changed(self) -> None:
         """News: `address_of` may answer otherwise than before."""
         if not self._stopped:
-            self._pairs.addresses_changed()
+            self._quiescence.addresses_changed()
+            self._set_keepalive_alarm()
 
     def lost(self, address: Address, peer: Peer | None) -> None:
         """News: the process at this address is gone, or can't be reached; `peer` is the life that ended."""
         if not self._stopped:
-            self._pairs.lost(address, peer)
+            self._quiescence.lost(address, peer)
+            self._set_keepalive_alarm()
+            self._deliver_news()
 
     def wanted(self, replica: Replica) -> None:
         """A request waits for this group, which is not led here: it is the first to look for a leader."""
         if not self._stopped and self.drives(replica):
-            self._pairs.wanted(replica)
-            self._elections.hasten(replica)
+            self._deliver_news_now(replica)
+            now_ms = self._clock.monotonic_ms()
+            self._step(replica, lambda core: core.expedite_election(now_ms=now_ms))
+            self._throttle.expedite(replica)
 
     # -- inputs ------------------------------------------------------------------------
 
@@ -390,10 +386,14 @@ class Driver:
         except Exception as error:
             self.bad_frames += 1
             raise ProtocolError(f"a frame of Raft messages that does not add up: {error!r}") from error
+        liveness = self._quiescence.contact(peer, now_ms=now_ms)
+        self._deliver_news()
         if beat is not None:
-            self._pairs.take_beat(peer, beat, now_ms=now_ms)
+            if beat is not PLAIN_BEAT:
+                for address, answer in self._quiescence.answer(peer, beat):
+                    self._outbox.beat(address, answer)
+                self._deliver_news()
             return
-        pair = self._pairs.heard(peer, now_ms=now_ms)
         replicas = self.replicas
         for message, frames in messages:
             replica = replicas.get(message.group)
@@ -403,9 +403,9 @@ class Driver:
             if message.sender not in replica.nodes and len(replica.nodes) >= MOST_SENDERS:
                 self.unknown_groups += 1
                 continue
-            if replica.pairs.get(message.sender) is not pair:
-                replica.pairs[message.sender] = pair
-            self._pairs.tell_first(replica)
+            self._quiescence.member_heard(replica, message.sender, liveness)
+            if self._quiescence.has_news:
+                self._deliver_news_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
             except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
@@ -494,9 +494,11 @@ class Driver:
             self._confirmed(replica, context, index)
         for context in ready.reads_failed:
             self._confirmed(replica, context, None)
-        self._elections.settled(replica)
-        self._pairs.settled(replica)
-        self._timers.schedule(replica)
+        if self._throttle.settled(replica):
+            self._election_alarm.set(self._clock.monotonic_ms())
+        if self._quiescence.settled(replica):
+            self._set_keepalive_alarm()
+        self._schedule(replica)
 
     def _say_two_leaders(self, replica: Replica) -> None:
         """Two replicas have led one term: one of them has forgotten a vote, and what was acknowledged may be
@@ -639,21 +641,143 @@ class Driver:
 
     # -- time --------------------------------------------------------------------------
 
+    def _schedule(self, replica: Replica) -> None:
+        deadline_ms = replica.core.deadline_ms()
+        if deadline_ms is not None and self._deadlines.schedule(replica, deadline_ms):
+            self._set_deadline_alarm()
+
+    def _set_deadline_alarm(self) -> None:
+        at_ms = self._deadlines.next_ms()
+        if at_ms is not None:
+            self._deadline_alarm.set(at_ms)
+
+    def _on_deadline(self, at_ms: int | None) -> None:
+        if self._stopped:
+            return
+        try:
+            now_ms = self._clock.monotonic_ms()
+            if at_ms is not None and now_ms - at_ms > self._heartbeat_ms // 2:
+                self._stalled(now_ms - at_ms)
+            self._expire_due(now_ms)
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    def _expire_due(self, now_ms: int) -> None:
+        """Deal with the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
+        dealt_with = 0
+        while not self._stopped and (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
+            if dealt_with == MOST_DUE:
+                self._deadline_alarm.set_next_turn()
+                return
+            replica = self._deadlines.pop(now_ms)
+            if replica is None:
+                break
+            try:
+                deadline_ms = replica.core.deadline_ms()
+                if deadline_ms is not None and deadline_ms <= now_ms:
+                    dealt_with += 1
+                    self._due(replica, now_ms)
+                else:
+                    self._schedule(replica)
+            except Exception as error:  # noqa: BLE001  # stops this replica
+                self.stop_replica(replica, error)
+        self._set_deadline_alarm()
+
     def _due(self, replica: Replica, now_ms: int) -> None:
         core = replica.core
         if core.role is not Role.LEADER:
-            self._elections.due(replica, now_ms)
+            self._throttle.add(replica)
+            self._begin_elections(now_ms)
             return
         if core.is_calm:
-            self._pairs.offer(replica)
+            core.offer_rest(absent=self._quiescence.absent(replica))
         self._step(replica, lambda core: core.expire(now_ms=now_ms))
 
-    def _stand(self, replica: Replica, now_ms: int) -> None:
-        if replica.core.role is not Role.LEADER:
-            # It does nothing if the leader was heard meanwhile; then its deadline is another.
-            self._step(replica, lambda core: core.expire(now_ms=now_ms))
-        else:
-            self.settle(replica)
+    def _begin_elections(self, now_ms: int) -> None:
+        """Let the replicas campaign that may by now, and look again when the next one may."""
+        while (replica := self._throttle.next(now_ms)) is not None:
+            if replica.core.role is not Role.LEADER:
+                # It does nothing if the leader was heard meanwhile; then its deadline is another.
+                self._step(replica, lambda core: core.expire(now_ms=now_ms))
+            else:
+                self.settle(replica)
+            self._throttle.settled(replica)
+        at_ms = self._throttle.next_ms()
+        if at_ms is not None:
+            self._election_alarm.set(at_ms)
+
+    def _on_election(self, at_ms: int | None) -> None:
+        if self._stopped:
+            return
+        try:
+            self._begin_elections(self._clock.monotonic_ms())
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    # -- quiescence --------------------------------------------------------------------
+
+    def _set_keepalive_alarm(self) -> None:
+        at_ms = self._quiescence.next_keepalive_ms(self._clock.monotonic_ms())
+        if at_ms is not None:
+            self._keepalive_alarm.set(at_ms)
+
+    def _on_keepalive(self, at_ms: int | None) -> None:
+        if self._stopped:
+            return
+        try:
+            now_ms = self._clock.monotonic_ms()
+            due_ms = now_ms if at_ms is None else at_ms
+            for address, keepalive in self._quiescence.keepalives(now_ms=now_ms, due_ms=due_ms):
+                self._outbox.beat(address, keepalive)
+            self._deliver_news()
+            self._set_keepalive_alarm()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+
+    def _on_up(self, peer: Peer) -> None:
+        """A connection with this process has come up."""
+        if not self._stopped:
+            self._quiescence.contact(peer, now_ms=self._clock.monotonic_ms())
+            self._deliver_news()
+
+    def _deliver_news(self) -> None:
+        """Let groups hear which of their members are gone: a portion now, and the rest in later turns."""
+        if self._quiescence.has_news and not self._delivering:
+            self._deliver_portion()
+
+    def _deliver_portion(self) -> None:
+        self._delivering = False
+        if self._stopped:
+            return
+        try:
+            for news in self._quiescence.take_news(MOST_NEWS):
+                self._deliver(news)
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._die(error)
+        if self._quiescence.has_news and not self._stopped:
+            self._delivering = True
+            self._loop.call_soon(self._deliver_portion)
+
+    def _deliver_news_now(self, replica: Replica) -> None:
+        """Let this group hear its news before its turn: a message or a request waits for it."""
+        news = self._quiescence.take_news_of(replica)
+        if news is not None:
+            self._deliver(news)
+
+    def _deliver(self, news: News) -> None:
+        if not self.drives(news.replica):
+            return
+        now_ms = self._clock.monotonic_ms()
+
+        def step(core: Core) -> None:
+            if core.role is Role.LEADER:
+                core.wake(now_ms=now_ms)
+                for member in news.members:
+                    core.unreachable(member)
+            elif core.leader_id in news.members:
+                core.suspect_leader(now_ms=now_ms, spread_ms=news.spread_ms)
+
+        self._step(news.replica, step)
 
     def _stalled(self, late_ms: int) -> None:
         """This loop stood still: the silence was ours, so what lies in the sockets is read before anybody is
@@ -666,9 +790,9 @@ class Driver:
             return
         self._next_grace_ms = now_ms + self._election_timeout_ms
         for replica in self.replicas.values():
-            if replica.resting is None:
+            if not self._quiescence.is_quiet(replica):
                 replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
-        self._pairs.postpone(by_ms=late_ms + self._heartbeat_ms)
+        self._quiescence.postpone(by_ms=late_ms + self._heartbeat_ms, now_ms=now_ms)
 
     def statistics(self) -> dict[str, int]:
         """Counters since the start, and how many groups are driven, led and quiet now."""
@@ -676,9 +800,9 @@ class Driver:
             "groups": len(self.replicas),
             "stopped_replicas": self.stopped_replicas,
             "leading": sum(replica.leading for replica in self.replicas.values()),
-            "quiet": self._pairs.quiet_groups,
-            "woken": self._pairs.woken,
-            "beats": self._pairs.beats,
+            "quiet": self._quiescence.quiet_groups,
+            "woken": self._quiescence.woken,
+            "beats": self._quiescence.keepalives_sent,
             "proposals": self.proposals,
             "syncs": self.syncs,
             "dropped_messages": self._outbox.dropped_messages + self.unknown_groups,
@@ -687,7 +811,7 @@ class Driver:
             "second_leaders": self.second_leaders,
             "stalls": self.stalls,
             "receive_pauses": self.receive_budget.pauses,
-            "elections_waiting": len(self._elections),
+            "elections_waiting": len(self._throttle),
         }
 
     # -- end ---------------------------------------------------------------------------
@@ -695,9 +819,10 @@ class Driver:
     def silence(self) -> None:
         """From now on nothing is done and nothing leaves."""
         self._stopped = True
-        self._timers.close()
-        self._elections.close()
-        self._pairs.close()
+        self._deadline_alarm.close()
+        self._election_alarm.close()
+        self._throttle.close()
+        self._keepalive_alarm.close()
         self._outbox.close()
 
     async def close(self) -> None:

@@ -1,40 +1,41 @@
-"""Quiet groups, and the processes that they rest on.
+"""Quiescence: idle Raft groups stop their heartbeats; one keepalive per pair of processes replaces them all.
 
-A group that has nothing to do has neither timers nor messages (`raft.rest`). What stands for all its
-heartbeats is one *beat* between two processes that share quiet groups, in both directions, five times a
-second. It says that a certain life of a process goes on, by the boot nonce with which its connection was
-greeted; so a group rests only on a process in the life in which it agreed. This module holds what is known of
-each such process, and wakes the groups that rest on it when it is silent, gone, or has begun a new life.
+A group that has nothing to do has neither timers nor messages (`raft.rest`). In place of its heartbeats a
+*keepalive* travels between two processes that share quiet groups, in both directions, five times a second. It
+says that one incarnation of a process goes on, named by the boot nonce with which its connection was greeted;
+so a group rests only on a process in the incarnation in which it agreed. This module holds what is known of
+each such process, and says which groups must hear that a process is silent, gone, or has started again.
 
-A beat says nothing of a single group, so each follower asks about each of its quiet groups once a minute:
-whether the one it takes for the leader is that still, and as quiet. The question travels in the beats.
+A keepalive says nothing of a single group, so each follower audits each of its quiet groups once a minute: it
+asks whether the replica that it takes for the leader still is that, and as quiet. The question travels in the
+keepalives.
 
-News of a process may concern thousands of groups. They are told in portions, a turn of the loop each, those
-first that somebody waits for or asks about; and where they stand for election, they do so over a time that
-grows with their number, so that pre-votes and votes travel and are synced many at a time and few collide.
+News of a process may concern thousands of groups. They are delivered in portions, one a loop turn, those
+first that a request or a message waits for; and where groups must elect, their campaigns are spread over a
+time that grows with their number, so that votes travel and are synced many at a time and few collide.
+
+It plans, and performs nothing: it sends no message, gives no core an input but the agreement to rest on fewer
+members, and has no timer. The driver asks for what is due and performs it.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from laminar.node.consensus.raft_wire import PLAIN_BEAT, Beat
 from laminar.node.consensus.replica import Replica
-from laminar.node.host.clock import Clock
 from laminar.node.transport.transport import Address, Peer
 from raft.values import Role
 
-# Each follower of a quiet group asks once in so long.
+# Each follower of a quiet group asks about it once in this time.
 AUDIT_MS = 60_000
-# So many groups are told of news in one turn of the loop.
-MOST_AT_ONCE = 256
-# What an election costs the loops of those who take part, about; elections are spread accordingly.
+# About what an election costs the loops that take part; elections are spread accordingly.
 ELECTION_COST_MS = 1
 
 
-class Pair:
+class PeerLiveness:
     """What this process knows of one other with which it shares groups."""
 
     __slots__ = ("_credit", "_round", "address", "heard_ms", "is_up", "node", "nonce", "resting", "role")
@@ -42,10 +43,10 @@ class Pair:
     def __init__(self, peer: Peer, *, heard_ms: int) -> None:
         self.node = peer.node
         self.role = peer.role
-        # Of the life that was heard last.
+        # Of the incarnation that was heard last.
         self.nonce = peer.nonce
         self.heard_ms = heard_ms
-        # Whether it is connected with us, as far as there is news.
+        # Whether it is connected with us, as far as is known.
         self.is_up = False
         self.address: Address | None = None
         # Quiet groups that rest on it, by group id.
@@ -55,10 +56,10 @@ class Pair:
         self._credit = 0.0
 
     def __repr__(self) -> str:
-        return f"<Pair {self.node}/{self.role} {len(self.resting)} resting>"
+        return f"<PeerLiveness {self.node}/{self.role} {len(self.resting)} resting>"
 
-    def questions(self, *, interval_ms: int) -> list[tuple[bytes, int]]:
-        """What to ask in this beat: each group that follows somebody there, once in `AUDIT_MS`."""
+    def audit_batch(self, *, interval_ms: int) -> list[tuple[bytes, int]]:
+        """Return each (group, term) to ask about in this keepalive; a group is due once in `AUDIT_MS`."""
         asks: list[tuple[bytes, int]] = []
         self._credit += len(self.resting) * interval_ms / AUDIT_MS
         while self._credit >= 1:
@@ -71,212 +72,210 @@ class Pair:
         return asks
 
 
-class Pairs:
-    """All of a process. `settle(replica)` is called after each input that is given to a core here, and
-    `on_failed(replica, error)` when the core raised.
+class News(NamedTuple):
+    """These members of a group are gone, or have started again. A follower campaigns within `spread_ms`."""
 
-    `address_of(node, replica)` and `address_of_peer(peer)` give addresses, or None while they aren't known.
+    replica: Replica
+    members: list[int]
+    spread_ms: int
+
+
+class Quiescence:
+    """The quiet groups of one process, and the processes that they rest on.
+
+    `replicas` are those that the process drives. `address_of(node, replica)` and `address_of_peer(peer)` give
+    addresses, or None while they are not known. After a call that may produce news, `has_news` says so.
     """
 
     def __init__(
         self,
-        clock: Clock,
         *,
         replicas: Mapping[bytes, Replica],
         election_timeout_ms: int,
         heartbeat_ms: int,
         address_of: Callable[[str, Replica], Address | None],
         address_of_peer: Callable[[Peer], Address | None],
-        send: Callable[[Address, Beat], None],
-        settle: Callable[[Replica], None],
-        on_failed: Callable[[Replica, Exception], None],
-        on_error: Callable[[BaseException], None],
     ) -> None:
-        self._clock = clock
         self._replicas = replicas
         self._silence_ms = election_timeout_ms
         self._heartbeat_ms = heartbeat_ms
         self._address_of = address_of
         self._address_of_peer = address_of_peer
-        self._send = send
-        self._settle = settle
-        self._on_failed = on_failed
-        self._on_error = on_error
-        self._loop = asyncio.get_running_loop()
-        self._pairs: dict[tuple[str, int], Pair] = {}
-        # Groups led here that rest without a member; where they would find it, and how many of them.
-        self._seekers: dict[bytes, Replica] = {}
+        self._peers: dict[tuple[str, int], PeerLiveness] = {}
+        # The process from which each member of a group was last heard.
+        self._members: dict[Replica, dict[int, PeerLiveness]] = {}
+        # The quiet replicas, and the processes that each rests on.
+        self._quiet: dict[Replica, Sequence[PeerLiveness]] = {}
+        # Quiet leaders that rest without a member: where it would be reached, and how many want it there.
+        self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_ms = 0
         self._next_grace_ms = 0
-        # Groups that are still to be told: which of their members are gone.
+        # Groups that are still to hear which of their members are gone.
         self._news: dict[bytes, list[int]] = {}
         self._spread_ms = 0
-        self._telling = False
-        self._closed = False
-        self.quiet_groups = 0
         self.woken = 0
-        self.beats = 0
+        self.keepalives_sent = 0
 
-    def close(self) -> None:
-        """No more beats, no more news."""
-        self._closed = True
-        self._news.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+    @property
+    def quiet_groups(self) -> int:
+        """How many groups are quiet here."""
+        return len(self._quiet)
 
     # -- falling quiet ---------------------------------------------------------------------
 
-    def offer(self, replica: Replica) -> None:
-        """A leader has nothing to do: let it ask the others to rest, but for those whose node is gone.
+    def absent(self, replica: Replica) -> list[int]:
+        """Return the members whose node is gone: a group may fall quiet without asking them.
 
         One that is connected and doesn't answer may need what only a leader that is awake tells it. One that
-        is gone may not be able to reach us when it is back, as it may have forgotten where we live: so the
-        beats go there too, and when a connection stands again, the groups that rest without it are woken.
+        is gone may not be able to reach us when it is back, as it may have forgotten our address: so
+        keepalives go there too, and once it is connected again, the groups that rest without it are woken.
         """
-        up = {pair.node for pair in self._pairs.values() if pair.is_up}
-        absent = [
+        up = {peer.node for peer in self._peers.values() if peer.is_up}
+        return [
             member
             for member in replica.configuration.members()
             if member != replica.replica_id and replica.nodes[member] not in up
         ]
-        replica.core.offer_rest(absent=absent)
 
-    def settled(self, replica: Replica) -> None:
-        """Its core has dealt with an input: it may have fallen quiet by it, or have been woken."""
+    def is_quiet(self, replica: Replica) -> bool:
+        """Return whether a replica was quiet after its last input."""
+        return replica in self._quiet
+
+    def settled(self, replica: Replica) -> bool:
+        """Note that a core has processed an input; return whether its group has fallen quiet by it."""
         if not replica.core.quiet:
-            if replica.resting is not None:
-                self._get_up(replica)
-        elif replica.resting is None:
-            self.quiet_groups += 1
-            self._lie_down(replica)
+            if replica in self._quiet:
+                self._unquiesce(replica)
+            return False
+        if replica in self._quiet:
+            return False
+        self._quiesce(replica)
+        return True
 
-    def _lie_down(self, replica: Replica) -> None:
-        replica.resting = [replica.pairs[member] for member in replica.core.rests_on]
-        for member, pair in zip(replica.core.rests_on, replica.resting, strict=True):
-            pair.address = self._address_of(replica.nodes[member], replica)
-            pair.resting[replica.group] = replica
+    def _quiesce(self, replica: Replica) -> None:
+        members = self._members.get(replica, {})
+        peers = self._quiet[replica] = [members[member] for member in replica.core.rests_on]
+        for member, peer in zip(replica.core.rests_on, peers, strict=True):
+            peer.address = self._address_of(replica.nodes[member], replica)
+            peer.resting[replica.group] = replica
         if replica.core.role is Role.LEADER:
             self._seek_absent(replica)
-        if replica.resting or replica.sought:
-            self._arm()
 
     def _seek_absent(self, replica: Replica) -> None:
         known = {replica.replica_id, *replica.core.rests_on}
         absent = [member for member in replica.configuration.members() if member not in known]
         if not absent:
             return
-        self._seekers[replica.group] = replica
         addresses = (self._address_of(replica.nodes[member], replica) for member in absent)
-        replica.sought = [address for address in addresses if address is not None]
-        self._sought.update(replica.sought)
+        sought = self._sought_by[replica] = [address for address in addresses if address is not None]
+        self._sought.update(sought)
 
-    def addresses_changed(self) -> None:
-        """Who is away may come back elsewhere: a learner there waits for a leader that finds it."""
-        for replica in list(self._seekers.values()):
-            self._seek_no_more(replica)
-            self._seek_absent(replica)
-        if self._sought:
-            self._arm()
-
-    def _seek_no_more(self, replica: Replica) -> None:
-        if self._seekers.pop(replica.group, None) is None:
-            return
-        for address in replica.sought:
+    def _stop_seeking(self, replica: Replica) -> None:
+        for address in self._sought_by.pop(replica, ()):
             self._sought[address] -= 1
             if not self._sought[address]:
                 del self._sought[address]
-        replica.sought = ()
 
-    def removed(self, replica: Replica) -> None:
-        """It is driven no more. Those who rest on it hear our beats as before, so they are told."""
+    def addresses_changed(self) -> None:
+        """Seek absent members where they are now: a learner waits there for a leader that finds it."""
+        for replica in list(self._sought_by):
+            self._stop_seeking(replica)
+            self._seek_absent(replica)
+
+    def removed(self, replica: Replica) -> list[tuple[Address, Beat]]:
+        """Forget a replica that is not driven any more; return what to send to those who rest on it.
+
+        They hear our keepalives as before, so they must be told.
+        """
         self._news.pop(replica.group, None)
-        if replica.resting is not None:
+        farewell = []
+        if replica in self._quiet:
             if replica.core.role is Role.LEADER:
-                for pair in replica.resting:
-                    if pair.address is not None:
-                        self._send(pair.address, Beat([], [replica.group]))
-            self._get_up(replica)
+                addresses = [peer.address for peer in self._quiet[replica]]
+                farewell = [(each, Beat([], [replica.group])) for each in addresses if each is not None]
+            self._unquiesce(replica)
+        self._members.pop(replica, None)
+        return farewell
 
-    def _get_up(self, replica: Replica) -> None:
-        self._leave_pairs(replica)
-        self.quiet_groups -= 1
+    def _unquiesce(self, replica: Replica) -> None:
+        self._leave_peers(replica)
         self.woken += 1
 
-    def _leave_pairs(self, replica: Replica) -> None:
-        for pair in replica.resting or ():
-            del pair.resting[replica.group]
-        replica.resting = None
-        self._seek_no_more(replica)
+    def _leave_peers(self, replica: Replica) -> None:
+        for peer in self._quiet.pop(replica):
+            del peer.resting[replica.group]
+        self._stop_seeking(replica)
 
     # -- signs of life ---------------------------------------------------------------------
 
-    def hears(self, replica: Replica, member: int) -> bool:
-        """Whether the process of a member is connected, and was heard within an election timeout."""
-        pair = replica.pairs.get(member)
+    def hears(self, replica: Replica, member: int, *, now_ms: int) -> bool:
+        """Return whether a member's process is connected, and was heard within an election timeout."""
+        peer = self._members.get(replica, {}).get(member)
         return (
-            pair is not None
-            and pair.is_up
-            and self._clock.monotonic_ms() - pair.heard_ms <= self._silence_ms + self._heartbeat_ms
+            peer is not None
+            and peer.is_up
+            and now_ms - peer.heard_ms <= self._silence_ms + self._heartbeat_ms
         )
 
-    def heard(self, peer: Peer, *, now_ms: int) -> Pair:
-        """Something came from a process, in this life of it."""
+    def contact(self, peer: Peer, *, now_ms: int) -> PeerLiveness:
+        """Note that something came from a process, in this incarnation of it. May produce news."""
         key = (peer.node, peer.role)
-        pair = self._pairs.get(key)
-        if pair is None:
-            pair = self._pairs[key] = Pair(peer, heard_ms=now_ms)
-        elif pair.nonce != peer.nonce:
-            pair.nonce = peer.nonce
-            self._tell_all(
-                (replica, [member for member, its in replica.pairs.items() if its is pair])
-                for replica in self._replicas.values()
+        liveness = self._peers.get(key)
+        if liveness is None:
+            liveness = self._peers[key] = PeerLiveness(peer, heard_ms=now_ms)
+        elif liveness.nonce != peer.nonce:
+            liveness.nonce = peer.nonce
+            self._add_news(
+                (replica, [member for member, its in members.items() if its is liveness])
+                for replica, members in self._members.items()
             )
-        pair.heard_ms = now_ms
-        if not pair.is_up:
-            self._came_up(pair)
-        return pair
+        liveness.heard_ms = now_ms
+        if not liveness.is_up:
+            self._came_up(liveness)
+        return liveness
 
-    def _came_up(self, pair: Pair) -> None:
-        """It was gone until now: groups that rest without its node have somebody to bring up."""
-        pair.is_up = True
-        self._tell_all(
-            (replica, [member for member, node in replica.nodes.items() if node == pair.node])
-            for replica in self._replicas.values()
-            if replica.core.role is Role.LEADER
-            and replica.resting is not None
-            and pair not in replica.resting
+    def member_heard(self, replica: Replica, member: int, peer: PeerLiveness) -> None:
+        """Note the process from which a member's message came."""
+        members = self._members.get(replica)
+        if members is None:
+            members = self._members[replica] = {}
+        if members.get(member) is not peer:
+            members[member] = peer
+
+    def _came_up(self, peer: PeerLiveness) -> None:
+        """Wake the groups that rest without this node: it was gone, and must be brought up to date."""
+        peer.is_up = True
+        self._add_news(
+            (replica, [member for member, node in replica.nodes.items() if node == peer.node])
+            for replica, peers in self._quiet.items()
+            if replica.core.role is Role.LEADER and peer not in peers
         )
-
-    def up(self, peer: Peer) -> None:
-        """A connection with it stands."""
-        self.heard(peer, now_ms=self._clock.monotonic_ms())
 
     def lost(self, address: Address, peer: Peer | None) -> None:
-        """News: the process at an address is gone, or can't be reached."""
+        """Note that the process at an address is gone, or can't be reached. May produce news."""
         if peer is not None:
-            pair = self._pairs.get((peer.node, peer.role))
-            if pair is not None and pair.nonce == peer.nonce:
-                pair.is_up = False
-        self._tell_all(
+            liveness = self._peers.get((peer.node, peer.role))
+            if liveness is not None and liveness.nonce == peer.nonce:
+                liveness.is_up = False
+        self._add_news(
             (replica, members)
             for replica in self._replicas.values()
             if (members := self._members_at(address, replica)) and not self._rests_without(replica, members)
         )
 
     def _rests_without(self, replica: Replica, members: list[int]) -> bool:
-        """Whether a quiet leader just rests on, on the others: thousands need not wake to agree on that.
+        """Let a quiet leader rest on the other members alone, if it may; thousands need not wake for that.
 
-        Only without those whose coming back is news, by which it is woken.
+        Only without members whose return is news, which wakes it.
         """
-        if replica.resting is None or replica.core.role is not Role.LEADER:
+        if replica not in self._quiet or replica.core.role is not Role.LEADER:
             return False
-        pairs = (replica.pairs.get(member) for member in members)
-        if any(pair is None or pair.is_up for pair in pairs) or not replica.core.rest_without(members):
+        known = self._members.get(replica, {})
+        peers = (known.get(member) for member in members)
+        if any(peer is None or peer.is_up for peer in peers) or not replica.core.rest_without(members):
             return False
-        self._leave_pairs(replica)
-        self._lie_down(replica)
+        self._leave_peers(replica)
+        self._quiesce(replica)
         return True
 
     def _members_at(self, address: Address, replica: Replica) -> list[int]:
@@ -285,68 +284,64 @@ class Pairs:
             for member, node in replica.nodes.items()
             if member != replica.replica_id and self._address_of(node, replica) == address
         ]
-        if replica.resting is not None and replica.core.role is Role.LEADER:
-            # Those that it rests without were gone before: that a beat did not reach them is no news.
+        if replica in self._quiet and replica.core.role is Role.LEADER:
+            # Those that it rests without were gone before: that a keepalive did not reach them is no news.
             return [member for member in members if member in replica.core.rests_on]
         return members
 
-    def postpone(self, *, by_ms: int) -> None:
-        """This loop stood still: the silence was ours. One that is always late is busy, and hears the others
-        all the same: so it is forgiven once in an election timeout.
+    def postpone(self, *, by_ms: int, now_ms: int) -> None:
+        """Excuse the silence of all peers by `by_ms`, because this loop stood still.
+
+        A loop that is always late is busy, and hears the others all the same: so this is granted once in an
+        election timeout.
         """
-        now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_grace_ms:
             return
         self._next_grace_ms = now_ms + self._silence_ms
-        for pair in self._pairs.values():
-            pair.heard_ms += by_ms
+        for peer in self._peers.values():
+            peer.heard_ms += by_ms
 
-    # -- beats -----------------------------------------------------------------------------
+    # -- keepalives ------------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        if self._timer is None and not self._closed:
-            # On the leaders' grid (`raft.leadership`), so that a beat leaves with the heartbeats.
-            now_ms = self._clock.monotonic_ms()
-            self._due_ms = now_ms - now_ms % self._heartbeat_ms + self._heartbeat_ms
-            self._timer = self._loop.call_later((self._due_ms - now_ms) / 1000, self._beat)
+    def next_keepalive_ms(self, now_ms: int) -> int | None:
+        """Return when the next keepalives are due; None while no group is quiet that needs them."""
+        if not self._sought and not any(peer.resting for peer in self._peers.values()):
+            return None
+        # On the leaders' grid (`raft.leadership`), so that keepalives leave together with heartbeats.
+        return now_ms - now_ms % self._heartbeat_ms + self._heartbeat_ms
 
-    def _beat(self) -> None:
-        self._timer = None
-        try:
-            now_ms = self._clock.monotonic_ms()
-            if now_ms - self._due_ms > self._heartbeat_ms // 2:
-                self.postpone(by_ms=now_ms - self._due_ms + self._heartbeat_ms)
-            rested_on = [pair for pair in self._pairs.values() if pair.resting]
-            for pair in rested_on:
-                if now_ms - pair.heard_ms >= self._silence_ms:
-                    self._tell_all(
-                        (replica, [member for member, its in replica.pairs.items() if its is pair])
-                        for replica in list(pair.resting.values())
-                    )
-                elif pair.address is not None:
-                    self.beats += 1
-                    asks = pair.questions(interval_ms=self._heartbeat_ms)
-                    self._send(pair.address, Beat(asks) if asks else PLAIN_BEAT)
-            for address in self._sought:
-                self._send(address, PLAIN_BEAT)
-            if rested_on or self._sought:
-                self._arm()
-        except Exception as error:  # noqa: BLE001  # the owner ends the process
-            self._on_error(error)
+    def keepalives(self, *, now_ms: int, due_ms: int) -> list[tuple[Address, Beat]]:
+        """Return the keepalives to send now; `due_ms` is when they were due. Silent peers become news."""
+        if now_ms - due_ms > self._heartbeat_ms // 2:
+            self.postpone(by_ms=now_ms - due_ms + self._heartbeat_ms, now_ms=now_ms)
+        keepalives = []
+        for peer in self._peers.values():
+            if not peer.resting:
+                continue
+            if now_ms - peer.heard_ms >= self._silence_ms:
+                self._add_news(
+                    (replica, [member for member, its in self._members[replica].items() if its is peer])
+                    for replica in peer.resting.values()
+                )
+            elif peer.address is not None:
+                self.keepalives_sent += 1
+                asks = peer.audit_batch(interval_ms=self._heartbeat_ms)
+                keepalives.append((peer.address, Beat(asks) if asks else PLAIN_BEAT))
+        return keepalives + [(address, PLAIN_BEAT) for address in self._sought]
 
-    def take_beat(self, peer: Peer, beat: Beat, *, now_ms: int) -> None:
-        """A beat came: answer what it asks, and believe what it answers."""
-        pair = self.heard(peer, now_ms=now_ms)
-        if beat is PLAIN_BEAT:
-            return
+    def answer(self, peer: Peer, beat: Beat) -> list[tuple[Address, Beat]]:
+        """Return the answer to the audit in a keepalive, if any; what it answers itself becomes news."""
+        liveness = self._peers[peer.node, peer.role]
+        answer = []
         wakes = [group for group, term in beat.asks if not self._leads_quietly(group, term)]
-        address = pair.address or (self._address_of_peer(peer) if wakes else None)
+        address = liveness.address or (self._address_of_peer(peer) if wakes else None)
         if wakes and address is not None:
-            self._send(address, Beat([], wakes))
-        found = [pair.resting[group] for group in beat.wakes if group in pair.resting]
-        self._tell_all(
+            answer.append((address, Beat([], wakes)))
+        found = [liveness.resting[group] for group in beat.wakes if group in liveness.resting]
+        self._add_news(
             (replica, [replica.core.leader_id]) for replica in found if replica.core.role is Role.FOLLOWER
         )
+        return answer
 
     def _leads_quietly(self, group: bytes, term: int) -> bool:
         replica = self._replicas.get(group)
@@ -357,10 +352,10 @@ class Pairs:
             and replica.core.term == term
         )
 
-    # -- waking ----------------------------------------------------------------------------
+    # -- news ------------------------------------------------------------------------------
 
-    def _tell_all(self, gone: Iterable[tuple[Replica, list[int]]]) -> None:
-        """Tell each of these groups that these members of it are gone."""
+    def _add_news(self, gone: Iterable[tuple[Replica, list[int]]]) -> None:
+        """Let each of these groups hear that these members of it are gone."""
         elections = 0
         for replica, members in gone:
             if not members:
@@ -373,48 +368,26 @@ class Pairs:
             if known is not members:
                 known.extend(members)
         self._spread_ms = max(self._spread_ms, elections * ELECTION_COST_MS)
-        if self._news and not self._telling:
-            self._tell_some()
 
-    def _tell_some(self) -> None:
-        self._telling = False
-        try:
-            for group in list(self._news)[:MOST_AT_ONCE]:
-                self._tell(group, spread_ms=self._spread_ms)
-        except Exception as error:  # noqa: BLE001  # the owner ends the process
-            self._on_error(error)
-        if self._news and not self._closed:
-            self._telling = True
-            self._loop.call_soon(self._tell_some)
-        else:
+    @property
+    def has_news(self) -> bool:
+        """Whether groups are still to hear of members that are gone."""
+        return bool(self._news)
+
+    def take_news(self, most: int) -> list[News]:
+        """Take the news of up to `most` groups."""
+        spread_ms = self._spread_ms
+        taken = []
+        for group in list(self._news)[:most]:
+            members = self._news.pop(group)
+            replica = self._replicas.get(group)
+            if replica is not None:
+                taken.append(News(replica, members, spread_ms))
+        if not self._news:
             self._spread_ms = 0
+        return taken
 
-    def _tell(self, group: bytes, *, spread_ms: int) -> None:
-        members = self._news.pop(group)
-        replica = self._replicas.get(group)
-        if replica is None:
-            return
-        core = replica.core
-        now_ms = self._clock.monotonic_ms()
-        try:
-            if core.role is Role.LEADER:
-                core.wake(now_ms=now_ms)
-                for member in members:
-                    core.unreachable(member)
-            elif core.leader_id in members:
-                core.suspect_leader(now_ms=now_ms, spread_ms=spread_ms)
-        except Exception as error:  # noqa: BLE001  # stops this replica
-            self._on_failed(replica, error)
-        else:
-            self._settle(replica)
-
-    def tell_first(self, replica: Replica) -> None:
-        """If there is news for this group it hears it now: another member asks it for something."""
-        if self._news and replica.group in self._news:
-            self._tell(replica.group, spread_ms=self._spread_ms)
-
-    def wanted(self, replica: Replica) -> None:
-        """Somebody waits for a group that is not led: let it be among the first to find a leader."""
-        self.tell_first(replica)
-        replica.core.expedite_election(now_ms=self._clock.monotonic_ms())
-        self._settle(replica)
+    def take_news_of(self, replica: Replica) -> News | None:
+        """Take the news of one group before its turn: a message or a request waits for it."""
+        members = self._news.pop(replica.group, None)
+        return News(replica, members, self._spread_ms) if members is not None else None

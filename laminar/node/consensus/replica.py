@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from laminar.batch import Buffer, Header, Kind, body_of, build_control, stamp
 from laminar.log.partition_log.log import Log
@@ -18,11 +18,6 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_
 from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace
-
-if TYPE_CHECKING:
-    from laminar.node.consensus.quiescence import Pair
-    from laminar.node.transport.transport import Address
-
 
 # A group that goes on without its majority does so in a term that the others do not reach: each of theirs
 # takes an election.
@@ -96,11 +91,7 @@ class Replica:
         "name",
         "nodes",
         "on_match",
-        "pairs",
         "replica_id",
-        "resting",
-        "scheduled_ms",
-        "sought",
         "wall_ms",
     )
 
@@ -132,12 +123,6 @@ class Replica:
         self.nodes: dict[int, str] = {}
         for _, record in configurations:
             self.nodes.update(record.nodes())
-        self.scheduled_ms: int | None = None
-        # The process that each member was last heard from, and, while we rest, those whose lives are watched.
-        self.pairs: dict[int, Pair] = {}
-        self.resting: Sequence[Pair] | None = None
-        # Where members were that it rests without.
-        self.sought: Sequence[Address] = ()
         # Called after each input while somebody waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None

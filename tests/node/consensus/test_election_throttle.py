@@ -1,25 +1,23 @@
-"""So many elections at once and no more: who stands when (`laminar.node.consensus.election_throttle`)."""
+"""So many elections at once and no more: who campaigns when (`laminar.node.consensus.election_throttle`)."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from laminar.node.consensus.election_throttle import Elections
-from laminar.node.host.clock import Clock
+from laminar.node.consensus.election_throttle import ElectionThrottle
 
 HOLD_MS = 40
 
 
 class Core:
-    """What `Elections` looks at."""
+    """What `ElectionThrottle` looks at."""
 
     is_electing = False
     is_hastened = False
 
 
-class Standing:
+class Candidate:
     """A replica; `end` is what a later input does: it leads, or another does."""
 
     def __init__(self, name: str, line: Line, *, hastened: bool = False) -> None:
@@ -28,121 +26,115 @@ class Standing:
         self.core = Core()
         self.core.is_hastened = hastened
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """Whether another may campaign now."""
         self.core.is_electing = False
-        self.line.elections.settled(self.line.typed(self))
+        return self.line.throttle.settled(self.line.typed(self))
 
 
 class Line:
-    """Elections, two at once, and who stood so far."""
+    """Elections, two at once, and who campaigned so far; polled as the driver does."""
 
     def __init__(self) -> None:
-        self.stood: list[str] = []
-        self.gone: set[str] = set()
-        self.errors: list[BaseException] = []
-        self.clock = Clock()
-        self.elections = Elections(
-            self.clock,
-            hold_ms=HOLD_MS,
-            drives=lambda replica: replica.name not in self.gone,
-            stand=self._stand,
-            on_error=self.errors.append,
-            most_at_once=2,
-        )
+        self.campaigned = ""
+        self.now_ms = 0
+        self.need_not: set[str] = set()
+        self.throttle = ElectionThrottle(hold_ms=HOLD_MS, most_at_once=2)
 
-    def typed(self, replica: Standing) -> Any:
+    def typed(self, replica: Candidate) -> Any:
         return replica
 
-    def _stand(self, replica: Any, now_ms: int) -> None:
-        self.stood.append(replica.name)
-        replica.core.is_electing = True
+    def poll(self) -> None:
+        while (replica := self.throttle.next(self.now_ms)) is not None:
+            candidate: Any = replica
+            if candidate.name not in self.need_not:
+                self.campaigned += candidate.name
+                candidate.core.is_electing = True
+            self.throttle.settled(replica)
 
-    def due(self, names: Iterable[str], *, hastened: bool = False) -> list[Standing]:
-        replicas = [Standing(name, self, hastened=hastened) for name in names]
+    def due(self, names: Iterable[str], *, hastened: bool = False) -> list[Candidate]:
+        replicas = [Candidate(name, self, hastened=hastened) for name in names]
         for replica in replicas:
-            self.elections.due(self.typed(replica), self.clock.monotonic_ms())
+            self.throttle.add(self.typed(replica))
+            self.poll()
         return replicas
 
-    async def until(self, stood: str) -> None:
-        async with asyncio.timeout(10):
-            while "".join(self.stood) != stood:
-                assert not self.errors, self.errors
-                await asyncio.sleep(0.001)
 
-
-async def test_so_many_stand_at_once_and_the_next_when_one_is_over() -> None:
+def test_so_many_campaign_at_once_and_the_next_when_one_is_over() -> None:
     """In the order in which it was their time."""
     line = Line()
     a, b, *_ = line.due("abcd")
-    assert (["a", "b"], 2) == (line.stood, len(line.elections))
+    assert ("ab", 2) == (line.campaigned, len(line.throttle))
 
-    b.end()
-    await line.until("abc")
-    a.end()
-    await line.until("abcd")
-    assert 0 == len(line.elections)
-    line.elections.close()
+    assert b.end()
+    line.poll()
+    assert "abc" == line.campaigned
+    assert a.end()
+    line.poll()
+    assert "abcd" == line.campaigned
+    assert 0 == len(line.throttle)
 
 
-async def test_a_group_that_cannot_elect_holds_up_the_others_for_a_moment_only() -> None:
+def test_a_group_that_cannot_elect_holds_up_the_others_for_a_moment_only() -> None:
     """It lost its majority, perhaps for long; tens of thousands of others did not."""
     line = Line()
-    began_ms = line.clock.monotonic_ms()
     line.due("abcdef")
-    await line.until("abcdef")
+    while line.campaigned != "abcdef":
+        at_ms = line.throttle.next_ms()
+        assert at_ms is not None
+        line.now_ms = at_ms - 1
+        before = line.campaigned
+        line.poll()
+        assert before == line.campaigned
+        line.now_ms = at_ms
+        line.poll()
+        assert before != line.campaigned
 
-    assert line.clock.monotonic_ms() - began_ms >= 2 * HOLD_MS
-    line.elections.close()
+    assert 2 * HOLD_MS == line.now_ms
+    assert line.throttle.next_ms() is None
 
 
-async def test_one_that_tries_again_goes_behind_those_that_have_not_tried() -> None:
+def test_one_that_tries_again_goes_behind_those_that_have_not_tried() -> None:
     """And is one of those under way once, however often it tries."""
     line = Line()
     a, _, _ = line.due("abc")
-    line.elections.due(line.typed(a), line.clock.monotonic_ms())
-    assert ["a", "b", "c"] == line.stood
+    line.throttle.add(line.typed(a))
+    line.poll()
+    assert "abc" == line.campaigned
 
-    await line.until("abca")
-    line.elections.close()
+    line.now_ms = HOLD_MS
+    line.poll()
+    assert "abca" == line.campaigned
 
 
-async def test_a_group_that_somebody_waits_for_goes_first() -> None:
-    """Whether that is known before it is its time, or while it is in line."""
+def test_a_group_that_a_request_waits_for_goes_first() -> None:
+    """Whether that is known before it is its time, or while it waits."""
     line = Line()
     a, b, _, d = line.due("abcd")
     line.due("e", hastened=True)
-    line.elections.hasten(line.typed(d))
+    line.throttle.expedite(line.typed(d))
     a.end()
     b.end()
-    await line.until("abed")
+    line.poll()
+    assert "abed" == line.campaigned
 
-    line.elections.close()
 
-
-async def test_who_is_driven_no_more_does_not_stand_and_holds_up_nobody() -> None:
-    """Neither one that stands nor one in line."""
+def test_one_that_is_not_driven_any_more_does_not_campaign_and_holds_up_no_other() -> None:
+    """Neither one that campaigns nor one that waits."""
     line = Line()
-    a, _, c, _, _ = line.due("abcde")
-    line.gone.add("d")
-    line.elections.removed(line.typed(c))
-    line.elections.removed(line.typed(a))
-    line.elections.due(line.typed(Standing("f", line)), line.clock.monotonic_ms())
+    a, _, c, d, _ = line.due("abcde")
+    for gone in (d, c, a):
+        line.throttle.removed(line.typed(gone))
+    line.due("f")
 
-    assert ["a", "b", "e"] == line.stood
-    line.elections.close()
+    assert "abe" == line.campaigned
 
 
-async def test_one_that_need_not_stand_any_more_takes_no_place() -> None:
-    """A leader was heard while it was in line."""
+def test_one_that_need_not_campaign_any_more_takes_no_place() -> None:
+    """A leader was heard while it waited."""
     line = Line()
     a, _, _, _ = line.due("abcd")
-    stand = line._stand
-
-    def led(replica: Any, now_ms: int) -> None:
-        if replica.name != "c":
-            stand(replica, now_ms)
-
-    line.elections._stand = led
+    line.need_not.add("c")
     a.end()
-    await line.until("abd")
-    line.elections.close()
+    line.poll()
+    assert "abd" == line.campaigned

@@ -6,8 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.consensus.quiescence import Pairs
-from laminar.node.host.clock import Clock
+from laminar.node.consensus.quiescence import ELECTION_COST_MS, News, Quiescence
 from laminar.node.transport.transport import Address, Peer, TcpAddress
 from raft.configuration import Configuration
 from raft.values import Role
@@ -60,66 +59,58 @@ async def test_pitfall_42_a_quiet_leader_restarted_within_the_timeout_is_replace
         cluster.check_equal()
 
 
-class Hands(Clock):
-    """A clock that a test sets."""
-
-    __slots__ = ("now_ms",)
-
-    def __init__(self) -> None:
-        self.now_ms = 0
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-
-def one_that_rests(clock: Clock, suspected: list[int]) -> tuple[Pairs, Any]:
-    """A process with one quiet follower of replica 1 on node `a`; notes when it suspects that leader."""
+def one_that_rests() -> tuple[Quiescence, Any]:
+    """A process with one quiet follower of replica 1 on node `a`."""
     core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiet=True, rests_on=(1,), term=1)
-    core.suspect_leader = lambda now_ms, spread_ms: suspected.append(now_ms)
-    replica: Any = SimpleNamespace(group=b"g", core=core, nodes={1: "a", 2: "b"}, resting=None, sought=())
-    pairs = Pairs(
-        clock,
+    replica: Any = Stub(group=b"g", core=core, nodes={1: "a", 2: "b"})
+    quiescence = Quiescence(
         replicas={b"g": replica},
         election_timeout_ms=1500,
         heartbeat_ms=200,
         address_of=lambda node, replica: None,
         address_of_peer=lambda peer: None,
-        send=lambda address, beat: None,
-        settle=lambda replica: None,
-        on_failed=lambda replica, error: None,
-        on_error=lambda error: None,
     )
-    replica.pairs = {1: pairs.heard(Peer("a", 1, b"one life"), now_ms=0)}
-    return pairs, replica
+    heard_from(quiescence, replica, 1, Peer("a", 1, b"one life"))
+    return quiescence, replica
 
 
-async def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
-    """Nobody saw the connection break, and the process that came back may not drive the group at all: its
-    beats say nothing of the one that led.
+class Stub:
+    """A replica, by what `Quiescence` looks at."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+def heard_from(quiescence: Quiescence, replica: Any, member: int, peer: Peer) -> None:
+    quiescence.member_heard(replica, member, quiescence.contact(peer, now_ms=0))
+
+
+def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
+    """The end of the connection may have gone unnoticed, and the process that came back may not drive the
+    group at all: its keepalives say nothing of the one that led.
     """
-    suspected: list[int] = []
-    pairs, _ = one_that_rests(Clock(), suspected)
-    pairs.heard(Peer("a", 1, b"one life"), now_ms=1)
-    assert [] == suspected
+    quiescence, replica = one_that_rests()
+    quiescence.contact(Peer("a", 1, b"one life"), now_ms=1)
+    assert not quiescence.has_news
 
-    pairs.heard(Peer("a", 1, b"another life"), now_ms=2)
-    assert 1 == len(suspected)
-    pairs.close()
+    quiescence.contact(Peer("a", 1, b"another life"), now_ms=2)
+    assert [News(replica, [1], ELECTION_COST_MS)] == quiescence.take_news(10)
+    assert not quiescence.has_news
 
 
-async def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
+def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
     """One late turn is forgiven; a process that is busy for long must not take the dead for living."""
-    suspected: list[int] = []
-    clock = Hands()
-    pairs, replica = one_that_rests(clock, suspected)
-    pairs.settled(replica)
-    while clock.now_ms < 6000 and not suspected:
-        clock.now_ms = pairs._due_ms + 150
-        pairs._beat()
+    quiescence, replica = one_that_rests()
+    assert quiescence.settled(replica)
+    now_ms = 0
+    while now_ms < 6000 and not quiescence.has_news:
+        due_ms = quiescence.next_keepalive_ms(now_ms)
+        assert due_ms is not None
+        now_ms = due_ms + 150
+        quiescence.keepalives(now_ms=now_ms, due_ms=due_ms)
 
-    assert suspected
-    assert suspected[0] >= 1500 + 350, "the first was forgiven"
-    pairs.close()
+    assert [[1]] == [news.members for news in quiescence.take_news(10)]
+    assert now_ms >= 1500 + 350, "the first was forgiven"
 
 
 async def test_a_quiet_group_whose_wires_are_cut_silently_elects() -> None:
@@ -219,44 +210,34 @@ async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_
         assert 2 == len(leader.replica.core.rests_on)
 
 
-async def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
-    """Its node comes back at another address, and a learner asks nobody for a leader."""
-    clock, sent = Hands(), list[Address]()
+def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
+    """Its node comes back at another address, and a learner asks no other replica for a leader."""
     where = {"b": TcpAddress("127.0.0.1", 1), "c": TcpAddress("127.0.0.1", 2)}
     core = SimpleNamespace(role=Role.LEADER, leader_id=1, quiet=True, rests_on=(2,), term=1)
-    replica: Any = SimpleNamespace(
+    replica: Any = Stub(
         group=b"g",
         replica_id=1,
         core=core,
         nodes={1: "a", 2: "b", 3: "c"},
         configuration=Configuration((1, 2), (3,)),
-        resting=None,
-        sought=(),
     )
-    pairs = Pairs(
-        clock,
+    quiescence = Quiescence(
         replicas={b"g": replica},
         election_timeout_ms=1500,
         heartbeat_ms=200,
         address_of=lambda node, replica: where.get(node),
         address_of_peer=lambda peer: None,
-        send=lambda address, beat: sent.append(address),
-        settle=lambda replica: None,
-        on_failed=lambda replica, error: None,
-        on_error=lambda error: None,
     )
-    replica.pairs = {2: pairs.heard(Peer("b", 1, b"one life"), now_ms=0)}
-    pairs.settled(replica)
+    heard_from(quiescence, replica, 2, Peer("b", 1, b"one life"))
+    assert quiescence.settled(replica)
 
     where["c"] = TcpAddress("127.0.0.1", 3)
-    pairs.addresses_changed()
-    clock.now_ms = pairs._due_ms
-    pairs._beat()
-    assert [where["b"], where["c"]] == sent
+    quiescence.addresses_changed()
+    sent = quiescence.keepalives(now_ms=200, due_ms=200)
+    assert [where["b"], where["c"]] == [address for address, _ in sent]
+    assert 400 == quiescence.next_keepalive_ms(200)
 
     core.quiet = False
-    pairs.settled(replica)
-    sent.clear()
-    pairs._beat()
-    assert [] == sent
-    pairs.close()
+    assert not quiescence.settled(replica)
+    assert [] == quiescence.keepalives(now_ms=400, due_ms=400)
+    assert quiescence.next_keepalive_ms(400) is None

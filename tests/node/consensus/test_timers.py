@@ -1,4 +1,4 @@
-"""Deadlines of many groups in one heap: each is told in time, and one timer of the loop stands for all."""
+"""Deadlines of many groups in one heap: each is dealt with in time, and one timer of the loop serves all."""
 
 from __future__ import annotations
 
@@ -6,64 +6,124 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.consensus.timers import MOST_DUE, Timers
+from laminar.node.consensus.driver import MOST_DUE, Driver
+from laminar.node.consensus.timers import Alarm, Deadlines
 from laminar.node.host.clock import Clock
+from raft.values import Ready, Role
 
 
-class Counted(Timers):
-    """Counts how often it is called."""
+class Group:
+    """A replica whose core is due again and again."""
 
-    ticks = 0
+    def __init__(self, number: int, due_ms: int, *, interval_ms: int) -> None:
+        self.group = self.name = number
+        self.core = self
+        self.log = SimpleNamespace(last_index=0, last_term=0)
+        self.role, self.leading = Role.LEADER, True
+        self.on_match = None
+        self.forgetful = self.is_calm = self.quiet = self.is_electing = False
+        self.second_leader = 0
+        self.due_ms, self.interval_ms = due_ms, interval_ms
+        self.expired = 0
 
-    def _tick(self) -> None:
-        self.ticks += 1
-        super()._tick()
+    def deadline_ms(self) -> int:
+        return self.due_ms
 
+    def expire(self, *, now_ms: int) -> None:
+        assert now_ms >= self.due_ms
+        self.expired += 1
+        self.due_ms += self.interval_ms
 
-class Groups:
-    """So many groups that are due at the same instant, again and again."""
-
-    def __init__(self, number: int, *, interval_ms: int) -> None:
-        self.interval_ms = interval_ms
-        self.told = 0
-        self.clock = Clock()
-        self.due_ms = self.clock.monotonic_ms() + interval_ms
-        self.timers = Counted(
-            self.clock,
-            heartbeat_ms=10_000,
-            drives=lambda replica: True,
-            on_due=self._on_due,
-            on_stall=lambda late_ms: None,
-            on_failed=lambda replica, error: self._raise(error),
-            on_error=self._raise,
-        )
-        self.replicas = [self._made() for _ in range(number)]
-        for replica in self.replicas:
-            self.timers.schedule(replica)
-
-    def _made(self) -> Any:
-        replica = SimpleNamespace(scheduled_ms=None, due_ms=self.due_ms)
-        replica.core = SimpleNamespace(deadline_ms=lambda: replica.due_ms)
-        return replica
-
-    def _on_due(self, replica: Any, now_ms: int) -> None:
-        self.told += 1
-        replica.due_ms += self.interval_ms
-        self.timers.schedule(replica)
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
+    def take_ready(self) -> Ready:
+        return Ready()
 
 
-async def test_one_timer_stands_for_all_groups_also_when_many_are_due_at_once() -> None:
+async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> None:
     """What is left for another turn replaces the timer and does not add to it."""
-    groups = Groups(4 * MOST_DUE + 1, interval_ms=50)
+    clock: Any = Clock()
+    storage: Any = SimpleNamespace()
+    transport: Any = SimpleNamespace(pause_bulk=None, resume_bulk=None)
+    errors: list[BaseException] = []
+    driver = Driver(
+        storage=storage,
+        transport=transport,
+        clock=clock,
+        address_of=lambda node, replica: None,
+        on_fatal=errors.append,
+        heartbeat_ms=10_000,
+    )
+    rings = 0
+    on_deadline = driver._deadline_alarm._ring
+
+    def ring(at_ms: int | None) -> None:
+        nonlocal rings
+        rings += 1
+        on_deadline(at_ms)
+
+    driver._deadline_alarm._ring = ring
+    due_ms = clock.monotonic_ms() + 50
+    groups: list[Any] = [Group(number, due_ms, interval_ms=50) for number in range(4 * MOST_DUE + 1)]
+    for group in groups:
+        driver.add(group)
     ticks = []
     async with asyncio.timeout(20):
         for interval in range(1, 13):
-            while groups.told < interval * len(groups.replicas):  # noqa: ASYNC110  # counted from within
+            while sum(group.expired for group in groups) < interval * len(groups):  # noqa: ASYNC110  # counted
                 await asyncio.sleep(0.002)
-            ticks.append(groups.timers.ticks)
-    groups.timers.close()
+            ticks.append(rings)
+    driver.silence()
+    assert not errors
+    assert 0 == driver.statistics()["stopped_replicas"]
     # Five turns for those that are due, and as many in which nothing is due yet.
     assert ticks[-1] - ticks[-3] <= 2 * 10, ticks
+
+
+def test_a_deadline_that_came_nearer_counts_once_and_one_of_a_removed_replica_never() -> None:
+    """Entries of the heap that are out of date are passed over."""
+    deadlines = Deadlines()
+    a: Any = "a"
+    b: Any = "b"
+    assert deadlines.schedule(a, 100)
+    assert not deadlines.schedule(a, 200)
+    assert deadlines.schedule(a, 50)
+    assert deadlines.schedule(b, 60)
+    assert 50 == deadlines.next_ms()
+    assert deadlines.pop(49) is None
+
+    assert a == deadlines.pop(50)
+    deadlines.remove(b)
+    assert deadlines.pop(1000) is None
+    assert deadlines.next_ms() is None
+
+
+async def test_an_alarm_rings_once_at_the_earliest_instant_that_was_asked_for() -> None:
+    """A later one does not move it, and a closed one stays silent."""
+    clock = Clock()
+    rung: list[int | None] = []
+    done = asyncio.Event()
+
+    def ring(at_ms: int | None) -> None:
+        rung.append(at_ms)
+        done.set()
+
+    alarm = Alarm(clock, ring)
+    now_ms = clock.monotonic_ms()
+    alarm.set(now_ms + 60_000)
+    alarm.set(now_ms + 1)
+    alarm.set(now_ms + 30_000)
+    await asyncio.wait_for(done.wait(), 10)
+    assert [now_ms + 1] == rung
+
+    done.clear()
+    alarm.set(now_ms + 60_000)
+    alarm.set_next_turn()
+    alarm.set(now_ms)
+    await asyncio.wait_for(done.wait(), 10)
+    assert [now_ms + 1, None] == rung
+
+    alarm.set_next_turn()
+    alarm.close()
+    alarm.set(now_ms)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [now_ms + 1, None] == rung
