@@ -34,7 +34,7 @@ from laminar.node.runtime.boot import Addresses, Boot, StatusBoard
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.process import Process, open_home
 from laminar.node.transport.transport import Address, TcpAddress
-from membership.lives import Life
+from membership.boot_history import BootRecord
 from membership.records import CatalogState, NodeRecord
 from raft.values import NotLeader
 
@@ -138,7 +138,7 @@ class GroupProcess(Process):
     def knows(self, node: str) -> bool:
         return node in self.addresses
 
-    def known_life(self, node: str) -> Life | None:
+    def known_boot(self, node: str) -> BootRecord | None:
         """See Process: there is no catalog to have heard of any."""
         return None
 

@@ -32,23 +32,23 @@ _MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One network interface, as it was when asked."""
+    """One network interface, at the time of the question."""
 
     index: int
     name: str
     up: bool
     loopback: bool
     kind: str
-    """`veth`, `bridge`, ...; empty for a device of its own."""
+    """`veth`, `bridge`, ...; empty for a physical device."""
     xdp_mode: str
     """How an XDP program is attached: `native`, `generic`; empty if none is."""
     xdp_program: int
-    """That program's id; 0 if there is none."""
+    """The program's id; 0 if there is none."""
     addresses: tuple[IPv4Address | IPv6Address, ...]
 
 
 def interfaces() -> list[Interface]:
-    """All of them, by index."""
+    """Return all interfaces, by index."""
     addresses: dict[int, list[IPv4Address | IPv6Address]] = {}
     for payload in _dump(_RTM_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         index = _ADDRESS.unpack_from(payload)[4]
@@ -79,10 +79,10 @@ def interfaces() -> list[Interface]:
 
 
 def interfaces_of(host: str) -> list[Interface]:
-    """Those by which packets to this address come in.
+    """Return the interfaces on which packets to the address `host` arrive.
 
-    For 0.0.0.0 and :: all that are up and have an address of that kind, without loopback and bridges (whose
-    members see the packets first).
+    For 0.0.0.0 and :: these are all that are up and have an address of that kind, without loopback and
+    bridges (whose members see the packets first).
     """
     address = ip_address(host)
     found = interfaces()
@@ -101,7 +101,10 @@ def interfaces_of(host: str) -> list[Interface]:
 
 
 def network_namespace() -> int:
-    """The number of this process's network namespace; an interface's index is unique only within one."""
+    """Return the number of this process's network namespace.
+
+    An interface's index is unique only within one.
+    """
     return os.stat("/proc/self/ns/net").st_ino
 
 
@@ -110,7 +113,7 @@ def _text(raw: bytes) -> str:
 
 
 def _dump(kind: int, request: bytes) -> Iterator[bytes]:
-    """The payload of every message of the answer."""
+    """Yield the payload of every message of the answer."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
         sock.bind((0, 0))
         sock.send(_HEADER.pack(_HEADER.size + len(request), kind, _DUMP_REQUEST, 1, 0) + request)

@@ -1,8 +1,8 @@
 """The bpf(2) system call, as far as it is needed here: maps, programs, links and pins, by file descriptor.
 
-BCC compiles the program and makes its maps, and drags a compiler into the process that asks it to. All that
-comes after is done by this module, in any process. Every failure is an `OSError` with the kernel's number;
-a program that the verifier refuses is `Refused`, with its log. Source: linux/bpf.h.
+BCC compiles the program and makes its maps, and loads a compiler into the process that uses it. Everything
+after that is done by this module, in any process. Every failure is an `OSError` with the kernel's number; a
+program that the verifier refuses is `Refused`, with its log. Source: linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ATTACH_XDP = 37
 _LOG_BYTES = 1 << 20
 
 XDP_SKB_MODE = 1 << 1
-"""Generic: in the kernel's own network code, for every device (linux/if_link.h)."""
+"""Generic mode: in the kernel's own network code, for every device (linux/if_link.h)."""
 XDP_DRIVER_MODE = 1 << 2
-"""Native: in the driver, where it can."""
+"""Native mode: in the driver, where it can."""
 XDP_PASS, XDP_REDIRECT = 2, 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +49,11 @@ class Refused(Exception):
 
 
 def call(command: int, attributes: bytes | bytearray | ctypes.Array[ctypes.c_char]) -> int:
-    """bpf(command, attributes); its result. OSError if it fails."""
+    """Call bpf(command, attributes) and return its result.
+
+    Raises:
+        OSError: the call failed.
+    """
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"the number of bpf(2) on {platform.machine()} is not known here")
@@ -66,7 +70,10 @@ def call(command: int, attributes: bytes | bytearray | ctypes.Array[ctypes.c_cha
 
 
 def possible_cpus() -> int:
-    """How many CPUs the kernel is made for here: a value of a per-CPU map has a part for each."""
+    """Return the number of CPUs that the kernel was built for here.
+
+    A value of a per-CPU map has a part for each.
+    """
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return 1 + max(int(part.rpartition("-")[2]) for part in text.strip().split(","))
 
@@ -88,7 +95,7 @@ class BpfMap:
         call(command, _MAP.pack(self.fd, place, ctypes.addressof(value) if value is not None else 0, 0))
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, None if there is none."""
+        """Return the value of `key`, or None if there is none."""
         try:
             self._call(_LOOKUP, key, self._value)
         except FileNotFoundError:
@@ -96,20 +103,20 @@ class BpfMap:
         return self._value.raw
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Put a value in place, at once for whoever looks it up."""
+        """Set the value of `key`, visible at once to every lookup."""
         assert len(value) == len(self._value), (len(value), len(self._value))
         self._value.raw = value
         self._call(_UPDATE, key, self._value)
 
     def delete(self, key: bytes) -> None:
-        """Remove a key; nothing if it isn't there."""
+        """Remove a key, if it is there."""
         try:
             self._call(_DELETE, key, None)
         except FileNotFoundError:
             pass
 
     def keys(self) -> Iterator[bytes]:
-        """Every key. One that is deleted meanwhile makes the walk begin again, so take a list first."""
+        """Yield every key. Deleting one restarts the walk, so take a list first."""
         key: bytes | None = None
         while True:
             try:
@@ -120,12 +127,17 @@ class BpfMap:
             yield key
 
     def close(self) -> None:
-        """Give the descriptor back; the map lives on while a program, a pin or somebody else has it."""
+        """Close the descriptor; the map lives on while a program, a pin or another process has it."""
         os.close(self.fd)
 
 
 def load_program(instructions: bytes, *, name: str) -> int:
-    """Load an XDP program; its descriptor. `Refused` with the verifier's log."""
+    """Load an XDP program and return its descriptor.
+
+    Raises:
+        Refused: the verifier refused it; with the verifier's log.
+        OSError: the kernel does not take it for another reason.
+    """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"MIT")
     log = ctypes.create_string_buffer(_LOG_BYTES)
@@ -163,36 +175,40 @@ def pin(fd: int, path: str) -> None:
 
 
 def get_pinned(path: str) -> int:
-    """A descriptor of what is pinned there."""
+    """Return a descriptor of the object that is pinned at `path`."""
     text = ctypes.create_string_buffer(path.encode())
     return call(_GET, _PINNING.pack(ctypes.addressof(text), 0, 0))
 
 
 def attach(program: int, interface: int, *, flags: int) -> int:
-    """Attach a program to the interface of that index; the link's descriptor, with whose end it is detached.
+    """Attach a program to the interface of that index and return the link's descriptor.
 
-    EBUSY or EEXIST: another program is there. EOPNOTSUPP: the driver can't, in this mode.
+    The end of the link detaches the program.
+
+    Raises:
+        OSError: EBUSY or EEXIST where another program is attached, EOPNOTSUPP where the driver can't in this
+            mode.
     """
     return call(_LINK_CREATE, _LINKING.pack(program, interface, _ATTACH_XDP, flags))
 
 
 def detach(link: int) -> None:
-    """Detach the link's program now, whoever else holds the link."""
+    """Detach the link's program now, whether or not another process holds the link."""
     call(_LINK_DETACH, Struct("@I").pack(link))
 
 
 def interface_of(link: int) -> int:
-    """The index of the interface that the link's program is attached to; 0 if that is gone."""
+    """Return the index of the interface that the link's program is attached to; 0 if it is gone."""
     return int(_LINK_INFO.unpack(_info(link, _LINK_INFO.size))[3])
 
 
 def program_of(link: int) -> int:
-    """The id of the link's program."""
+    """Return the id of the link's program."""
     return int(_LINK_INFO.unpack(_info(link, _LINK_INFO.size))[2])
 
 
 def program_name(program_id: int) -> str:
-    """The name that a program was loaded with, or an empty text: it may be gone."""
+    """Return the name a program was loaded with, or an empty text: it may be gone."""
     try:
         fd = call(_PROG_BY_ID, Struct("@III").pack(program_id, 0, 0))
     except OSError:
@@ -211,7 +227,7 @@ def _info(fd: int, size: int) -> bytes:
 
 
 class TestRun:
-    """Runs a program on packets that no network has seen (BPF_PROG_TEST_RUN)."""
+    """Runs a program on packets that were never on a network (BPF_PROG_TEST_RUN)."""
 
     __test__ = False  # not a test class, for pytest
 
@@ -221,7 +237,7 @@ class TestRun:
         self._out = ctypes.create_string_buffer(longest + 256)
 
     def __call__(self, packet: bytes) -> tuple[int, bytes]:
-        """What the program answers (an XDP action) and the packet as it leaves it."""
+        """Return the program's answer (an XDP action) and the packet as it leaves it."""
         ctypes.memmove(self._in, packet, len(packet))
         attributes = ctypes.create_string_buffer(
             _TESTING.pack(

@@ -1,4 +1,4 @@
-"""What stands in the program's maps, as bytes: the same structs and numbers as in `steer.c`.
+"""The contents of the program's maps, as bytes: the same structs and numbers as in `steer.c`.
 
 Pure arithmetic; the kernel is asked elsewhere (`ebpf.kernel`). A test compares the numbers with the C source.
 """
@@ -12,9 +12,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 
 SLOTS = 16
-"""Nodes of one host that can share the program."""
+"""Most nodes of one host that can share the program."""
 MAX_SHARDS = 127
-"""More shards than these are not steered."""
+"""Most shards of a node that is steered."""
 CONTROLLER_ROW = MAX_SHARDS
 ROWS = MAX_SHARDS + 1
 NO_CPU = 0xFFFF
@@ -23,7 +23,7 @@ TCP, UDP = 6, 17
 
 
 class Rule(IntEnum):
-    """What a packet is, by the port it goes to."""
+    """The kind of a packet, by the port it goes to."""
 
     SHARED_TCP = 0
     """To the shard that `router.shard_of_source_port` names."""
@@ -66,7 +66,7 @@ class Place:
         return f"{'tcp' if self.protocol == TCP else 'udp'} {host}:{self.port}"
 
     def pack(self) -> bytes:
-        """The key in the map `targets`."""
+        """Return the key in the map `targets`."""
         mapped = self.address.packed
         if self.address.version == 4:
             mapped = bytes(10) + b"\xff\xff" + mapped
@@ -74,7 +74,7 @@ class Place:
 
     @classmethod
     def unpack(cls, key: bytes) -> Place:
-        """The reverse of `pack`."""
+        """Return the destination of a key, the reverse of `pack`."""
         packed, port, protocol = PLACE.unpack(key)
         address = IPv6Address(packed)
         return cls(address.ipv4_mapped or address, port, protocol)
@@ -90,10 +90,10 @@ class Target:
     """For `OWN_TCP` the shard, for `GOSSIP_UDP` `CONTROLLER_ROW`."""
     shards: int
     cpus: Mapping[int, int]
-    """Row to CPU; a row that is not in it is of a process that is not pinned."""
+    """CPU by row; a row without one is of a process that is not pinned."""
 
     def pack(self) -> bytes:
-        """The bytes of `struct target`."""
+        """Return the bytes of `struct target`."""
         assert 0 <= self.slot < SLOTS, self.slot
         assert 0 < self.shards <= MAX_SHARDS, self.shards
         return _TARGET.pack(
@@ -103,7 +103,7 @@ class Target:
 
     @classmethod
     def unpack(cls, value: bytes) -> Target:
-        """The reverse of `pack`."""
+        """Return the target of a value, the reverse of `pack`."""
         rule, slot, row, shards, *cpus = _TARGET.unpack(value)
         pinned = {at: cpu for at, cpu in enumerate(cpus) if cpu != NO_CPU}
         return cls(rule=Rule(rule), slot=slot, row=row, shards=shards, cpus=pinned)
@@ -111,10 +111,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one node wants to be steered: its addresses, and the CPUs its processes are pinned to."""
+    """What one node wants steered: its addresses, and the CPUs its processes are pinned to."""
 
     host: str
-    """The address that is bound, as numbers."""
+    """The bound address, numeric."""
     shared_port: int
     own_ports: Sequence[int]
     """By shard."""
@@ -126,7 +126,7 @@ class NodePlan:
     controller_cpu: int | None = None
 
     def targets(self, slot: int) -> Iterator[tuple[Place, Target]]:
-        """Everything that stands in the map for this node."""
+        """Yield the map's entries for this node in `slot`."""
         address, shards = ip_address(self.host), len(self.shard_cpus)
         assert len(self.own_ports) == shards, (len(self.own_ports), shards)
         cpus = dict(enumerate(self.shard_cpus))
@@ -146,11 +146,11 @@ class NodePlan:
 
 
 def counter(*, slot: int, row: int, rule: Rule, already_there: bool) -> int:
-    """The place in `steered` where packets of this kind are counted."""
+    """Return the position in `steered` at which packets of this kind are counted."""
     return ((slot * ROWS + row) * len(Rule) + rule) * 2 + already_there
 
 
 def counters_of(slot: int) -> range:
-    """All places in `steered` that are one slot's."""
+    """Return all positions in `steered` of one slot."""
     size = ROWS * len(Rule) * 2
     return range(slot * size, (slot + 1) * size)

@@ -1,7 +1,7 @@
 """One XDP program for each interface, shared by all nodes of the host that want it; the last one detaches.
 
 Attaching is by a BPF link, never by replacing: the kernel refuses it where another program is, and refuses
-others afterwards. Where the link is kept, and who is still alive, `ebpf.shared` knows.
+others afterwards. Where the link is kept, and which nodes are alive, `ebpf.shared` knows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NotSteered(Exception):
 
 @dataclass(slots=True)
 class Membership:
-    """A node's share in the program of one interface. Its lock is this node's life: see `leave`."""
+    """A node's share in the program of one interface. Its lock shows that the node lives: see `leave`."""
 
     interface: str
     mode: str
@@ -45,12 +45,12 @@ class Membership:
     lock: int
 
     def leave(self) -> None:
-        """Steer nothing more for this node, and detach the program if no other needs it."""
+        """Stop steering for this node, and detach the program if no other node uses it."""
         with locked():
             try:
                 shared = Shared.open(self.folder)
             except OSError:
-                pass  # somebody took it away
+                pass  # it was removed by hand
             else:
                 shared.forget(self.slot)
                 shared.close()
@@ -62,17 +62,17 @@ class Membership:
             sweep()
 
     def let_go(self) -> None:
-        """Close the lock's descriptor: in a child of the node's supervisor, which does not live on for it."""
+        """Close the lock's descriptor in a child of the supervisor, which must not keep the share alive."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
 
 def modes_of(interface: Interface) -> tuple[int, ...]:
-    """How to attach there, the best first: natively where there is a device of its own, with a driver.
+    """Return the ways to attach there, the best first: native for a physical device with a driver.
 
     A virtual one (veth, tun, ...) can leave a packet's checksum to be filled in later. A packet that is
-    redirected natively loses the mark that says so, and is then thrown away; a generic program keeps it.
+    redirected natively loses the mark that says so, and is then dropped; a generic program keeps it.
     """
     if interface.loopback or interface.kind:
         return (kernel.XDP_SKB_MODE,)
@@ -83,8 +83,11 @@ def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int]
     """Steer what `plan` says on this interface, for a node whose supervisor is `pid`.
 
     `modes`: ways to attach the program, if not those of `modes_of`; one that is attached stays as it is.
-    Loads and attaches the program if no other node has; that brings a compiler into this process, so be
-    short-lived. `NotSteered` with the reason.
+    Loads and attaches the program if no other node has; that loads a compiler into this process, so the
+    process should be short-lived.
+
+    Raises:
+        NotSteered: with the reason.
     """
     mount_file_system()
     program: _Program | None = None
@@ -104,7 +107,7 @@ def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int]
 
 
 def try_loading() -> tuple[Requirement, str]:
-    """Compile and load the program, and attach it to nothing: whether that works, and what is said of it."""
+    """Compile and load the program without attaching it; return whether that works, and the log."""
     try:
         _Program.load().close()
     except NotSteered as reason:
@@ -113,7 +116,11 @@ def try_loading() -> tuple[Requirement, str]:
 
 
 def mount_file_system() -> None:
-    """Mount the bpf file system where everybody expects it, if nobody has."""
+    """Mount the bpf file system at its usual place, unless it is mounted.
+
+    Raises:
+        NotSteered: it can't be mounted.
+    """
     if is_mounted():
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -123,7 +130,7 @@ def mount_file_system() -> None:
 
 
 def is_mounted() -> bool:
-    """Whether the bpf file system is there."""
+    """Return whether the bpf file system is mounted."""
     try:
         with open("/proc/self/mounts") as mounts:
             return any(line.split()[1:3] == [str(FILE_SYSTEM), "bpf"] for line in mounts)
@@ -170,7 +177,7 @@ class _Program:
             os.close(link)
 
     def close(self) -> None:
-        """Give the descriptors back; what is attached and pinned stays."""
+        """Close the descriptors; what is attached and pinned stays."""
         for fd in (self.fd, *self.maps.values()):
             os.close(fd)
 
@@ -191,7 +198,11 @@ def _attach(program: int, interface: Interface, modes: Sequence[int]) -> int:
 
 
 def _folder_of(interface: Interface) -> Path:
-    """Where nodes of this version share; `NotSteered` while those of another have the interface."""
+    """Return the folder that nodes of this version share.
+
+    Raises:
+        NotSteered: nodes of another version have the interface.
+    """
     prefix = f"{network_namespace()}-{interface.index}-"
     folder = FOLDER / f"{prefix}{digest()}"
     if any(other != folder for other in FOLDER.glob(f"{prefix}*")):

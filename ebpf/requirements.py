@@ -1,6 +1,6 @@
-"""What this machine needs before a program can be attached, and what it lacks: one line each.
+"""What this machine needs before a program can be attached, and what it lacks.
 
-Cheap to ask, changes nothing, and imports no compiler. That a program really loads is seen by loading it.
+Cheap to ask, changes nothing, and imports no compiler. Whether a program really loads is found by loading it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ebpf import kernel
 from ebpf.toolchain import HEADERS_VARIABLE, find_bcc, find_headers
 
 OLDEST_KERNEL = (5, 15)
-"""From here on a generic program may redirect to a CPU; before, the packet was lost."""
+"""The first version in which a generic program may redirect to a CPU; before, the packet was lost."""
 _CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}
 _MAP_CREATE = 0
 _DEBIAN_ARCH = {"x86_64": "cloud-amd64", "aarch64": "cloud-arm64"}
@@ -31,7 +31,7 @@ class Requirement:
     found: str
     """What was found; if it is not enough, the reason in a few words."""
     package: str = ""
-    """The Debian package that brings it, if one does."""
+    """The Debian package that provides it, if one does."""
 
     @property
     def reason(self) -> str:
@@ -40,12 +40,12 @@ class Requirement:
 
 
 def requirements() -> list[Requirement]:
-    """Everything that has to be there, met or not, in the order in which one would look."""
+    """Return everything that has to be there, met or not, in the order in which to look for it."""
     return [_kernel(), _privilege(), _system_call(), _bcc(), _headers()]
 
 
 def first_unmet() -> Requirement | None:
-    """None where a program can be loaded, as far as one can see without doing so."""
+    """Return the first unmet requirement, or None if a program can presumably be loaded."""
     return next((each for each in requirements() if not each.met), None)
 
 

@@ -1,9 +1,9 @@
 """What nodes of one host share of the XDP program, in the bpf file system: a folder for each interface.
 
-It holds the link (the program stays attached while that is there), the maps, and a folder `node-SLOT-PID` for
-each node. That folder is locked by the node's supervisor for as long as it lives, however it ends, so a lock
-that can be had tells of a node that is gone. Whoever comes or goes removes what is left of those, and a
-program that nobody uses any more.
+It holds the link (the program stays attached while that exists), the maps, and a folder `node-SLOT-PID` for
+each node. That folder is locked by the node's supervisor while it lives, however it ends, so a lock that can
+be taken shows that the node is gone. A node that joins or leaves removes the remains of those, and a program
+that no node uses any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ebpf.toolchain import MAPS
 FILE_SYSTEM = Path("/sys/fs/bpf")
 FOLDER = FILE_SYSTEM / "laminar"
 QUEUE_PACKETS = 2048
-"""Packets that may wait for a CPU; like a network card's ring, what comes on top of that is dropped."""
+"""Packets that may wait for a CPU; as with a network card's ring, more are dropped."""
 _U32 = Struct("@I")
 _NODE_FOLDER = re.compile(r"node-(\d+)-(\d+)")
 
@@ -43,7 +43,11 @@ class Shared:
 
     @classmethod
     def open(cls, folder: Path) -> Shared:
-        """Open what is pinned there. OSError if anything is missing."""
+        """Open what is pinned there.
+
+        Raises:
+            OSError: anything is missing.
+        """
         opened: list[int] = []
         try:
             for name in ("link", *MAPS):
@@ -55,13 +59,13 @@ class Shared:
         return cls(folder, opened[0], **maps_of(dict(zip(MAPS, opened[1:], strict=True))))
 
     def close(self) -> None:
-        """Give the descriptors back; what is pinned stays."""
+        """Close the descriptors; what is pinned stays."""
         os.close(self.link)
         for each in (self.targets, self.cpus, self.steered, self.passed):
             each.close()
 
     def counts(self, slot: int, rows: Iterable[int] = range(ROWS)) -> dict[tuple[int, Rule], tuple[int, int]]:
-        """Packets of a slot by (row, rule): redirected to the row's CPU, and already there. No zeros."""
+        """Return packets of a slot by (row, rule): redirected, and already on the CPU. No zeros."""
         found = {}
         for row in rows:
             for rule in Rule:
@@ -74,7 +78,7 @@ class Shared:
         return found
 
     def passed_counts(self) -> dict[Passed, int]:
-        """Packets that passed untouched, by reason."""
+        """Return the packets that passed untouched, by reason."""
         return {reason: self._sum(self.passed, reason) for reason in Passed}
 
     def _sum(self, counters: BpfMap, at: int) -> int:
@@ -82,7 +86,7 @@ class Shared:
         return sum(part for (part,) in Struct("@Q").iter_unpack(value))
 
     def entries(self) -> list[tuple[Place, Target]]:
-        """Every destination that is steered here."""
+        """Return every destination that is steered here."""
         found = []
         for key in list(self.targets.keys()):
             value = self.targets.get(key)
@@ -91,13 +95,13 @@ class Shared:
         return found
 
     def forget(self, slot: int) -> None:
-        """Steer nothing more for a slot."""
+        """Stop steering for a slot."""
         for place, target in self.entries():
             if target.slot == slot:
                 self.targets.delete(place.pack())
 
     def fill(self, slot: int, plan: NodePlan) -> None:
-        """Steer what `plan` says, with counters from zero. Nothing else of the slot is steered afterwards."""
+        """Steer what `plan` says for `slot`, and nothing else, with counters from zero."""
         zero = bytes(8 * kernel.possible_cpus())
         for at in counters_of(slot):
             self.steered.set(_U32.pack(at), zero)
@@ -115,7 +119,7 @@ class Shared:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Nobody else comes or goes meanwhile."""
+    """Hold the lock under which nodes join and leave."""
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -126,7 +130,7 @@ def locked() -> Iterator[None]:
 
 
 def sweep() -> None:
-    """Remove what is left of nodes that are gone, and every program without a node. Call it locked."""
+    """Remove the remains of dead nodes, and every program without a node. Call it locked."""
     for folder in FOLDER.iterdir():
         alive = False
         for slot, _, node_folder in nodes_in(folder):
@@ -146,7 +150,7 @@ def sweep() -> None:
 
 
 def _is_attached(folder: Path) -> bool:
-    """Whether the link is whole: the interface may be gone, with its namespace, while nodes live on."""
+    """Return whether the link is whole: an interface can be gone, with its namespace, while nodes live."""
     try:
         link = kernel.get_pinned(str(folder / "link"))
     except OSError:
@@ -158,12 +162,13 @@ def _is_attached(folder: Path) -> bool:
 
 
 def nodes_in(folder: Path) -> list[tuple[int, int, Path]]:
-    """Slot, pid and folder of each node, living or not."""
+    """Return slot, pid and folder of each node, living or not."""
     matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir()]
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
 def is_alive(node_folder: Path) -> bool:
+    """Return whether the supervisor of the node holds the folder's lock."""
     fd = os.open(node_folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,7 +180,7 @@ def is_alive(node_folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Detach, and forget that there was anything."""
+    """Detach the interface's XDP program and delete its pinned maps."""
     try:
         link = kernel.get_pinned(str(folder / "link"))
     except OSError:
@@ -194,7 +199,7 @@ def remove(folder: Path) -> None:
 
 
 def maps_of(fds: dict[str, int]) -> dict[str, BpfMap]:
-    """The program's maps by name, from descriptors, which they own."""
+    """Return the program's maps by name, from descriptors, which they own."""
     per_cpu = 8 * kernel.possible_cpus()
     sizes = {
         "targets": (PLACE.size, TARGET_BYTES),

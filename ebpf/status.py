@@ -1,4 +1,4 @@
-"""What is steered on this machine now, for people: reads the shared maps, and changes nothing."""
+"""What is steered on this machine now, for display: reads the shared maps, and changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceStatus:
-    """What is on one interface of this network namespace: our program, another's, or none."""
+    """The program on one interface of this network namespace: ours, another's, or none."""
 
     interface: Interface
     program: str
@@ -34,7 +34,7 @@ class InterfaceStatus:
 
 
 def status() -> list[InterfaceStatus]:
-    """Every interface of this network namespace. Changes nothing."""
+    """Return the status of every interface of this network namespace."""
     found = []
     for interface in interfaces():
         attached = kernel.program_name(interface.xdp_program) if interface.xdp_program else ""

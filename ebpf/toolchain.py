@@ -1,8 +1,8 @@
 """Finds BCC and kernel headers on this machine, and compiles the program with them.
 
-BCC comes from the system's packages, so it lies outside of our environment; it is pure Python over libbcc.
-It is imported by its file's place, never by adding that folder to `sys.path`, which would bring along
-whatever else lies there (another numpy, say). Only do so in a process that ends soon: BCC brings a compiler.
+BCC comes from the system's packages, so it is outside of our environment; it is pure Python over libbcc. It
+is imported by its file's place, never by adding that folder to `sys.path`, which would make visible whatever
+else is there (another numpy, say). Import it only in a process that ends soon: BCC loads a compiler.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Kernel headers: the folder with the common ones, and the one with what was generated for a build."""
+    """Kernel headers: the folder with the common ones, and the one generated for a build."""
 
     common: Path
     generated: Path
 
 
 def find_bcc() -> Path | None:
-    """BCC's folder, None if it isn't installed."""
+    """Return BCC's folder, or None if it isn't installed."""
     places = [*BCC_PLACES, *(path for path in sys.path if path)]
     return next((found for place in places if (found := Path(place) / "bcc" / "libbcc.py").is_file()), None)
 
 
 def find_headers() -> Headers | None:
-    """Headers of the running kernel, else the newest of any: only its interface to programs is used, which
-    doesn't change.
+    """Return headers of the running kernel, else the newest of any; None if there are none.
+
+    Only the kernel's interface to programs is used, which doesn't change.
     """
     release = platform.release()
     places = [Path(f"/lib/modules/{release}/build"), Path(f"/usr/src/linux-headers-{release}")]
@@ -86,7 +87,7 @@ def _headers_in(place: Path) -> Headers | None:
 
 
 def digest() -> str:
-    """Names the program by its source and by this machine's CPUs: nodes of one digest can share it."""
+    """Return a name of the program by its source and this machine's CPUs: nodes with one digest share it."""
     made_of = blake2b(digest_size=6)
     for name in SOURCES:
         made_of.update((SOURCE_FOLDER / name).read_bytes())
@@ -103,8 +104,11 @@ class Compiled:
 
 
 def compile_program() -> Compiled:
-    """Compile, and make the maps. `CompileError` with what the compiler says; LookupError without BCC or
-    headers.
+    """Compile the program and make its maps.
+
+    Raises:
+        CompileError: with the compiler's output.
+        LookupError: BCC or the headers are missing.
     """
     found, headers = find_bcc(), find_headers()
     if found is None or headers is None:
@@ -153,7 +157,7 @@ def _import_bcc(folder: Path) -> Any:
 
 @contextmanager
 def _captured_stderr() -> Iterator[Any]:
-    """What C code writes to standard error goes to memory meanwhile; gives a function that reads it."""
+    """Redirect the standard error of C code to memory; yield a function that reads it."""
     memory = os.memfd_create("said")
     before = os.dup(2)
     os.dup2(memory, 2)

@@ -137,10 +137,10 @@ class EmbeddedNode:
             founding=identity.founding,
             epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
-            lives=identity.lives,
-            record_lives=self._folder.record_lives,
-            company=identity.company,
-            record_company=self._folder.record_company,
+            boot_history=identity.boot_history,
+            record_boot_history=self._folder.record_boot_history,
+            has_peers=identity.has_peers,
+            record_has_peers=self._folder.record_has_peers,
             on_ready=ready,
         )
 

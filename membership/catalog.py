@@ -1,10 +1,10 @@
-"""The catalog: the cluster's agreed metadata, as PySyncObj's replicated objects over a group of our own.
+"""The catalog: the cluster's agreed metadata, as PySyncObj's replicated objects over a Raft group of ours.
 
 A command is a call of a replicated method, encoded by PySyncObj, agreed on by group 0 through the `Proposer`,
 and performed by `apply` on every node in log order. The same entries give the same state everywhere, because
-the methods only compare and set (`catalog_rules`); what happened comes back as a `Result`, never as an
-exception. It doesn't know how group 0 works, and it doesn't forward: a proposer that isn't the leader's
-raises `NotCatalogLeader`, and the node passes the request on to the leader's controller.
+the methods only compare and set (`catalog_rules`); the outcome is a `Result`, never an exception. How group 0
+works is not known here. Nothing is forwarded: a proposer that does not lead raises `NotCatalogLeader`, and
+the node passes the request on to the leader's controller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from membership import catalog_rules as rules
 from membership import replica_rules
-from membership.lives import Life
+from membership.boot_history import BootRecord
 from membership.records import (
     CatalogState,
     ChangeReplicas,
@@ -38,7 +38,7 @@ from membership.replicated import BadCommand, Replicated, ReplicatedObjects, rep
 SNAPSHOT_FORMAT = 1
 
 RESULTS_KEPT = 1024
-"""How many results wait for proposers that haven't heard of their index yet."""
+"""Most results kept for proposers that have not received their index yet."""
 
 
 class NotCatalogLeader(Exception):
@@ -50,18 +50,20 @@ class NotCatalogLeader(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """The command was committed, but its result passed by unseen (the state arrived as a snapshot); or this
-    node's catalog stopped while it was on its way.
+    """The command may be committed, but its result is not known here.
+
+    The state arrived as a snapshot, or this node's catalog stopped while the command was on its way.
     """
 
 
 class Proposer(Protocol):
-    """Group 0, as far as the catalog sees it."""
+    """Group 0, as far as the catalog needs it."""
 
     async def propose(self, command: bytes) -> int:
         """Return the index at which exactly this command was committed.
 
-        Raises `NotCatalogLeader` when it surely wasn't and won't be proposed here.
+        Raises:
+            NotCatalogLeader: it was not committed, and will not be proposed here.
         """
 
 
@@ -70,10 +72,10 @@ Rule = Callable[[CatalogState, Request], rules.Change]
 
 
 class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
-    """The replicated object. Each method's argument is a request as JSON text, its result a `Result`.
+    """The replicated object. Each method takes a request as JSON text and returns a `Result`.
 
-    Their names and `ver` are part of the log's format: a call is stored as the method's number in the order
-    of (ver, name). New methods, and new behaviour of old ones, take a higher ``ver``.
+    The names of the methods and their `ver` are part of the log's format: a call is stored as the method's
+    number in the order of (ver, name). New methods, and new behaviour of old ones, take a higher ``ver``.
     """
 
     def __init__(self) -> None:
@@ -96,34 +98,42 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated
     def found_cluster(self, request: str) -> Result:
+        """See `catalog_rules.found_cluster`."""
         return self._follow(rules.found_cluster, FoundCluster, request)
 
     @replicated
     def register_node(self, request: str) -> Result:
+        """See `catalog_rules.register_node`."""
         return self._follow(rules.register_node, RegisterNode, request)
 
     @replicated
     def create_topic(self, request: str) -> Result:
+        """See `catalog_rules.create_topic`."""
         return self._follow(rules.create_topic, CreateTopic, request)
 
     @replicated
     def mark_made(self, request: str) -> Result:
+        """See `catalog_rules.mark_made`."""
         return self._follow(rules.mark_made, MarkMade, request)
 
     @replicated
     def delete_topic(self, request: str) -> Result:
+        """See `catalog_rules.delete_topic`."""
         return self._follow(rules.delete_topic, DeleteTopic, request)
 
     @replicated
     def mark_removed(self, request: str) -> Result:
+        """See `catalog_rules.mark_removed`."""
         return self._follow(rules.mark_removed, MarkRemoved, request)
 
     @replicated
     def vary_replicas(self, request: str) -> Result:
+        """See `replica_rules.change_replicas`."""
         return self._follow(replica_rules.change_replicas, ChangeReplicas, request)
 
     @replicated
     def update_topic_settings(self, request: str) -> Result:
+        """See `catalog_rules.update_topic_settings`."""
         return self._follow(rules.update_topic_settings, UpdateTopicSettings, request)
 
 
@@ -160,11 +170,11 @@ class Catalog:
 
     @property
     def applied_index(self) -> int:
-        """The last entry of group 0 whose effect is in `state()`."""
+        """Index of the last entry of group 0 whose effect is in `state()`."""
         return self._applied_index
 
     def state(self) -> CatalogState:
-        """Return the state as of `applied_index`: a value, kept by nobody else's leave. Costs nothing."""
+        """Return the state as of `applied_index`. It is an immutable value, and costs nothing."""
         state: CatalogState = self._tables.state
         return state
 
@@ -178,10 +188,11 @@ class Catalog:
     # What the driver of group 0 calls.
 
     def apply(self, index: int, command: bytes) -> Result:
-        """Perform the command that was committed at `index`.
+        """Perform the command that was committed at `index`, and return its result.
 
-        Raises `membership.replicated.UnknownCodeVersion` when this program is too old to follow: the node
-        must stop applying (its state stays what it was) until it is upgraded.
+        Raises:
+            UnknownCodeVersion: this program is too old to follow. The node must stop applying, with its state
+                as it was, until it is upgraded.
         """
         assert index > self._applied_index, (index, self._applied_index)
         before = self.state()
@@ -206,16 +217,17 @@ class Catalog:
         return result
 
     def snapshot(self) -> bytes:
-        """Return everything that `apply` made of the log up to `applied_index`."""
+        """Return everything that `apply` made of the log up to `applied_index`, as bytes."""
         snapshot = _Snapshot(
             SNAPSHOT_FORMAT, self._applied_index, self._objects.code_version(), self._tables._serialize()
         )
         return msgspec.msgpack.encode(snapshot)
 
     def restore(self, snapshot: bytes) -> None:
-        """Become what `snapshot` was taken of; the next entry to apply is the one behind its index.
+        """Take over the state of `snapshot`; the next entry to apply is the one after its index.
 
-        Raises `msgspec.MsgspecError` or ValueError for bytes that aren't one (nothing changed).
+        Raises:
+            ValueError: `snapshot` has an unknown format (also `msgspec.MsgspecError`); nothing changed.
         """
         decoded = msgspec.msgpack.decode(snapshot, type=_Snapshot)
         if decoded.format != SNAPSHOT_FORMAT:
@@ -241,16 +253,16 @@ class Catalog:
         """Give the cluster its id: created, exists or exists_differently."""
         return await self._command(self._tables.found_cluster, FoundCluster(cluster_id))
 
-    async def register_node(self, record: NodeRecord, *, former: Sequence[Life] = ()) -> Result:
-        """Make a node known (created, exists, updated).
+    async def register_node(self, record: NodeRecord, *, former: Sequence[BootRecord] = ()) -> Result:
+        """Record a node (created, exists, updated).
 
-        store_changed when its name has another store, rolled_back when the store is an older copy; `former`:
-        see `RegisterNode`. ``result.node.catalog_replica`` is its replica id in group 0.
+        The outcome is store_changed when its name has another store, rolled_back when the store is an older
+        copy. `former`: see `RegisterNode`. ``result.node.catalog_replica`` is its replica id in group 0.
         """
         return await self._command(self._tables.register_node, RegisterNode(record, former=list(former)))
 
     async def update_node(self, record: NodeRecord) -> Result:
-        """Change addresses, shards or weight of a known node; absent when it isn't one."""
+        """Change addresses, shards or weight of a known node; absent when it isn't known."""
         return await self._command(self._tables.register_node, RegisterNode(record, known=True))
 
     async def create_topic(
@@ -264,11 +276,10 @@ class Catalog:
         placement: Sequence[Sequence[str]],
         created_ms: int,
     ) -> Result:
-        """Record a topic and its partitions, `creating`. created, exists (the same), exists_differently,
-        conflict.
+        """Record a topic and its partitions, in state `creating`.
 
-        `groups` are 16 random bytes for each partition, `placement` its nodes (from `router.place`), both by
-        number.
+        Outcomes: created, exists (the same), exists_differently, conflict. `groups` are 16 random bytes for
+        each partition, `placement` its nodes (from `router.place`), both by number.
         """
         request = CreateTopic(
             name,
@@ -290,18 +301,22 @@ class Catalog:
         return await self._command(self._tables.delete_topic, DeleteTopic(name, deleted_ms, version))
 
     async def mark_removed(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
-        """Report replicas of deleted groups that are gone: marked or unchanged."""
+        """Report replicas of deleted groups that are removed: marked or unchanged."""
         return await self._command(self._tables.mark_removed, MarkRemoved(node, store_id, list(groups)))
 
     async def change_replicas(self, change: ReplicaChange) -> Result:
-        """One step of a replica's way: updated, marked, unchanged, absent, conflict (`replica_rules`)."""
+        """Perform one step of a replica move (`replica_rules`).
+
+        Outcomes: updated, marked, unchanged, absent, conflict.
+        """
         return await self._command(self._tables.vary_replicas, ChangeReplicas(change))
 
     async def update_topic_settings(
         self, name: str, changes: Mapping[str, Setting | None], *, version: int
     ) -> Result:
-        """Change settings (None removes one) of a topic in this version: updated, unchanged, absent,
-        conflict.
+        """Change settings (None removes one) of a topic that still has `version`.
+
+        Outcomes: updated, unchanged, absent, conflict.
         """
         request = UpdateTopicSettings(name, dict(changes), version)
         return await self._command(self._tables.update_topic_settings, request)
@@ -309,7 +324,9 @@ class Catalog:
     async def _command(self, method: Callable[[str], Result], request: msgspec.Struct) -> Result:
         """Propose the call; return its result once it is committed *and* applied here.
 
-        Raises `NotCatalogLeader`, whatever else the proposer raises, and `OutcomeUnknown`.
+        Raises:
+            NotCatalogLeader: as the proposer raises it, like anything else that the proposer raises.
+            OutcomeUnknown: the command is inside a snapshot.
         """
         command = self._objects.encode(method, msgspec.json.encode(request).decode())
         self._proposing += 1

@@ -1,9 +1,9 @@
 """How the catalog changes: one pure function for each command.
 
-``rule(state, request) -> (state afterwards, result)``. A rule compares, and either returns the very state it
+``rule(state, request) -> (state afterwards, result)``. A rule compares, and returns either the very state it
 was given or a new one with the next version; it reads no clock and draws no number, because every node
-applies it on its own. It doesn't know how commands are encoded, agreed on or applied: `catalog` and
-`replicated` do.
+applies it on its own. How commands are encoded, agreed on and applied is the business of `catalog` and
+`replicated`.
 
 1. A replica id is given once: `next_replica_id` only grows.
 2. A group id, once seen (also in a tombstone), is never taken for another group.
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from membership.lives import Life, contradicts, newer
+from membership.boot_history import BootRecord, contradicts, newer
 from membership.records import (
     CatalogState,
     CreateTopic,
@@ -61,7 +61,7 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
 
 
 def register_node(state: CatalogState, request: RegisterNode) -> Change:
-    """Make a node known or change its addresses, shards or weight.
+    """Record a node, or change its addresses, shards or weight.
 
     Refuses another store under its name, and an older copy of the store.
     """
@@ -73,7 +73,7 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
         return _same(
             state, "store_changed", f"{record.node!r} is known with another data directory", node=known
         )
-    if known is not None and contradicts(_lives(request), known.life):
+    if known is not None and contradicts(_lives(request), known.boot):
         return _same(state, "rolled_back", _how_old(record, known), node=known)
     wrong = _wrong_node(state, request)
     if wrong:
@@ -82,7 +82,7 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
     next_replica_id = state.next_replica_id
     if known is not None:
         # What comes late may show an earlier page.
-        record = replace(record, catalog_replica=known.catalog_replica, life=newer(record.life, known.life))
+        record = replace(record, catalog_replica=known.catalog_replica, boot=newer(record.boot, known.boot))
     elif record.catalog_replica == 0:
         record = replace(record, catalog_replica=next_replica_id)
     next_replica_id = max(next_replica_id, record.catalog_replica + 1)
@@ -97,17 +97,17 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
     )
 
 
-def _lives(request: RegisterNode) -> list[Life]:
-    life = request.record.life
+def _lives(request: RegisterNode) -> list[BootRecord]:
+    life = request.record.boot
     return request.former if life is None else [*request.former, life]
 
 
 def _how_old(record: NodeRecord, known: NodeRecord) -> str:
-    assert known.life is not None
-    number = record.life.number if record.life is not None else 0
+    assert known.boot is not None
+    number = record.boot.number if record.boot is not None else 0
     return (
         f"the data directory of {record.node!r} is an older copy: it begins start {number} of a history that "
-        f"is not the one the cluster knows up to start {known.life.number}, page {known.life.page}"
+        f"is not the one the cluster knows up to start {known.boot.number}, page {known.boot.tick}"
     )
 
 
@@ -131,7 +131,7 @@ def _wrong_node(state: CatalogState, request: RegisterNode) -> str:
 
 
 def create_topic(state: CatalogState, request: CreateTopic) -> Change:
-    """Record a topic, its partitions in `creating` and their placement; replica ids are given here."""
+    """Record a topic, its placement, and its partitions in `creating`; replica ids are given here."""
     wrong = _wrong_topic(request)
     if wrong:
         return _same(state, "invalid", wrong)
@@ -200,9 +200,9 @@ def _conflict_of_topic(state: CatalogState, request: CreateTopic) -> str:
 
 
 def mark_made(state: CatalogState, request: MarkMade) -> Change:
-    """Note that a node made its replicas; a partition whose replicas are all made becomes live.
+    """Record that a node made its replicas; a partition whose replicas are all made becomes live.
 
-    Groups that aren't known, or promised to another store, are passed over: the report says nothing of them.
+    Groups that aren't known, or promised to another store, are skipped.
     """
     wanted = set(request.groups)
     changed = {}
@@ -225,7 +225,7 @@ def mark_made(state: CatalogState, request: MarkMade) -> Change:
 
 
 def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
-    """Take a topic away and leave a tombstone for each of its groups."""
+    """Remove a topic and leave a tombstone for each of its groups."""
     topic = state.topics.get(request.name)
     if topic is None:
         return _same(state, "absent", f"no topic {request.name!r}")
@@ -254,7 +254,7 @@ def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
 
 
 def mark_removed(state: CatalogState, request: MarkRemoved) -> Change:
-    """Note that a node removed its replicas of deleted groups; the last one takes the tombstone along."""
+    """Record that a node removed its replicas of deleted groups; the last one removes the tombstone."""
     changed: dict[str, Tombstone] = {}
     for key in (group.hex() for group in request.groups):
         stone = state.tombstones.get(key)

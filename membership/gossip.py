@@ -1,10 +1,9 @@
 """Gossip over UDP: drives the SWIM core with a socket, a timer and a signature.
 
-From swim-protocol come packets, statuses and signatures (HMAC-SHA256 with a salt, without its package
-version, so that releases can be mixed). The rest of its machinery is not used: no tasks for suspicions, no
-pickle, no TCP side. A datagram is checked (size, signature, types) before anything in it is looked at; what
-fails is counted and dropped. It doesn't know what the information about a member means, and nothing it says
-is more than a hint.
+Packets, statuses and signatures (HMAC-SHA256 with a salt, without its package version, so that releases can
+be mixed) are swim-protocol's. The rest of its machinery is not used: no tasks for suspicions, no pickle, no
+TCP side. A datagram is checked (size, signature, types) before anything in it is used; one that fails is
+counted and dropped. What the information about a member means is not known here, and all of it is a hint.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SALT_BYTES = 16
 DIGEST_BYTES = 32
 MAX_DATAGRAM_BYTES = 1_200
 NO_SECRET = b"laminar: a cluster without a secret"
-"""The key of clusters without one: it keeps strangers' noise out, not an attacker."""
+"""The key of clusters without a secret: it keeps out foreign packets, not an attacker."""
 
 _DATAGRAMS_A_TURN = 64
 _SEEDS_AGAIN_S = 30.0
@@ -98,9 +97,8 @@ class Seal:
 class Gossip:
     """Membership of one node over a bound UDP socket, which stays the caller's.
 
-    `address` is where others reach it, numeric ``host:port``. `on_change` is called with a member whose
-    status or information changed. `clock` counts ms and never
-    goes back.
+    `address` is where others reach it, numeric ``host:port``. `on_change` is called with each member whose
+    status or information changed. `clock` counts ms and never goes back.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class Gossip:
         return repr(self._core).replace("Swim", "Gossip", 1)
 
     def start(self, seeds: Sequence[str] = ()) -> None:
-        """Begin. `seeds` are ``host:port`` of members; names are looked up, without blocking."""
+        """Start gossiping. `seeds` are ``host:port`` of members; host names are resolved without blocking."""
         assert self._loop is None, "started twice"
         self._loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
@@ -154,7 +152,7 @@ class Gossip:
         self._wake()
 
     def set_seeds(self, seeds: Sequence[str]) -> None:
-        """Replace the addresses (numeric) that are asked while nobody is known, or somebody is missing."""
+        """Replace the numeric addresses that are asked while no member is known, or one is missing."""
         self._core.set_seeds([seed for seed in seeds if _is_numeric(seed)])
         self._wake()
 
@@ -164,12 +162,16 @@ class Gossip:
         return {claim.name: _member(claim) for claim in claims}
 
     def update_info(self, info: Mapping[str, InfoValue]) -> None:
-        """Replace what this node says of itself. Raises ValueError when it is too long for a datagram."""
+        """Replace the information that this node announces.
+
+        Raises:
+            ValueError: it is too long for a datagram.
+        """
         self._core.set_metadata(_metadata(self._address, info))
         self._after()
 
     def statistics(self) -> dict[str, int]:
-        """Return counts: datagrams by fate, refutations, packets of others under our name; and doubt."""
+        """Return counts: datagrams by fate, refutations, packets of others under our name; and the doubt."""
         return {
             **self._counts,
             "refutations": self._core.refutations,
@@ -178,7 +180,7 @@ class Gossip:
         }
 
     async def close(self) -> None:
-        """Say farewell and stop; the socket stays open."""
+        """Announce that this node leaves, and stop; the socket stays open."""
         if self._loop is None:
             return
         self._loop.remove_reader(self._sock)
@@ -199,8 +201,8 @@ class Gossip:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                # Linux reports here that an earlier datagram found nobody (ICMP): no news, the prober finds
-                # out.
+                # Linux reports here that an earlier datagram found no receiver (ICMP). Ignored: the prober
+                # finds out.
                 log.debug("gossip socket: %s", error)
                 continue
             datagram = self._opened(data)
@@ -231,7 +233,7 @@ class Gossip:
         self._after()
 
     def _after(self) -> None:
-        """Perform what the core wants after any input: send, report, sleep until its next deadline."""
+        """Perform the core's outputs after any input: send, report, sleep until its next deadline."""
         self._flush()
         changed = self._core.take_changed()
         if self._loop is not None:

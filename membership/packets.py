@@ -1,8 +1,8 @@
-"""What gossip says on the wire: swim-protocol's packets, encoded with msgspec instead of pickle.
+"""The wire format of gossip: swim-protocol's packets, encoded with msgspec instead of pickle.
 
-A datagram is one packet and, behind it, updates about members that ride along. Unlike swim-protocol's own
-encoding nothing here can run code, every field has a type and a bound, and an address is numeric or refused.
-It doesn't sign and it doesn't send (`gossip` does), and it gives no packet a meaning (`swim` does).
+A datagram is one packet and, after it, the updates about members that ride on it. Unlike with swim-protocol's
+own encoding nothing here can run code, every field has a type and a bound, and an address is numeric or
+refused. Signing and sending are `gossip`'s, the meaning of a packet is `swim`'s.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ ADDRESS = "address"
 """The key of a member's metadata that holds its own ``host:port``."""
 
 LEFT = "left"
-"""The key that marks an `OFFLINE` which the member said of itself."""
+"""The key that marks an `OFFLINE` which the member announced itself."""
 
 
 class PacketError(ValueError):
-    """Bytes that are no datagram of ours."""
+    """The bytes are not a datagram of this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """One packet with what rides along.
+    """One packet with the updates that ride on it.
 
-    `probe` numbers a ping, and its ack says it again (0: nobody waits). `wants_all` asks for the whole member
-    list: the sender knows nobody yet.
+    `probe` numbers a ping, and its ack repeats it (0: no answer is awaited). `wants_all` asks for the whole
+    member list: the sender knows no member yet.
     """
 
     packet: Packet
@@ -72,7 +72,7 @@ _decoder = msgspec.msgpack.Decoder(_Wire)
 
 
 def encode(datagram: Datagram) -> bytes:
-    """Return the datagram's bytes (without a signature)."""
+    """Return the datagram's bytes, without a signature."""
     packet, updates, target = datagram.packet, datagram.updates, ""
     if isinstance(packet, Gossip):
         kind, updates = _GOSSIP, (packet, *updates)
@@ -97,7 +97,11 @@ def encode(datagram: Datagram) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Datagram:
-    """Return the datagram; raises `PacketError` for anything that `encode` didn't make."""
+    """Return the datagram in `data`.
+
+    Raises:
+        PacketError: `encode` did not make these bytes.
+    """
     try:
         wire = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -149,14 +153,15 @@ def address_of(metadata: Mapping[str, bytes]) -> str:
 def numeric_address(text: str) -> Address:
     """Return host and port of ``host:port`` with a numeric host (IPv6 in brackets).
 
-    Raises ValueError for a host name: a lookup may block or fail, so it belongs where it can be awaited.
+    Raises:
+        ValueError: it is a host name. A lookup may block or fail, so it belongs where it can be awaited.
     """
     address = AddressParser().parse(text)
     host = address.host
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"an IPv6 address stands in brackets: {text!r}")
+        raise ValueError(f"an IPv6 address must be in brackets: {text!r}")
     ipaddress.ip_address(host)
     if not 0 < address.port < 1 << 16:
         raise ValueError(f"port {address.port}")

@@ -1,8 +1,8 @@
-"""The catalog's records: what the cluster has agreed on, as plain values.
+"""The catalog's records: what the cluster has agreed on, as immutable values.
 
 Shapes only; `catalog_rules` says how they change. They are encoded with msgpack for snapshots and for the
-shard processes, so fields are added last and with a default. Values are never changed in place: a change
-makes a new `CatalogState` which shares what didn't change, so whoever holds one may keep it.
+shard processes, so fields are added last and with a default. A change makes a new `CatalogState` which shares
+what didn't change, so a caller may keep the one it has.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Literal
 
 import msgspec
 
-from membership.lives import Life
+from membership.boot_history import BootRecord
 
 Setting = int | str
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """One node: who it is and where its processes listen.
+    """One node: its identity, and where its processes listen.
 
     `store_id` is made when its data directory is formatted: another one under the same name is another node,
     which holds nothing of what this one held. `peer_ports` has the controller's first, then one for each
     shard. `catalog_replica` is its replica id in group 0; 0 in a registration asks the catalog for one.
-    `life` is the newest start of this folder that is known (see `lives`). `rolled_back`: the node has found
-    that its folder is an older copy; it holds nothing that counts until a folder registers that is not.
+    `boot` is the newest start of this folder that is known (see `boot_history`). `rolled_back`: the node has
+    found that its folder is an older copy; it holds nothing that counts until a newer folder registers.
     """
 
     node: str
@@ -36,7 +36,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     shards: int
     weight: float = 1.0
     catalog_replica: int = 0
-    life: Life | None = None
+    boot: BootRecord | None = msgspec.field(default=None, name="life")
     rolled_back: bool = False
 
 
@@ -54,11 +54,11 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     lost: bool = False
     """The node's report that it cannot vouch for what this replica once promised: it is to be replaced."""
     given_up: bool = False
-    """By a person's decision its group goes on without it: if it comes back, it takes no part any more."""
+    """By an operator's decision its group goes on without it: if it comes back, it takes no part any more."""
 
 
 class LeavingReplica(msgspec.Struct, frozen=True):
-    """A replica whose place was given to another, and which the group itself has yet to let go.
+    """A replica whose place was given to another, and which is still a member of the group.
 
     One that is dead or lost is removed before the new one is added; one that is moved, after.
     """
@@ -68,9 +68,9 @@ class LeavingReplica(msgspec.Struct, frozen=True):
 
 
 class AcceptedLoss(msgspec.Struct, frozen=True):
-    """A person's decision: the group has lost its majority for good and goes on with one replica's log.
+    """An operator's decision: the group lost its majority for good and goes on with one replica's log.
 
-    `kept` is that replica, `given_up` the others'. It was at `last_index` of `last_term`, and `kept_offset`
+    `kept` is that replica, `given_up` the others. It was at `last_index` of `last_term`, and `kept_offset`
     was the offset after its last record: what only the others held after it is lost.
     """
 
@@ -81,7 +81,7 @@ class AcceptedLoss(msgspec.Struct, frozen=True):
     kept_offset: int
     decided_ms: int
     version: int = 0
-    """The catalog's version by it."""
+    """The catalog's version with this decision."""
 
 
 class PartitionRecord(msgspec.Struct, frozen=True):
@@ -94,19 +94,20 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRecord]
     created_ms: int
     version: int = 0
-    """The catalog's version when its placement was last changed: what a next change is decided on."""
+    """The catalog's version at the last change of its placement: the next change is decided on it."""
     leaving: list[LeavingReplica] = []
     removed: list[ReplicaRecord] = []
-    """Replicas of which the group's leader said that their removal is committed: their nodes delete them."""
+    """Replicas whose removal is committed, by report of the group's leader: their nodes delete them."""
     configuration_index: int = 0
-    """The entry of the group's configuration that was reported last."""
+    """Index of the newest configuration entry of the group that was reported."""
     losses: list[AcceptedLoss] = []
-    """Each time that a person let it go on without its majority, the last of them last."""
+    """Each operator's decision to go on without its majority, in order."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
-    """One topic. `version` is the catalog's version at its last change: never the same for two states of a
-    name.
+    """One topic.
+
+    `version` is the catalog's version at its last change: never the same for two states of a name.
     """
 
     name: str
@@ -118,7 +119,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """A deleted partition's group: the explicit word without which no node deletes data.
+    """A deleted partition's group: without it no node deletes data.
 
     Kept until every replica in `replicas` is reported removed.
     """
@@ -132,7 +133,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class CatalogState(msgspec.Struct, frozen=True):
-    """Everything. `version` grows by one with each change and only then.
+    """The whole catalog. `version` grows by one with each change and only then.
 
     Keys: `nodes` by name, `topics` by name, `partitions` by "topic/number", `tombstones` by the group id in
     hex.
@@ -153,24 +154,24 @@ class CatalogState(msgspec.Struct, frozen=True):
 
 
 # Requests: what a command carries (as JSON text). Everything that depends on a clock, on randomness or on who
-# is alive was decided by the proposer and stands in here.
+# is alive was decided by the proposer and is in here.
 
 
 class FoundCluster(msgspec.Struct, frozen=True):
-    """Name the cluster: once."""
+    """Name the cluster, once."""
 
     cluster_id: bytes
 
 
 class RegisterNode(msgspec.Struct, frozen=True):
-    """Make a node known, or, with `known`, change what is known of it.
+    """Record a node, or, with `known`, change what is recorded of it.
 
-    `former`: the lives before the record's own of which the catalog may not have heard, and one that it has.
+    `former`: the boot records before the record's own that the catalog may not have, after one that it has.
     """
 
     record: NodeRecord
     known: bool = False
-    former: list[Life] = []
+    former: list[BootRecord] = []
 
 
 class CreateTopic(msgspec.Struct, frozen=True):
@@ -229,7 +230,7 @@ class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
 
 
 class ReportConfiguration(msgspec.Struct, frozen=True, tag="report"):
-    """A leader's word: these are the group's members by the entry at `index`, which is committed."""
+    """A leader's report of the group's members by the entry at `index`, which is committed."""
 
     partition: str
     group: bytes
@@ -248,15 +249,15 @@ class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
 
 
 class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
-    """A node's word that its folder is an older copy than the one that was at `known`."""
+    """A node's report that its folder is an older copy than the one that was at `known`."""
 
     node: str
     store_id: bytes
-    known: Life
+    known: BootRecord
 
 
 class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
-    """A person's word, decided on the partition in this `version`: go on without a majority."""
+    """An operator's decision on the partition in this `version`: go on without a majority."""
 
     partition: str
     group: bytes
@@ -268,7 +269,7 @@ ReplicaChange = AcceptLoss | ReplaceReplica | ReportConfiguration | ReportReplic
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True):
-    """One step on the way of replicas from node to node."""
+    """One step of moving replicas from node to node."""
 
     change: ReplicaChange
 
@@ -291,13 +292,13 @@ Outcome = Literal[
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a command did. `version` is the catalog's after it.
+    """The outcome of a command. `version` is the catalog's after it.
 
     created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
     exists_differently: the name is taken. store_changed: another data directory under a known name.
     rolled_back: an older copy of the data directory that is known. absent: no such topic or node. conflict:
-    decided on a state that is no more. invalid: makes no sense. failed: a mistake of ours in applying it;
-    nothing changed.
+    decided on an outdated state. invalid: makes no sense. failed: a mistake of ours in applying it; nothing
+    changed.
     """
 
     outcome: Outcome
@@ -306,8 +307,8 @@ class Result(msgspec.Struct, frozen=True):
     node: NodeRecord | None = None
     topic: TopicRecord | None = None
     groups: list[bytes] = []
-    """mark_made: those live now. delete_topic: those with a tombstone now. mark_removed: those wholly
-    forgotten.
+    """Of mark_made: those live now. Of delete_topic: those with a tombstone now. Of mark_removed: those whose
+    last replica is gone.
     """
 
     @property

@@ -1,8 +1,9 @@
-"""How replicas go from node to node in the catalog: one pure function for each step, as in `catalog_rules`.
+"""How replicas move from node to node in the catalog: one pure function for each step.
 
-The group's own log says who its members are. Here stands who they are to be, and what each side has reported:
-the new replica is *made*, the old one is *leaving* until its group's leader says that its removal is
-committed, then *removed* until its node has deleted it. A replica id that left never comes back.
+The group's own log says who its members are. The catalog says who they are to be, and what each side has
+reported: the new replica is *made*; the old one is *leaving* until its group's leader reports that its
+removal is committed, then *removed* until its node has deleted it. A replica id that left never comes back.
+Rules as in `catalog_rules`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from membership.records import (
 )
 
 # Of one partition, the last of those whose nodes have not said that they deleted them. A node that comes back
-# after more moves than that keeps its replica's data until somebody deletes it by hand.
+# after more moves than that keeps its replica's data until an operator deletes it.
 MAX_REMOVED = 32
 
 Change = tuple[CatalogState, Result]
 
 
 def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
-    """Perform one step."""
+    """Perform one step of a replica move, by the kind of the request."""
     match request.change:
         case AcceptLoss() as word:
             return accept_loss(state, word)
@@ -39,14 +40,14 @@ def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
             return replace_replica(state, step)
         case ReportConfiguration() as report:
             return report_configuration(state, report)
-        case ReportReplicas() as told:
-            return report_replicas(state, told)
+        case ReportReplicas() as own:
+            return report_replicas(state, own)
         case ReportRolledBack() as old:
             return report_rolled_back(state, old)
 
 
 def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
-    """Let a group go on with one of its replicas. Those given up never take part again."""
+    """Let a group go on with one of its replicas; the abandoned ones never take part again."""
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
         return state, Result("absent", state.version, f"no such group as {request.partition}")
@@ -116,7 +117,7 @@ def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceRe
 
 
 def report_configuration(state: CatalogState, request: ReportConfiguration) -> Change:
-    """Take the leader's word for who is a member; of those that left, their nodes may delete the data."""
+    """Record the members that a group's leader reports; nodes may delete the replicas that left."""
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
         return state, Result("absent", state.version)
@@ -134,7 +135,7 @@ def report_configuration(state: CatalogState, request: ReportConfiguration) -> C
 
 
 def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
-    """Take a node's word for its own replicas."""
+    """Record what a node reports of its own replicas: made, lost, deleted."""
 
     def own(replica: ReplicaRecord, ids: list[int]) -> bool:
         # A lost one may have lost its store with it; of the other two only the store itself can tell.
@@ -161,11 +162,11 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
 
 
 def report_rolled_back(state: CatalogState, request: ReportRolledBack) -> Change:
-    """Take a node's word that its folder is an older copy, unless the newest one has come back since."""
+    """Record a node's report that its folder is an older copy, unless the newest has come back since."""
     node = state.nodes.get(request.node)
     if node is None:
         return state, Result("absent", state.version, f"no node {request.node!r}")
-    if node.store_id != request.store_id or node.life != request.known or node.rolled_back:
+    if node.store_id != request.store_id or node.boot != request.known or node.rolled_back:
         return state, Result("unchanged", state.version)
     nodes = state.nodes | {node.node: replace(node, rolled_back=True)}
     after = replace(state, version=state.version + 1, nodes=nodes)

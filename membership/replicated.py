@@ -2,13 +2,13 @@
 
 PySyncObj 0.3.17 numbers the ``@replicated`` methods of some objects, turns a call into bytes, and later, when
 those bytes are committed, performs the call everywhere. Between the two it has a Raft, a network and a file
-of its own, none of which can be trusted with a cluster's metadata (docs/decisions/ tells why); here they are
+of its own, none of which can be trusted with a cluster's metadata (docs/decisions/ says why); here they are
 left out:
 
 * ``_applyCommand`` (an override) hands the encoded call to us instead of to its queue;
-* ``_SyncObj__doApplyCommand`` (a private call) performs a committed one;
-* it gets no peers, no tick, no file, and a transport that refuses to send. It makes no thread, socket or
-  file.
+  ``_SyncObj__doApplyCommand`` (a private call) performs a committed one;
+  it gets no peers, no tick, no file, and a transport that refuses to send. It makes no thread, socket or
+   file.
 
 A call is encoded with `pickle`. Two things keep that harmless: only bytes from our own authenticated log come
 here, and a command is performed only when its pickle consists of numbers, texts and containers of them; a
@@ -64,7 +64,7 @@ class UnknownCodeVersion(RuntimeError):
 
 
 class _RefusingTransport(Transport):  # type: ignore[misc]  # pysyncobj has no types
-    """Ready from the start, connects to nobody, sends nothing."""
+    """Ready from the start, connects to no peer, sends nothing."""
 
     def __init__(self) -> None:
         super().__init__(None, None, [])
@@ -100,8 +100,9 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
     def perform(self, command: bytes) -> Any:
         """Perform one committed command and return what its method returned.
 
-        Raises `BadCommand` for bytes that `encode` didn't make (nothing happened), `UnknownCodeVersion` when
-        this program is too old to follow.
+        Raises:
+            BadCommand: `encode` did not make these bytes; nothing happened.
+            UnknownCodeVersion: this program is too old to follow.
         """
         _check(command)
         try:
@@ -112,7 +113,7 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
             ) from error
 
     def code_version(self) -> int:
-        """The highest version of replicated methods that the cluster has enabled."""
+        """Return the highest version of replicated methods that the cluster has enabled."""
         return cast("int", self.getCodeVersion())
 
     def encode_code_version(self, version: int) -> bytes:

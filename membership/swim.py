@@ -1,19 +1,19 @@
-"""SWIM as a pure core: who seems alive, found out by probing and told by gossip.
+"""SWIM as a pure core: which members seem alive, found out by probing and disseminated by gossip.
 
 After A. Das, I. Gupta, A. Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group
 Membership Protocol" (2002), with what A. Dadgar and others add in "Lifeguard" (2017): a member that is slow
-itself doubts itself before it doubts others. Packets and statuses are swim-protocol's. Feed it datagrams and
-instants; take from it datagrams to send and changes to report. It reads no clock, opens no socket, and draws
-from the generator it is given. What it says is a hint: nothing may be deleted, elected or counted on its
-word.
+itself doubts itself before it doubts others. Packets and statuses are swim-protocol's. Inputs are datagrams
+and instants; outputs are datagrams to send and the names of members that changed. The core reads no clock,
+opens no socket, and draws from the generator it is given. Its view is a hint: nothing may be deleted, elected
+or counted because of it.
 
 1. A claim about a member is replaced only by one with a higher clock, or by a worse one with the same clock
    (online < suspect < offline).
-2. Only the member itself raises its clock; it does when it hears a claim that it isn't online.
-3. Probing never ends: in rounds over all available members in shuffled order, and with nobody to probe the
+2. Only the member itself raises its clock; it does when it receives a claim that it isn't online.
+3. Probing never ends: in rounds over all available members in shuffled order; with no member to probe, the
    seeds are asked.
-4. An offline member is remembered for a while, so that old news don't revive it, and then forgotten.
-5. From one member's second-hand word, an online member becomes suspect at worst (`Status.transition`): it can
+4. An offline member is remembered for a while, so that old updates don't revive it, and then forgotten.
+5. By one member's second-hand claim, an online member becomes suspect at worst (`Status.transition`): it can
    always answer before it counts as offline. Only its own farewell counts at once.
 """
 
@@ -28,14 +28,14 @@ from typing import TypeVar
 from swimprotocol.packet import Ack, Gossip, Packet, Ping, PingReq, Source
 from swimprotocol.status import Status
 
-from membership.claims import SEVERITY, Peer, doubts, follow, newer, spread
+from membership.dissemination import PiggybackQueue
 from membership.packets import ADDRESS, LEFT, Datagram, address_of, encode, update_size
-from membership.rumours import Rumours
+from membership.precedence import SEVERITY, Peer, doubts, follow, newer, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwimSettings:
-    """Periods and bounds. The defaults find a dead member within about five seconds."""
+    """Periods and bounds. With the defaults a dead member is found within about five seconds."""
 
     probe_period_ms: int = 1_000
     probe_timeout_ms: int = 300
@@ -74,11 +74,11 @@ _MAX_RELAYS = 1_000
 
 
 class Swim:
-    """One member's view of all, itself left out (`own` is its claim about itself).
+    """One member's view of all others. `own` is its claim about itself.
 
-    `source` names this member and this life of it; `clock` should be higher than in any former life (wall
-    time in ms will do: if it isn't, the member catches up as soon as it hears of the former one). `metadata`
-    must hold `ADDRESS`.
+    `source` names this member and this incarnation of it. `clock` should be higher than in any earlier
+    incarnation (wall time in ms will do: if it isn't, the member catches up as soon as it receives a claim of
+    the earlier one). `metadata` must hold `ADDRESS`.
     """
 
     def __init__(
@@ -102,11 +102,13 @@ class Swim:
         self._rng = rng
         self._seeds: list[str] = []
         self._left = False
-        self._number = rng.getrandbits(48)  # so that an answer to a former life's probe answers none of ours
+        self._number = rng.getrandbits(
+            48
+        )  # so that an answer to an earlier incarnation's probe answers none of ours
         self._round: list[str] = []
         self._probe: _Probe | None = None
         self._relays: dict[int, _Relay] = {}
-        self._rumours = Rumours(factor=settings.retransmit_factor)
+        self._piggyback = PiggybackQueue(factor=settings.retransmit_factor)
         self._outbox: list[tuple[str, Datagram]] = []
         self._changed: dict[str, None] = {}
         self._next_probe_ms = self._next_seek_ms = now_ms
@@ -117,22 +119,26 @@ class Swim:
         counts = dict.fromkeys(SEVERITY, 0)
         for peer in self.peers.values():
             counts[peer.claim.status] += 1
-        told = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
-        return f"<Swim {self.source.name} @{self.own.clock}: {told}; doubt {self.doubt}>"
+        shown = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
+        return f"<Swim {self.source.name} @{self.own.clock}: {shown}; doubt {self.doubt}>"
 
     # Inputs.
 
     def set_seeds(self, addresses: Iterable[str]) -> None:
-        """Remember numeric addresses at which members may be found; the own one among them does no harm."""
+        """Set the numeric addresses at which members may be found; this member's own does no harm."""
         self._seeds = [address for address in addresses if address != address_of(self.own.metadata or {})]
 
     def set_metadata(self, metadata: Mapping[str, bytes]) -> None:
-        """Change what this member says of itself. Raises ValueError when it doesn't fit a datagram."""
+        """Change what this member announces about itself.
+
+        Raises:
+            ValueError: it does not fit a datagram.
+        """
         self.own = self._own(self.own.clock + 1, metadata)
-        self._rumours.add(self.source.name)
+        self._piggyback.add(self.source.name)
 
     def leave(self) -> None:
-        """Say farewell: some members are told at once that this one goes, and tell the others."""
+        """Announce that this member leaves: some members receive it at once and tell the others."""
         self._left = True
         self._probe = None
         self.own = replace(self.own, clock=self.own.clock + 1, status=Status.OFFLINE, metadata={LEFT: b""})
@@ -140,11 +146,11 @@ class Swim:
             self._send(peer.address, self.own)
 
     def receive(self, datagram: Datagram, *, sender: str, now_ms: int) -> None:
-        """Take in a datagram that came, authenticated, from the address `sender`."""
+        """Process an authenticated datagram that came from the address `sender`."""
         packet = datagram.packet
         if packet.source.name == self.source.name:
             if packet.source != self.source:
-                self.namesakes += 1  # a former life's last words, or another node with this name
+                self.namesakes += 1  # an earlier incarnation's last packets, or another node with this name
             return
         for update in datagram.updates:
             self._hear(update, now_ms)
@@ -158,16 +164,16 @@ class Swim:
             self._answered(packet, datagram)
 
     def deadline_ms(self) -> int | None:
-        """Return when `expire` has something to do; None after `leave`."""
+        """Return when `expire` is due next; None after `leave`."""
         if self._left:
             return None
-        if self._rumours:
-            # News may come long after the last were told: this instant can lie in the past, the others can't.
+        if self._piggyback:
+            # Updates may come long after the last were sent: only this instant can be in the past.
             return min(self._next_gossip_ms, self._timer_ms())
         return self._timer_ms()
 
     def expire(self, *, now_ms: int) -> None:
-        """Do what is due."""
+        """Perform everything that is due: timeouts, probes, gossip, synchronisation."""
         if self._left:
             return
         late_ms = now_ms - self._timer_ms()
@@ -175,7 +181,7 @@ class Swim:
             self._be_patient(late_ms)
         self._expire_peers(now_ms)
         self._expire_probe(now_ms)
-        if self._rumours and now_ms >= self._next_gossip_ms:
+        if self._piggyback and now_ms >= self._next_gossip_ms:
             self._next_gossip_ms = now_ms + self.settings.gossip_period_ms
             self._gossip()
         if now_ms >= self._next_seek_ms:
@@ -188,7 +194,7 @@ class Swim:
     # Outputs.
 
     def take_outbox(self) -> list[tuple[str, Datagram]]:
-        """Return the datagrams to send, each with its address, and forget them."""
+        """Return the datagrams to send, each with its address, and clear the outbox."""
         outbox, self._outbox = self._outbox, []
         return outbox
 
@@ -219,7 +225,7 @@ class Swim:
             return
         peer = self.peers.get(update.name)
         if peer is None:
-            # An offline stranger is not taken in: news of the dead would otherwise outlive every memory.
+            # An unknown member that is offline is not added: updates about dead members would never end.
             if update.status & Status.AVAILABLE and update.metadata and ADDRESS in update.metadata:
                 peer = self.peers[update.name] = Peer(update)
                 self._round.insert(self._rng.randint(0, len(self._round)), update.name)
@@ -233,22 +239,22 @@ class Swim:
     def _hear_of_self(self, update: Gossip) -> None:
         if self._left or not newer(update, self.own):
             return
-        # Somebody doubts us, or remembers a former life whose clock was ahead.
+        # A member doubts us, or remembers an earlier incarnation whose clock was ahead.
         self.own = replace(self.own, clock=update.clock + 1)
-        self._rumours.add(self.source.name)
+        self._piggyback.add(self.source.name)
         self.refutations += 1
         if update.status == Status.SUSPECT:
             self._doubt_self()
 
     def _claimed(self, peer: Peer, now_ms: int) -> None:
-        """Follow a new claim: set its timer, tell others, report it."""
+        """Handle a new claim: set its timer, queue it for dissemination, report it."""
         if peer.claim.status == Status.SUSPECT:
             peer.until_ms = now_ms + self._suspicion_ms()
         elif peer.claim.status == Status.OFFLINE:
             peer.until_ms = now_ms + self.settings.remember_ms
         else:
             peer.until_ms = None
-        self._rumours.add(peer.claim.name)
+        self._piggyback.add(peer.claim.name)
         self._changed[peer.claim.name] = None
 
     def _expire_peers(self, now_ms: int) -> None:
@@ -260,7 +266,7 @@ class Swim:
                 self._claimed(peer, now_ms)
             else:
                 del self.peers[name]
-                self._rumours.discard(name)
+                self._piggyback.discard(name)
 
     # Patience.
 
@@ -273,7 +279,7 @@ class Swim:
         self.doubt = min(self.settings.max_doubt, self.doubt + 1)
 
     def _be_patient(self, late_ms: int) -> None:
-        """Woken late: the answers may lie in the socket unread, so nobody is judged for that time."""
+        """Extend all deadlines by `late_ms`: woken late, the answers may be unread in the socket."""
         self._doubt_self()
         if self._probe is not None:
             self._probe.end_ms += late_ms
@@ -348,7 +354,7 @@ class Swim:
     def _answered(self, ack: Ack, datagram: Datagram) -> None:
         relay = self._relays.pop(datagram.probe, None)
         if relay is not None:
-            # The target's own source, as in swim-protocol: the one who asked hears of the target, not of us.
+            # The target's own source, as in swim-protocol: the requester gets the target's answer, not ours.
             self._send(relay.requester, ack, probe=relay.number)
             return
         probe = self._probe
@@ -361,7 +367,7 @@ class Swim:
     # Telling.
 
     def _seek(self, now_ms: int) -> None:
-        """Ask where members may be that we don't see: unknown seeds, and one that counts as offline."""
+        """Ping addresses of members that are not seen: unknown seeds, and one that counts as offline."""
         reached = {peer.address for peer in self.peers.values() if peer.available}
         alone = not reached
         period_ms = self.settings.probe_period_ms if alone else self.settings.seek_period_ms
@@ -375,11 +381,11 @@ class Swim:
 
     def _gossip(self) -> None:
         for peer in self._some_available(self.settings.gossip_fanout):
-            news = next(self._rumours.least_told(), None)
+            news = next(self._piggyback.least_sent(), None)
             if news is None:
                 return
             claim = self._claim_of(news)
-            self._rumours.told(news, members=len(self.peers) + 1)
+            self._piggyback.count_send(news, members=len(self.peers) + 1)
             self._send(peer.address, claim, besides=news)
 
     def _send_everything(self, address: str) -> None:
@@ -403,20 +409,20 @@ class Swim:
         wants_all: bool = False,
         besides: str | None = None,
     ) -> None:
-        """Send a packet with the updates in `first` and as many rumours as fit."""
+        """Send a packet with the updates in `first` and as many queued updates as fit."""
         updates = [spread(update) for update in first]
         room = self._room(packet) - sum(map(update_size, updates))
         assert room >= 0, (room, packet, updates)
-        told = {update.name for update in updates} | {besides}
-        for name in self._rumours.least_told():
-            if name in told:
+        riding = {update.name for update in updates} | {besides}
+        for name in self._piggyback.least_sent():
+            if name in riding:
                 continue
             claim = self._claim_of(name)
             size = update_size(claim)
             if size <= room:
                 room -= size
                 updates.append(claim)
-                self._rumours.told(name, members=len(self.peers) + 1)
+                self._piggyback.count_send(name, members=len(self.peers) + 1)
         if isinstance(packet, Gossip):
             packet = replace(packet, source=self.source)
         self._outbox.append((address, Datagram(packet, probe, wants_all, tuple(updates))))

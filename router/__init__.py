@@ -1,9 +1,9 @@
-"""Where things belong: pure arithmetic on names, hashes and weights.
+"""Placement: pure arithmetic on names, hashes and weights.
 
 Which nodes should hold a partition, which shard inside a node owns it, and which shard's socket a TCP
-connection lands on. Everything here is a function of its arguments alone, so a client, every node and (for
-`owner_shard` and `shard_of_source_port`) a program in the kernel come to the same answer without asking
-anybody. It doesn't know who is alive, and it doesn't remember: a placement is computed once and then
+connection reaches. Everything is a function of its arguments alone, so a client, every node and (for
+`owner_shard` and `shard_of_source_port`) a program in the kernel compute the same answer without a message.
+Which nodes are alive is not known here, and nothing is remembered: a placement is computed once and then
 *recorded* in the catalog, so two nodes with different views never start one partition twice.
 """
 

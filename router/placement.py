@@ -9,7 +9,7 @@ Schindelhauer and G. Schomaker, "Weighted Distributed Hash Tables", 2005: the lo
    nodes ever change places: only what the changed node wins or loses moves.
 
 The logarithm is the platform's, so two platforms might order two scores that differ in the last bit
-differently. That can't split a cluster: the answer is computed once, by whoever proposes a placement, and
+differently. That can't split a cluster: the answer is computed once, by the proposer of a placement, and
 recorded.
 """
 
@@ -25,7 +25,7 @@ _U32 = Struct("<I")
 
 
 def partition_hash(topic: str, number: int) -> int:
-    """Return the 32-bit hash that stands for a partition in placement, ownership and steering.
+    """Return the 32-bit hash that represents a partition in placement, ownership and steering.
 
     mmh3 (x86, 32 bits, seed 0, unsigned) of the topic's name in UTF-8, a zero byte, and the partition's
     number as little-endian u32. The zero byte keeps ("a", n) and ("a...", m) apart; names hold none.

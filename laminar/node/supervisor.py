@@ -23,7 +23,7 @@ import msgspec
 from laminar.log import DamagedDocument, StorageError
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
-from laminar.node.host.failed_logs import EXIT_COMEBACK, FORGIVEN_MS
+from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
 from laminar.node.host.fork import EXIT_HOPELESS, Hopeless, fork
 from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
@@ -75,7 +75,7 @@ class _Child:
     start_at_ms: int | None = None
     """When a dead child is to be started again."""
     started_at_ms: int = 0
-    comebacks: int = 0
+    recovery_restarts: int = 0
     """How often in a row it ended to bring back logs that had failed."""
 
 
@@ -297,7 +297,7 @@ class Supervisor:
             store_id=identity.store_id,
             node=identity.node,
             role=role,
-            comebacks=child.comebacks,
+            recovery_restarts=child.recovery_restarts,
             shards=self._shards,
             nonce=os.urandom(16),
             http_shared=sockets.http_shared,
@@ -312,10 +312,10 @@ class Supervisor:
             founding=identity.founding,
             epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
-            lives=identity.lives,
-            record_lives=self._folder.record_lives,
-            company=identity.company,
-            record_company=self._folder.record_company,
+            boot_history=identity.boot_history,
+            record_boot_history=self._folder.record_boot_history,
+            has_peers=identity.has_peers,
+            record_has_peers=self._folder.record_has_peers,
             environment=self._environment,
         )
 
@@ -388,10 +388,10 @@ class Supervisor:
             log.critical("%s (pid %d) can't go on, so this node ends", role_name(child.role), pid)
             self._stop()
             return
-        if code == EXIT_COMEBACK:
+        if code == EXIT_TO_RECOVER:
             now_ms = _now_ms()
             forgiven = now_ms - child.started_at_ms >= FORGIVEN_MS
-            child.comebacks = 1 if forgiven else child.comebacks + 1
+            child.recovery_restarts = 1 if forgiven else child.recovery_restarts + 1
             self._set_state(child, ChildState.DEAD)
             child.start_at_ms = now_ms
             log.warning("%s (pid %d) starts again to bring back what failed", role_name(child.role), pid)

@@ -270,13 +270,13 @@ class StorageMachine(RuleBasedStateMachine):
             self._power_cut_in_recovery(steps, shards, rng, keep)
         elif how == "failing disk":
             self._failing_disk(history, pick)
-            self._come_back(self.disk.kill, shards)
-            self._come_back(partial(self.disk.crash, rng, 0.0), 11)
+            self._restart_to_recover(self.disk.kill, shards)
+            self._restart_to_recover(partial(self.disk.crash, rng, 0.0), 11)
         else:
-            self._come_back(self.disk.kill, shards)
+            self._restart_to_recover(self.disk.kill, shards)
             if how == "kill, then power cut":
                 # What was told after the kill is still there after the power went.
-                self._come_back(partial(self.disk.crash, rng, 0.0), 11)
+                self._restart_to_recover(partial(self.disk.crash, rng, 0.0), 11)
 
     def _power_cut(self, history: History, steps: int, shards: int, crash: Callable[[], None]) -> None:
         """The power goes somewhere in the next sync or checkpoint, or behind it."""
@@ -286,7 +286,7 @@ class StorageMachine(RuleBasedStateMachine):
             self._run(history.storage.checkpoint)
         except (StorageClosed, PowerCut):
             pass
-        self._come_back(crash, shards)
+        self._restart_to_recover(crash, shards)
 
     def _power_cut_in_recovery(self, steps: int, shards: int, rng: random.Random, keep: float) -> None:
         """Killed or cut off, and the power goes again while the node comes back."""
@@ -296,7 +296,7 @@ class StorageMachine(RuleBasedStateMachine):
             open_node(self.disk, self._count(shards), steps)
         except PowerCut:
             pass
-        self._come_back(partial(self.disk.crash, rng, keep), shards)
+        self._restart_to_recover(partial(self.disk.crash, rng, keep), shards)
 
     def _failing_disk(self, history: History, pick: int) -> None:
         """Syncs, or all that needs room, fail in some files."""
@@ -338,7 +338,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(asyncio.sleep(0))
         down()
 
-    def _come_back(self, down: Callable[[], None], shards: int) -> None:
+    def _restart_to_recover(self, down: Callable[[], None], shards: int) -> None:
         self._down(down)
         before, count = self.histories, self._count(shards)
         self.done["down"] += 1

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from membership import catalog_rules as rules
+from membership.boot_history import BootRecord
 from membership.catalog import Catalog, NotCatalogLeader, OutcomeUnknown
-from membership.lives import Life
 from membership.records import (
     CatalogState,
     CreateTopic,
@@ -147,32 +147,36 @@ async def test_one_store_is_not_known_under_two_names(catalog: Catalog) -> None:
 
 async def test_an_older_copy_of_a_known_data_directory_is_refused(catalog: Catalog) -> None:
     """It changes nothing; the node that goes on where it was, also over starts nobody heard of, is taken."""
-    first, unheard, now = Life(1, b"1", 4), Life(2, b"2"), Life(3, b"3")
-    await catalog.register_node(replace(node("a"), life=first))
-    for former, life in [((), Life(1, b"x")), ((replace(first, page=3),), Life(2, b"x")), ((), None)]:
-        result = await catalog.register_node(replace(node("a"), life=life), former=former)
+    first, unheard, now = BootRecord(1, b"1", 4), BootRecord(2, b"2"), BootRecord(3, b"3")
+    await catalog.register_node(replace(node("a"), boot=first))
+    for former, life in [
+        ((), BootRecord(1, b"x")),
+        ((replace(first, tick=3),), BootRecord(2, b"x")),
+        ((), None),
+    ]:
+        result = await catalog.register_node(replace(node("a"), boot=life), former=former)
         assert (result.outcome, result.version) == ("rolled_back", 1)
 
-    assert (await catalog.register_node(replace(node("a"), life=now), former=[first, unheard])).ok
+    assert (await catalog.register_node(replace(node("a"), boot=now), former=[first, unheard])).ok
     # What the life said before comes late.
-    assert (await catalog.register_node(replace(node("a"), life=replace(now, page=2)))).ok
-    assert (await catalog.register_node(replace(node("a"), life=now))).outcome == "exists"
-    known = catalog.state().nodes["a"].life
-    assert known is not None and known.page == 2
+    assert (await catalog.register_node(replace(node("a"), boot=replace(now, tick=2)))).ok
+    assert (await catalog.register_node(replace(node("a"), boot=now))).outcome == "exists"
+    known = catalog.state().nodes["a"].boot
+    assert known is not None and known.tick == 2
 
 
 async def test_a_node_that_was_put_back_is_shown_until_its_newest_folder_is_there_again(
     catalog: Catalog,
 ) -> None:
     """A report of an older state than that is late, and changes nothing."""
-    life = Life(1, b"1")
-    await catalog.register_node(replace(node("a"), life=life))
+    life = BootRecord(1, b"1")
+    await catalog.register_node(replace(node("a"), boot=life))
     report = ReportRolledBack("a", b"a", life)
     assert (await catalog.change_replicas(report)).outcome == "marked"
     assert catalog.state().nodes["a"].rolled_back
 
-    again = Life(2, b"2")
-    await catalog.register_node(replace(node("a"), life=again), former=[life])
+    again = BootRecord(2, b"2")
+    await catalog.register_node(replace(node("a"), boot=again), former=[life])
     assert (await catalog.change_replicas(report)).outcome == "unchanged"
     assert not catalog.state().nodes["a"].rolled_back
 

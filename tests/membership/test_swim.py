@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from swimprotocol.packet import Ack, Gossip, Ping, PingReq, Source
 from swimprotocol.status import Status
 
-from membership.claims import follow, newer
 from membership.packets import ADDRESS, LEFT, Datagram
+from membership.precedence import follow, newer
 from membership.swim import Swim, SwimSettings
 from tests.membership.swim_world import World, address
 
@@ -341,7 +341,7 @@ def test_a_doubted_member_is_told_by_whoever_meets_it() -> None:
     world.cluster(2)
     swim, clock = world.members["n0"], world.members["n1"].own.clock
     swim.receive(Datagram(claim("n1", clock, Status.SUSPECT)), sender=address("n2"), now_ms=world.now_ms)
-    swim._rumours.discard("n1")
+    swim._piggyback.discard("n1")
 
     swim._ping(swim.peers["n1"])
     ping = Datagram(Ping(world.members["n1"].source), 1)

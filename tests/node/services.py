@@ -16,8 +16,8 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.api.common.forwarding import Exchange, answering
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.host.clock import Clock
-from laminar.node.host.disk_space import Space
-from laminar.node.host.periodic import Look
+from laminar.node.host.disk_space import DiskSpace
+from laminar.node.host.periodic import Check
 from laminar.node.host.settings import Settings
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role
@@ -53,7 +53,7 @@ class Services:
         self.partitions = {(each.topic, each.number): each for each in partitions}
         self.lost: list[ReplicaEntry] = []
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
-        self.space = Space(RealDisk(), "/", low_water_bytes=1, low_water_percent=100)
+        self.space = DiskSpace(RealDisk(), "/", low_water_bytes=1, low_water_percent=100)
         self._refresh = refresh
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
@@ -74,7 +74,7 @@ class Services:
         work.close()
         return asyncio.get_running_loop().create_task(asyncio.sleep(0))
 
-    def every(self, period_s: float, look: Look, *, to_the_end: bool = False) -> None:
+    def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
         """See `ShardServices`; the test calls what would be called."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:

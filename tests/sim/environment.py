@@ -154,7 +154,7 @@ class SimEnvironment(Environment):
             node=arguments["node"],
             role=arguments["role"],
             nonce=arguments["nonce"],
-            chain=arguments["chain"],
+            history=arguments["history"],
         )
 
     def gossip(self, **arguments: Any) -> Any:

@@ -131,7 +131,7 @@ class SimTransport:
     """One process's end of the wires."""
 
     def __init__(
-        self, wires: Wires, *, host: str, node: str, role: int, nonce: bytes, chain: bytes = b""
+        self, wires: Wires, *, host: str, node: str, role: int, nonce: bytes, history: bytes = b""
     ) -> None:
         life = current_life()
         assert life is not None, "a transport without a process"
@@ -141,7 +141,7 @@ class SimTransport:
         self.role = role
         self.nonce = nonce
         self.life: Life = life
-        self.peer = Peer(node, role, nonce, chain)
+        self.peer = Peer(node, role, nonce, history)
         self.on_frame: Callable[[Peer, Channel, memoryview], None] = lambda peer, channel, payload: None
         self.on_call: Callable[[Peer, str, bytes], Awaitable[bytes]] = _no_calls
         self.on_lost: Callable[[Peer | Address], None] = lambda whom: None

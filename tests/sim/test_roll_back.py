@@ -9,7 +9,7 @@ import pytest
 from laminar.node.catalog import rollback_guard as module
 from laminar.node.catalog.service import TopicRequest
 from laminar.node.consensus.driver import TERMS_FORGOTTEN
-from laminar.node.host.failed_logs import ComeBack
+from laminar.node.host.failed_logs import RestartToRecover
 from laminar.node.runtime.process import Process
 from laminar.node.shard.shard import Shard
 from tests.sim.clients import REQUEST_TIMEOUT_S
@@ -100,7 +100,7 @@ def test_a_copy_from_within_the_last_start_is_seen_when_a_page_was_turned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that has run for long, and whose disk is replaced by a backup of last night."""
-    monkeypatch.setattr(module, "PAGE_MS", 20_000)
+    monkeypatch.setattr(module, "TICK_MS", 20_000)
     own = scene(20)
     world, victim = own.world, own.follower()
     own.load()
@@ -163,7 +163,7 @@ def test_power_that_fails_when_the_mark_is_durable_takes_no_term_back(
     cut: list[str] = []
 
     def cut_off(process: Process, error: BaseException | None) -> None:
-        if isinstance(error, ComeBack) and isinstance(process, Shard) and not cut:
+        if isinstance(error, RestartToRecover) and isinstance(process, Shard) and not cut:
             cut.append(str(error))
             world.loop.call_in(None, 0.0, lambda: victim.cut_power(keep=0.0))
         fatal(process, error)
@@ -194,7 +194,7 @@ def test_a_copy_from_before_an_earlier_mark_is_heard_again() -> None:
     picture = victim.picture()
     log = own.held(victim).log
     log.mark(recovering=True, incarnation=log.incarnation + 1)
-    victim.shard_processes[0].fatal(ComeBack("as after damage"))
+    victim.shard_processes[0].fatal(RestartToRecover("as after damage"))
 
     def healed(incarnation: int) -> bool:
         held = own.partition(victim)
@@ -274,7 +274,7 @@ def test_a_cluster_that_was_started_again_as_a_whole_is_as_before() -> None:
     own.calm()
     assert not any(machine.hopeless for machine in world.machines.values())
     assert world.loop.run_until(lambda: all(world.all_remember(each) for each in world.up), at_most_s=30.0)
-    assert all(m.controller is not None and len(m.controller.boot.lives) == 1 for m in world.up)
+    assert all(m.controller is not None and len(m.controller.boot.boot_history) == 1 for m in world.up)
     own.check()
 
 

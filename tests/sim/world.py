@@ -117,7 +117,7 @@ class World:
         own = machine.controller
         others = [each.controller for each in self.machines.values()]
         return own is not None and all(
-            controller is not None and controller.remembers(machine.name, own.boot.lives[-1])
+            controller is not None and controller.remembers(machine.name, own.boot.boot_history[-1])
             for controller in others
         )
 

@@ -37,9 +37,9 @@ from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.join import Join, JoinAnswer
 from laminar.node.runtime.process import Process, run_process
 from laminar.node.transport.transport import Address, Peer, TcpAddress, TransportError
+from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader
 from membership.gossip import Gossip
-from membership.lives import Life
 from membership.packets import address_text
 from membership.records import CatalogState, NodeRecord, Result
 from raft.configuration import ConfigurationRefused
@@ -129,13 +129,13 @@ class Controller(Process):
         """See Process. Also by gossip: our copy of the catalog may be older than the leader's node."""
         return self.directory.address(node) is not None
 
-    def known_life(self, node: str) -> Life | None:
+    def known_boot(self, node: str) -> BootRecord | None:
         """See Process."""
-        return self.directory.life(node)
+        return self.directory.boot(node)
 
-    def remembers(self, node: str, life: Life) -> bool:
+    def remembers(self, node: str, boot: BootRecord) -> bool:
         """Return whether this start of `node` is known here also after a restart of this process."""
-        return self._addresses.lives.get(node) == life
+        return self._addresses.boots.get(node) == boot
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """See Process."""
@@ -152,11 +152,11 @@ class Controller(Process):
 
     # -- life ----------------------------------------------------------------------------
 
-    def waits_to_come_back(self) -> list[str]:
+    def awaiting_restart(self) -> list[str]:
         """See Process: without its catalog a controller has little to do, so it may start again."""
         failure = self._replica.failure
         own = [] if failure is None else [f"the catalog ({failure})"]
-        return [*super().waits_to_come_back(), *own]
+        return [*super().awaiting_restart(), *own]
 
     async def run(self) -> None:
         """Serve until stopped."""
@@ -233,7 +233,7 @@ class Controller(Process):
             shards=self.boot.shards,
             weight=self.boot.settings.weight,
             catalog_replica=self._catalog_replica(known),
-            life=self._guard.life,
+            boot=self._guard.life,
         )
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
@@ -341,20 +341,20 @@ class Controller(Process):
         group = self.group
         if group is None or group.stalled or self._replica.sits_out or not known:
             return
-        lives = {name: life for name in known if (life := self.known_life(name)) is not None}
+        boots = {name: boot for name in known if (boot := self.known_boot(name)) is not None}
         now_ms = self.clock.monotonic_ms()
-        same = known == self._addresses.remembered and lives == self._addresses.lives
+        same = known == self._addresses.remembered and boots == self._addresses.boots
         if same and now_ms < self._remembered_until_ms:
             return
         self._remembered_until_ms = now_ms + REMEMBER_MS
         try:
             await controller_addresses.keep(
-                self.storage, group.replica.log, controller_addresses.Peers(known, lives)
+                self.storage, group.replica.log, controller_addresses.Peers(known, boots)
             )
         except StorageError as error:
             _log.debug("where the others are is not kept: %s", error)  # if new: again at the next tick
         else:
-            self._addresses.remembered, self._addresses.lives = known, lives
+            self._addresses.remembered, self._addresses.boots = known, boots
 
     async def _reconcile(self) -> None:
         while not self.stopping.is_set():
@@ -427,7 +427,7 @@ class Controller(Process):
             catalog=self.state(),
             statuses=self.directory.statuses(),
             catalog_leader=self._leader(),
-            lives={node: life for node in self.state().nodes if (life := self.known_life(node)) is not None},
+            boots={node: boot for node in self.state().nodes if (boot := self.known_boot(node)) is not None},
             confirmed=self._guard.confirmed,
             epoch=self.epoch,
         )

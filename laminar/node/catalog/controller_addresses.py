@@ -22,8 +22,8 @@ from laminar.log.disk.errors import DamagedDocument, DiskError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.transport.transport import Address, TcpAddress
+from membership.boot_history import BootRecord, newer
 from membership.gossip import Member
-from membership.lives import Life, newer
 from membership.records import CatalogState
 
 _log = logging.getLogger("laminar.controller")
@@ -42,7 +42,7 @@ class AddressBook:
         # With what it joined: until its own copy says more, the catalog for this node.
         self.joined = CatalogState()
         self.remembered: dict[str, Address] = {}
-        self.lives: dict[str, Life] = {}
+        self.boots: dict[str, BootRecord] = {}
 
     def announce(self, members: Mapping[str, Member], *, cluster: str) -> None:
         """What gossip knows now; of nodes that seem dead nothing is believed."""
@@ -64,23 +64,23 @@ class AddressBook:
             return TcpAddress(record.host, record.peer_ports[0])
         return self.remembered.get(node)
 
-    def life(self, node: str, state: CatalogState) -> Life | None:
+    def boot(self, node: str, state: CatalogState) -> BootRecord | None:
         """The newest of the data folder of `node` that the catalog has ever said here."""
         record = state.nodes.get(node)
-        return newer(record.life if record is not None else None, self.lives.get(node))
+        return newer(record.boot if record is not None else None, self.boots.get(node))
 
 
 class _Where(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
-    life: Life | None = None
+    life: BootRecord | None = None
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """By node: where its controller was, and the newest life of its folder (`membership.lives`)."""
+    """By node: where its controller was, and the newest life of its folder (`membership.boot_history`)."""
 
     addresses: dict[str, Address] = {}
-    lives: dict[str, Life] = {}
+    boots: dict[str, BootRecord] = {}
 
 
 _decoder = msgspec.msgpack.Decoder(dict[str, _Where])
@@ -103,7 +103,7 @@ def read(log: Log) -> Peers:
 async def keep(storage: Storage, log: Log, peers: Peers) -> None:
     """Replace the document. Raises `StorageError`; then the former one stands, if there is one."""
     where = {
-        node: _Where(address.host, address.port, peers.lives.get(node))
+        node: _Where(address.host, address.port, peers.boots.get(node))
         for node, address in peers.addresses.items()
         if isinstance(address, TcpAddress)
     }

@@ -61,7 +61,7 @@ class LeaderDuties:
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
         """Take group 0 a step further; whether there was one to take."""
-        if not self._boot.company:
+        if not self._boot.has_peers:
             return False  # its folder does not say yet that there are others
         replica = group.replica
 

@@ -145,8 +145,10 @@ class LocalReplica:
         if log.recovering:
             _log.warning("%s", recovering_text(CATALOG_NAME, log))
         remembered = controller_addresses.read(log)
-        self._addresses.remembered, self._addresses.lives = remembered.addresses, remembered.lives
-        had_others = self._boot.company or any(node != self._boot.node for node in self._addresses.remembered)
+        self._addresses.remembered, self._addresses.boots = remembered.addresses, remembered.boots
+        had_others = self._boot.has_peers or any(
+            node != self._boot.node for node in self._addresses.remembered
+        )
         self._repairs.keep(entry, log)
         group = CatalogGroup(
             driver=self._driver,

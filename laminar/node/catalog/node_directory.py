@@ -10,8 +10,8 @@ from laminar.node.catalog.controller_addresses import AddressBook
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.local_replica import LocalReplica
 from laminar.node.transport.transport import Address
+from membership.boot_history import BootRecord
 from membership.gossip import Gossip
-from membership.lives import Life
 from membership.records import CatalogState, NodeRecord
 
 
@@ -60,9 +60,9 @@ class NodeDirectory:
         """Return where a node's controller listens for its peers; None if that is not known."""
         return self._addresses.address(node, self.state())
 
-    def life(self, node: str) -> Life | None:
+    def boot(self, node: str) -> BootRecord | None:
         """Return the newest start of a node's folder that the catalog has ever named here."""
-        return self._addresses.life(node, self.state())
+        return self._addresses.boot(node, self.state())
 
     def statuses(self) -> dict[str, str]:
         """Return gossip's status of each node of this cluster that it knows; this node is `alive`."""

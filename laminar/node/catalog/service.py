@@ -19,8 +19,8 @@ from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
 from laminar.node.transport.transport import Transport, TransportError
+from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
-from membership.lives import Life
 from membership.records import NodeRecord, ReplicaChange, Result, Setting
 from router import partition_hash, place
 
@@ -85,7 +85,7 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
     """Make a node known, or its new addresses. `former`: see `RegisterNode`."""
 
     record: NodeRecord
-    former: list[Life] = []
+    former: list[BootRecord] = []
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):

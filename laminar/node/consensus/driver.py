@@ -30,7 +30,7 @@ from laminar.node.consensus.raft_wire import PLAIN_BEAT, ConfigurationRecord, re
 from laminar.node.consensus.replica import Replica, entry_of
 from laminar.node.consensus.timers import Alarm, Deadlines
 from laminar.node.host.clock import Clock
-from laminar.node.host.failed_logs import ComeBack
+from laminar.node.host.failed_logs import RestartToRecover
 from laminar.node.host.log_rate_limit import LimitedLog
 from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES, ReceiveBudget
 from laminar.node.transport.transport import Address, Channel, Peer, ProtocolError, Transport
@@ -543,7 +543,7 @@ class Driver:
             if failure is not None:
                 self._die(failure)
                 return
-            self._on_fatal(ComeBack(text))
+            self._on_fatal(RestartToRecover(text))
 
         self._storage.sync(durable=True).add_done_callback(come_back)
 

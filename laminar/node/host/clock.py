@@ -1,7 +1,7 @@
-"""The two clocks of a process: one that only goes forward, one that people read.
+"""The two clocks of a process: a monotonic one, and the wall clock.
 
-Protocol deadlines use `monotonic_ms`; batch stamps use `wall_ms`. Both come in by
-argument wherever they are needed, so that a test or a simulator can hand in its own.
+Protocol deadlines use `monotonic_ms`; batch stamps use `wall_ms`. Both are passed in wherever they are
+needed, so that a test or a simulator can use its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Clock:
     __slots__ = ()
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since an arbitrary instant; never goes back."""
+        """Return milliseconds since an arbitrary instant; never goes back."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch; may step."""
+        """Return milliseconds since the Unix epoch; may step."""
         return time.time_ns() // 1_000_000

@@ -1,6 +1,6 @@
-"""One careful fork: a child that dies with its parent, answers its own signals, and never returns.
+"""One careful fork: a child that dies with its parent, handles its own signals, and never returns.
 
-It knows nothing of what the child does.
+What the child does is not known here.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Hopeless(Exception):
-    """What ends this child would end its successors too: the node ends, and a person has to act.
+    """This child's failure would end its successors too: the node ends, and an operator has to act.
 
     The text says what is wrong and what to do.
     """
 
 
 def fork(name: str, work: Callable[[], int], *, handled_signals: Sequence[signal.Signals]) -> int:
-    """Fork a child that runs `work` and exits with its result (70 after an exception, 78 after
-    `Hopeless`); the child's pid.
+    """Fork a child that runs `work` and exits with its result; return the child's pid.
 
-    `handled_signals` are those that this process has handlers for; the child begins without them.
+    The exit code is 70 after an exception and 78 after `Hopeless`. `handled_signals` are those that this
+    process has handlers for; the child starts without them.
     """
     assert threads() == 1, f"{threads()} threads before a fork"
     parent = os.getpid()
@@ -72,13 +72,16 @@ def _begin_with_own_signals() -> None:
 
 
 def threads() -> int:
-    """Threads of this process, those of C libraries too: a fork copies only the one that calls it."""
+    """Return the number of threads of this process, those of C libraries too.
+
+    A fork copies only the one that calls it.
+    """
     # The folder has an entry for each, and every folder in it is a link to its parent.
     return os.stat("/proc/self/task").st_nlink - 2
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, which forked it, ends however it may."""
+    """Have the kernel kill this process when `parent`, which forked it, ends in any way."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""Log lines that a stranger can cause: a few of each kind a minute, then their number."""
+"""A rate limit for log lines that a remote peer can cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PERIOD_S = 60.0
 
 
 class LimitedLog:
-    """Writes at most `LINES` lines of a kind to `log` in `PERIOD_S`; the next says how many were left out."""
+    """Writes at most `LINES` lines of a kind to `log` in `PERIOD_S`; the next says how many were dropped."""
 
     def __init__(self, log: logging.Logger, *, now_s: Callable[[], float]) -> None:
         self._log = log
@@ -19,7 +19,7 @@ class LimitedLog:
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
     def warning(self, kind: str, text: str, *arguments: object) -> None:
-        """As `Logger.warning`. There are few kinds: none comes from outside."""
+        """Log as `Logger.warning` does, within the limit of `kind`. Kinds are few, none from outside."""
         now_s = self._now_s()
         began_s, lines, left_out = self._kinds.get(kind, (now_s, 0, 0))
         if now_s - began_s >= PERIOD_S:

@@ -1,8 +1,8 @@
-"""Where a process's log goes: one line per record on standard error, and never at the price of the loop.
+"""Where a process's log goes: one line per record on standard error, without ever blocking the loop.
 
 Text on a terminal, JSON otherwise. A reader that stops reading must not stop the node: a line that does not
-fit the pipe is dropped and counted, and the next one that fits is preceded by how many were lost. What is
-logged, and with which names, is everybody's own business (`logging.getLogger("laminar...")`).
+fit the pipe is dropped and counted, and the next one that fits is preceded by the number of dropped ones.
+What is logged, and with which names, is up to each module (`logging.getLogger("laminar...")`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 class TextFormatter(logging.Formatter):
-    """`12:30:05.123 warning shard 1: transport: connection refused`, for people; a stack goes on the same
-    line.
+    """Lines such as `12:30:05.123 warning shard 1: transport: connection refused`, for people.
+
+    A stack goes on the same line.
     """
 
     def __init__(self, process: str) -> None:
@@ -40,8 +41,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, for machines: `time`, `level`, `process`, `logger`, `message`, `stack`, extra
-    fields.
+    """One JSON object a line, for machines.
+
+    Its keys: `time`, `level`, `process`, `logger`, `message`, `stack`, and extra fields.
     """
 
     def __init__(self, process: str) -> None:
@@ -81,9 +83,7 @@ def _one_line(text: str) -> str:
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes each record with one call that can't block; what does not fit is dropped and counted in
-    `.dropped`.
-    """
+    """Writes each record with one call that can't block; dropped records are counted in `.dropped`."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
         """`write` returns how many bytes it took, or raises `BlockingIOError`."""
@@ -94,21 +94,21 @@ class NonBlockingHandler(logging.Handler):
         self.dropped = 0
 
     def close(self) -> None:
-        """No more records."""
+        """Close the writer."""
         self.on_close()
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.dropped:
             notice = {"levelno": logging.WARNING, "levelname": "WARNING", "name": "laminar.log_setup"}
-            notice |= {"msg": f"{self.dropped} lines of the log were dropped: nobody read them"}
+            notice |= {"msg": f"{self.dropped} lines of the log were dropped: its reader was too slow"}
             if self._offer(logging.makeLogRecord(notice)):
                 self.dropped = 0
         if not self._offer(record):
             self.dropped += 1
 
     def _offer(self, record: logging.LogRecord) -> bool:
-        """Write the rest of the last line, then this one; False if nothing of this one went out."""
+        """Write the rest of the last line, then this one; return False if nothing of this one went out."""
         line = self.format(record).encode(errors="backslashreplace")[:_MAX_LINE_BYTES] + b"\n"
         try:
             if self._rest:
@@ -122,7 +122,7 @@ class NonBlockingHandler(logging.Handler):
 
 
 class NonBlockingWriter:
-    """Writes to `fd` that never wait, and that leave the descriptor as others who share it know it."""
+    """Writes to `fd` that never wait, and that leave the descriptor unchanged for others that share it."""
 
     def __init__(self, fd: int = _STANDARD_ERROR) -> None:
         self._socket: socket.socket | None = None
@@ -145,13 +145,17 @@ class NonBlockingWriter:
             self._fd = os.dup(fd)  # a file of another user: it may block, as it would for any program
 
     def __call__(self, data: bytes) -> int:
-        """How many bytes went; `BlockingIOError` when none can."""
+        """Write `data` and return how many bytes went.
+
+        Raises:
+            BlockingIOError: none can be written now.
+        """
         if self._socket is not None:
             return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         return os.write(self._fd, data)
 
     def close(self) -> None:
-        """Let go of our own descriptor."""
+        """Close our own descriptor."""
         if self._socket is not None:
             self._socket.close()
         elif self._fd >= 0:
@@ -160,7 +164,10 @@ class NonBlockingWriter:
 
 
 def set_up_logging(*, process: str, level: str, style: str = "auto") -> NonBlockingHandler:
-    """Send the root logger's records of `level` and above to standard error. `style`: text, json or auto."""
+    """Send the root logger's records of `level` and above to standard error.
+
+    `style`: text, json or auto.
+    """
     if style == "auto":
         style = "text" if sys.stderr is not None and sys.stderr.isatty() else "json"
     writer = NonBlockingWriter()

@@ -1,9 +1,9 @@
-"""How well a process's event loop turns: its lag, the stacks of long turns, and garbage collected when idle.
+"""The health of a process's event loop: its lag, the stacks of long turns, and garbage collection when idle.
 
-A turn that takes long delays every group of the process, so it is measured, and a thread that does nothing
-else notes where the loop stood (pitfalls 27 and 44). Python's own collector would run in the middle of a
-burst, over all that a shard holds; it is switched off, and run in quiet moments or when very much has piled
-up. Nothing here touches protocols: the driver sees a late turn by its own timers.
+A turn that takes long delays every group of the process, so it is measured, and a thread of its own records
+where the loop was (pitfalls 27 and 44). Python's own collector would run in the middle of a burst, over
+everything that a shard holds; it is switched off, and run in quiet moments or when very much has piled up.
+Nothing here touches protocols: the driver sees a late turn by its own timers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("laminar.loop")
 
 TICK_S = 0.05
 LONG_TURN_S = 0.1
-# A stack is logged once in so long; all long turns are counted.
+# The shortest time between two logged stacks; all long turns are counted.
 REPORT_EVERY_S = 10.0
 LOOK_AT_GARBAGE_S = 1.0
 IDLE_SHARE = 0.3
@@ -32,7 +32,7 @@ MOST_GARBAGE = 200_000
 
 
 class LoopHealth:
-    """Of the loop of one process. Made anywhere; `start` is called within the loop."""
+    """The health of the loop of one process. Made anywhere; `start` is called within the loop."""
 
     def __init__(self) -> None:
         self.long_turns = 0
@@ -53,7 +53,7 @@ class LoopHealth:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Watch the running loop from now on."""
+        """Start watching the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._alive_s = self._garbage_s = self._full_s = time.monotonic()
@@ -62,14 +62,14 @@ class LoopHealth:
         threading.Thread(target=self._watch, name="loop watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
         gc.enable()
 
     def statistics(self) -> dict[str, float]:
-        """Lag is how late the loop came back to a timer."""
+        """Return the counters. Lag is how late the loop came back to a timer."""
         return {
             "long_turns": self.long_turns,
             "lag_max_seconds": self.lag_max_s,
@@ -108,7 +108,7 @@ class LoopHealth:
         self.collections += 1
 
     def _watch(self) -> None:
-        """(On its own thread.)"""
+        """Look for long turns of the loop. Runs in its own thread."""
         noted_s = 0.0
         while not self._ended.wait(TICK_S):
             alive_s, now_s = self._alive_s, time.monotonic()

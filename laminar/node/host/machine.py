@@ -1,4 +1,4 @@
-"""What the supervisor asks of the machine it starts on: its service manager, its packages, its CPUs.
+"""What the supervisor asks of the machine it starts on: service manager, packages, CPUs.
 
 Nothing here is needed on the data path.
 """
@@ -15,7 +15,7 @@ _OURS = ("raft", "membership", "router", "ebpf")
 
 
 def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:
-    """systemd's sd_notify: one datagram, if there is a manager that wants it."""
+    """Send `state` by systemd's sd_notify protocol, if a service manager asks for it."""
     name = environ.get("NOTIFY_SOCKET", "")
     if not name.startswith(("/", "@")):
         return
@@ -24,14 +24,13 @@ def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:
         try:
             sock.sendto(state.encode(), address)
         except OSError:
-            return  # nobody listens: a service manager's problem, not a reason to stop serving
+            return  # no reader: a service manager's problem, not a reason to stop serving
 
 
 def misplaced_packages() -> list[str]:
-    """Packages with our generic names that Python would take from elsewhere than beside `laminar`, as one
-    line each.
+    """Return a line for each of our generic package names that Python takes from another place.
 
-    `raft` or `router` may also be somebody's file in the working folder, or another distribution.
+    `raft` or `router` may also be a file in the working folder, or another distribution.
     """
     home = Path(__file__).resolve().parents[3]
     wrong = []
@@ -44,16 +43,14 @@ def misplaced_packages() -> list[str]:
 
 
 class CpuClaims:
-    """CPUs on which this node pins shards, told to other nodes of the machine by an abstract socket for
-    each.
-    """
+    """CPUs on which this node pins shards, announced to other nodes of the machine by abstract sockets."""
 
     def __init__(self, name: str = "laminar-pinned-cpu") -> None:
         self._name = name
         self._markers: list[socket.socket] = []
 
     def claim(self, cpus: Sequence[int]) -> bool:
-        """Claim all of them, or none if another node holds one. Held until this process ends."""
+        """Claim all of `cpus`, or none if another node holds one. Held until this process ends."""
         for cpu in cpus:
             marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._markers.append(marker)
@@ -65,15 +62,16 @@ class CpuClaims:
         return True
 
     def release(self) -> None:
-        """Let others pin shards here."""
+        """Release all claims."""
         for marker in self._markers:
             marker.close()
         self._markers = []
 
 
 def plan_pinning(pin: str, shards: int, claims: CpuClaims) -> list[int] | None:
-    """The CPU of each shard, or None: not pinned. `auto` pins if there are CPUs enough that no other node
-    claims.
+    """Return the CPU of each shard, or None to pin none.
+
+    `auto` pins if there are enough CPUs that no other node claims.
     """
     if pin == "off":
         return None

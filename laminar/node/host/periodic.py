@@ -1,8 +1,8 @@
-"""What a process looks at now and then: one timer for all looks that come equally often.
+"""Periodic checks of a process: one timer for all checks with the same period.
 
-A look is a plain function, so one that finds nothing to do costs neither a task nor a wake-up of its own: a
-process at rest turns its loop a few times a second, however much it keeps an eye on. Work that a look finds
-is a coroutine; it runs beside the rest, and until it is done that look is passed over.
+A check is a plain function, so one that finds nothing to do costs neither a task nor a wake-up of its own: an
+idle process turns its loop a few times a second, however many checks it has. Work that a check finds is a
+coroutine; it runs as a task, and until it is done that check is skipped.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 Work = Coroutine[Any, Any, None]
-Look = Callable[[], Work | None]
+Check = Callable[[], Work | None]
 
 
 class _Entry:
-    """One look, with the work that it found last."""
+    """One check, with the work that it found last."""
 
     __slots__ = ("look", "work")
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Check) -> None:
         self.look = look
         self.work: asyncio.Task[None] | None = None
 
 
-class Rounds:
-    """`spawn` runs what a look found; `on_error(error)` is told of a look that raised."""
+class PeriodicTasks:
+    """The checks of one process. `spawn` runs what one found; `on_error(error)` gets what one raised."""
 
     def __init__(
         self, *, spawn: Callable[[Work], asyncio.Task[None]], on_error: Callable[[BaseException], None]
@@ -38,8 +38,8 @@ class Rounds:
         self._timers: dict[float, asyncio.TimerHandle] = {}
         self._closed = False
 
-    def every(self, period_s: float, look: Look) -> None:
-        """Look every `period_s` seconds, for the first time within as much."""
+    def every(self, period_s: float, look: Check) -> None:
+        """Call `look` every `period_s` seconds, the first time within that period."""
         if self._closed:
             return
         self._entries.setdefault(period_s, []).append(_Entry(look))
@@ -47,7 +47,7 @@ class Rounds:
             self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
 
     def close(self) -> None:
-        """No more looks. What was found goes on."""
+        """Stop the checks. Work that was found goes on."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()

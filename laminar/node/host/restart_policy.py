@@ -1,6 +1,6 @@
-"""When a child that died is started again: at once, then after growing pauses, and not for ever.
+"""When a child that died is started again: at once, then after growing pauses, and not without end.
 
-Pure: it is told the instants of deaths and answers with pauses.
+Pure: its inputs are the instants of deaths, its outputs pauses.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LONGEST_PAUSE_MS = 5_000
 
 
 class RestartPolicy:
-    """One child's deaths. It gives up at the sixth within a minute; a minute without one is a fresh start."""
+    """The deaths of one child. The sixth within a minute is the last; a minute without one starts again."""
 
     def __init__(self) -> None:
         self._deaths_ms: deque[int] = deque()
 
     def died(self, *, now_ms: int) -> int | None:
-        """How long to wait before the next start, in ms; None to give the child up."""
+        """Return the pause in ms before the next start, or None to start the child no more."""
         while self._deaths_ms and now_ms - self._deaths_ms[0] >= WINDOW_MS:
             self._deaths_ms.popleft()
         before = len(self._deaths_ms)

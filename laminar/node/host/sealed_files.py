@@ -1,8 +1,8 @@
-"""Reading sealed segments as they lie there, off the loop and past the log's own readers.
+"""Reads sealed segments from their files, in threads of their own.
 
-Whoever reads cold records takes turns with others in the log's few reader threads; a catch-up of gigabytes
-has no place in that queue. So it reads the files by itself, with aiofiles. Nothing read here is believed: the
-receiver verifies every batch.
+Readers of cold records share the log's few reader threads by turns; a catch-up of gigabytes has no place in
+that queue. So it reads the files itself, with aiofiles. What is read is not trusted: the receiver verifies
+every batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import aiofiles
 
 
 async def read_bytes(path: str, position: int, size: int) -> bytes:
-    """Up to `size` bytes of a file from `position` on. Raises OSError."""
+    """Return up to `size` bytes of a file from `position` on.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     async with aiofiles.open(path, "rb", buffering=0) as file:
         await file.seek(position)
         parts = []

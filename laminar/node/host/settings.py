@@ -1,8 +1,8 @@
-"""Every setting of a node: one table, one struct, one way to load them.
+"""Every setting of a node: one struct, and one way to load it.
 
-Sources, the later one wins: defaults, a TOML file, `LAMINAR_*` environment variables, command-line flags.
-An unknown name is an error with a suggestion, wherever it stands. `SETTINGS` is the table from which
-documentation, flags and tests are made; the `Settings` struct has exactly its names.
+Sources, the later one wins: defaults, a TOML file, `LAMINAR_*` environment variables, command-line flags. An
+unknown name is an error with a suggestion, in each of them. A field of `Settings` has its description and
+limits beside its type; `SETTINGS` is the table of them from which documentation, flags and tests are made.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 DEFAULT_PORT = 7070
 MAX_REPLICAS = 7
@@ -40,43 +41,192 @@ class SettingsError(ValueError):
         self.origin = origin
 
 
-class Settings(msgspec.Struct, kw_only=True, frozen=True):
-    """The settings of a node; `SETTINGS` explains each. Made by `load`, or directly in tests."""
+def _about(
+    description: str,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    check: Callable[[Any], str] = lambda value: "",
+) -> Meta:
+    """Return what `Settings` says of a field: its description, and its limits or another check."""
+    if low is None or high is None:
+        return Meta(description=description, extra={"check": check})
+    return Meta(description=description, ge=low, le=high, extra={"check": _between(low, high)})
 
-    data: str = "laminar-data"
-    node: str = ""
-    host: str = "127.0.0.1"
-    advertise_host: str = ""
-    port: int = DEFAULT_PORT
-    shards: int = 0
-    join: tuple[str, ...] = ()
-    secret: str = ""
-    insecure: bool = False
-    hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    weight: float = 1.0
-    pin: str = "auto"
-    steer: str = "auto"
-    drain_ms: int = 10_000
-    log_level: str = "info"
-    log_format: str = "auto"
-    election_timeout_ms: int = 1500
-    heartbeat_ms: int = 200
-    segment_size_bytes: int = 256 * _MI
-    journal_file_bytes: int = 64 * _MI
-    scrub_bytes_per_s: int = 8 * _MI
-    catch_up_bytes_per_s: int = 32 * _MI
-    catch_up_bytes: int = 64 * _MI
-    replace_after_ms: int = 10 * 60_000
-    max_partitions: int = 10_000
-    max_append_bytes: int = 16 * _MI
-    max_upload_bytes: int = 64 * 1024 * _MI
-    retention_check_ms: int = 30_000
-    retention_hold_ms: int = 24 * _HOUR_MS
-    low_water_bytes: int = 2048 * _MI
-    low_water_percent: float = 5.0
-    trash_ms: int = 24 * _HOUR_MS
-    default_replicas: int = 3
+
+class Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """The settings of a node. Made by `load`, which checks the limits, or directly in tests."""
+
+    data: Annotated[
+        str, _about("the data folder; made on the first start, and locked while the node runs")
+    ] = "laminar-data"
+    node: Annotated[
+        str,
+        _about(
+            "the node's name, unique in the cluster; if empty, drawn on the first start, then kept",
+            check=_node_name,
+        ),
+    ] = ""
+    host: Annotated[
+        str,
+        _about("address that every socket binds to; other than loopback only with `secret` and `insecure`"),
+    ] = "127.0.0.1"
+    advertise_host: Annotated[
+        str, _about("host that other nodes and clients are given, if not `host`; needed for 0.0.0.0")
+    ] = ""
+    port: Annotated[
+        int,
+        _about(
+            "the HTTP port that all shards share; shard k has port+1+k for itself, the controller "
+            "talks to its peers on port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any "
+            "free ports, kept for the next start",
+            0,
+            65_000,
+        ),
+    ] = DEFAULT_PORT
+    shards: Annotated[int, _about("event loops, a process each; 0: one for each CPU we may use", 0, 64)] = 0
+    join: Annotated[
+        tuple[str, ...],
+        _about(
+            "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder "
+            "makes a new cluster",
+            check=_seeds,
+        ),
+    ] = ()
+    secret: Annotated[
+        str, _about("what the cluster's nodes share and prove, 16 characters or more", check=_secret)
+    ] = ""
+    insecure: Annotated[
+        bool,
+        _about(
+            "open the HTTP ports to other machines although clients need no credentials: every client"
+            " that reaches a port may read, write and delete everything"
+        ),
+    ] = False
+    hosts: Annotated[
+        tuple[str, ...],
+        _about(
+            "names that HTTP clients may call this node, beside `host`, `advertise_host`, the "
+            "machine's name, localhost and IP addresses; .NAME is any name below NAME",
+            check=_names,
+        ),
+    ] = ()
+    origins: Annotated[
+        tuple[str, ...],
+        _about(
+            "web sites (SCHEME://HOST[:PORT]) whose pages may use the HTTP API, beside the node's own",
+            check=_origins,
+        ),
+    ] = ()
+    weight: Annotated[float, _about("share of replicas here, relative to other nodes", 0.01, 1000.0)] = 1.0
+    pin: Annotated[
+        str,
+        _about(
+            "pin each shard to a CPU: auto (if there are enough, and no other node pins there), on, off",
+            check=_one_of("auto", "on", "off"),
+        ),
+    ] = "auto"
+    steer: Annotated[
+        str,
+        _about(
+            "bring packets to the CPU of their shard by XDP: auto (if this machine can, and host is "
+            "not on the loopback), require (or don't start), off",
+            check=_one_of("auto", "require", "off"),
+        ),
+    ] = "auto"
+    drain_ms: Annotated[int, _about("time that a stop may take before children are killed", 0, 600_000)] = (
+        10_000
+    )
+    log_level: Annotated[
+        str, _about("how much is logged", check=_one_of("debug", "info", "warning", "error"))
+    ] = "info"
+    log_format: Annotated[
+        str, _about("auto is text on a terminal, json elsewhere", check=_one_of("auto", "text", "json"))
+    ] = "auto"
+    election_timeout_ms: Annotated[
+        int, _about("silence of a leader after which a follower campaigns (up to twice that)", 50, 60_000)
+    ] = 1500
+    heartbeat_ms: Annotated[int, _about("interval of an idle leader's heartbeats", 10, 10_000)] = 200
+    segment_size_bytes: Annotated[int, _about("size at which a new segment begins", _MI, 4096 * _MI)] = (
+        256 * _MI
+    )
+    journal_file_bytes: Annotated[int, _about("size at which a new journal file begins", _MI, 4096 * _MI)] = (
+        64 * _MI
+    )
+    scrub_bytes_per_s: Annotated[
+        int, _about("how fast each shard reads segments again, to find damage", _MI // 16, 4096 * _MI)
+    ] = 8 * _MI
+    catch_up_bytes_per_s: Annotated[
+        int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
+    ] = 32 * _MI
+    catch_up_bytes: Annotated[
+        int,
+        _about(
+            "a replica that lacks this much of a partition, and more than half of it, gets whole segments",
+            _MI // 64,
+            1 << 40,
+        ),
+    ] = 64 * _MI
+    replace_after_ms: Annotated[
+        int,
+        _about(
+            "how long a node is dead before its replicas are replaced on other nodes; 0: never automatically",
+            0,
+            30 * 24 * _HOUR_MS,
+        ),
+    ] = 10 * 60_000
+    max_partitions: Annotated[
+        int,
+        _about(
+            "partitions that all topics of the cluster may have together; the leader of the catalog "
+            "refuses more",
+            1,
+            1_000_000,
+        ),
+    ] = 10_000
+    max_append_bytes: Annotated[int, _about("largest body of one append", 1024, 32 * _MI)] = 16 * _MI
+    max_upload_bytes: Annotated[
+        int,
+        _about("bytes of unfinished uploads in one partition, so also of the largest record", _MI, 1 << 50),
+    ] = 64 * 1024 * _MI
+    retention_check_ms: Annotated[
+        int, _about("how often leaders look for records to delete", 10, 24 * _HOUR_MS)
+    ] = 30_000
+    retention_hold_ms: Annotated[
+        int,
+        _about(
+            "how long records are kept beyond their retention for a replica that still has to read them",
+            0,
+            30 * 24 * _HOUR_MS,
+        ),
+    ] = 24 * _HOUR_MS
+    low_water_bytes: Annotated[
+        int,
+        _about(
+            "appends are refused while the data folder's disk has less free space than this, or than "
+            "low_water_percent, whichever is less",
+            0,
+            1 << 50,
+        ),
+    ] = 2048 * _MI
+    low_water_percent: Annotated[float, _about("see low_water_bytes", 0.0, 50.0)] = 5.0
+    trash_ms: Annotated[
+        int,
+        _about(
+            "how long the files of deleted topics and replaced logs are kept in the trash",
+            0,
+            365 * 24 * _HOUR_MS,
+        ),
+    ] = 24 * _HOUR_MS
+    default_replicas: Annotated[
+        int,
+        _about(
+            "replicas of a topic whose creation names no number, and of `_transactions`; the same on "
+            "every node",
+            1,
+            MAX_REPLICAS,
+        ),
+    ] = 3
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -90,18 +240,18 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines reach the HTTP ports, which ask nobody for credentials."""
+        """Whether other machines reach the HTTP ports, which need no credentials."""
         return not is_loopback(self.host)
 
     @property
     def public_host(self) -> str:
-        """The host that others are told."""
+        """The host that other nodes and clients are given."""
         return self.advertise_host or self.host
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. `check` returns what is wrong with a value, or an empty string."""
+    """One field of `Settings`. `check` returns what is wrong with a value, or an empty string."""
 
     name: str
     kind: type
@@ -110,7 +260,7 @@ class Setting:
 
     @property
     def default(self) -> Any:
-        """What holds when no source says otherwise."""
+        """The value when no source has another."""
         return getattr(Settings(), self.name)
 
     @property
@@ -170,162 +320,14 @@ def _secret(value: str) -> str:
     return "" if not value or len(value) >= 16 else "must have at least 16 characters"
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("data", str, "the data folder; made on the first start, and locked while the node runs"),
-    Setting(
-        "node",
-        str,
-        "the node's name, unique in the cluster; if empty, drawn on the first start, then kept",
-        _node_name,
-    ),
-    Setting(
-        "host",
-        str,
-        "address that every socket binds to; other than loopback only with `secret` and `insecure`",
-    ),
-    Setting("advertise_host", str, "host that others are told, if not `host`; needed for 0.0.0.0"),
-    Setting(
-        "port",
-        int,
-        "the HTTP port that all shards share; shard k has port+1+k for itself, the controller talks to its "
-        "peers on port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any free ports, kept for the "
-        "next start",
-        _between(0, 65_000),
-    ),
-    Setting(
-        "shards",
-        int,
-        "event loops, a process each; 0: one for each CPU we may use",
-        _between(0, 64),
-    ),
-    Setting(
-        "join",
-        tuple,
-        "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder makes a new "
-        "cluster",
-        _seeds,
-    ),
-    Setting(
-        "secret",
-        str,
-        "what the cluster's nodes share and prove, 16 characters or more",
-        _secret,
-    ),
-    Setting(
-        "insecure",
-        bool,
-        "open the HTTP ports to other machines although clients need no credentials: whoever reaches a port "
-        "may read, write and delete everything",
-    ),
-    Setting(
-        "hosts",
-        tuple,
-        "names that HTTP clients may call this node, beside `host`, `advertise_host`, the machine's name, "
-        "localhost and IP addresses; .NAME stands for all names below NAME",
-        _names,
-    ),
-    Setting(
-        "origins",
-        tuple,
-        "web sites (SCHEME://HOST[:PORT]) whose pages may use the HTTP API, beside the node's own",
-        _origins,
-    ),
-    Setting("weight", float, "share of replicas here, relative to other nodes", _between(0.01, 1000.0)),
-    Setting(
-        "pin",
-        str,
-        "pin each shard to a CPU: auto (if there are enough, and no other node pins there), on, off",
-        _one_of("auto", "on", "off"),
-    ),
-    Setting(
-        "steer",
-        str,
-        "bring packets to the CPU of their shard by XDP: auto (if this machine can, and host is not on the "
-        "loopback), require (or don't start), off",
-        _one_of("auto", "require", "off"),
-    ),
-    Setting("drain_ms", int, "time that a stop may take before children are killed", _between(0, 600_000)),
-    Setting("log_level", str, "how much is logged", _one_of("debug", "info", "warning", "error")),
-    Setting("log_format", str, "auto is text on a terminal, json elsewhere", _one_of("auto", "text", "json")),
-    Setting(
-        "election_timeout_ms",
-        int,
-        "silence of a leader after which a follower stands (up to twice that)",
-        _between(50, 60_000),
-    ),
-    Setting("heartbeat_ms", int, "how often an idle leader is heard", _between(10, 10_000)),
-    Setting("segment_size_bytes", int, "size at which a new segment begins", _between(_MI, 4096 * _MI)),
-    Setting("journal_file_bytes", int, "size at which a new journal file begins", _between(_MI, 4096 * _MI)),
-    Setting(
-        "scrub_bytes_per_s",
-        int,
-        "how fast each shard reads segments again, to find rot",
-        _between(_MI // 16, 4096 * _MI),
-    ),
-    Setting(
-        "catch_up_bytes_per_s",
-        int,
-        "how fast each shard serves replicas that need whole segments",
-        _between(_MI // 16, 4096 * _MI),
-    ),
-    Setting(
-        "catch_up_bytes",
-        int,
-        "a replica that lacks so much of a partition, and more than half of it, gets whole segments",
-        _between(_MI // 64, 1 << 40),
-    ),
-    Setting(
-        "replace_after_ms",
-        int,
-        "how long a node is dead before its replicas are made anew on other nodes; 0: never by itself",
-        _between(0, 30 * 24 * _HOUR_MS),
-    ),
-    Setting(
-        "max_partitions",
-        int,
-        "partitions that all topics of the cluster may have together; the leader of the catalog refuses more",
-        _between(1, 1_000_000),
-    ),
-    Setting("max_append_bytes", int, "largest body of one append", _between(1024, 32 * _MI)),
-    Setting(
-        "max_upload_bytes",
-        int,
-        "bytes of unfinished uploads in one partition, so also of the largest record",
-        _between(_MI, 1 << 50),
-    ),
-    Setting(
-        "retention_check_ms",
-        int,
-        "how often leaders look for records to give up",
-        _between(10, 24 * _HOUR_MS),
-    ),
-    Setting(
-        "retention_hold_ms",
-        int,
-        "how long records are kept beyond their retention for a replica that still has to read them",
-        _between(0, 30 * 24 * _HOUR_MS),
-    ),
-    Setting(
-        "low_water_bytes",
-        int,
-        "appends are refused below so many free bytes on the data folder's disk, or below low_water_percent, "
-        "whichever is less",
-        _between(0, 1 << 50),
-    ),
-    Setting("low_water_percent", float, "see low_water_bytes", _between(0.0, 50.0)),
-    Setting(
-        "trash_ms",
-        int,
-        "how long the files of deleted topics and replaced logs are kept in the trash",
-        _between(0, 365 * 24 * _HOUR_MS),
-    ),
-    Setting(
-        "default_replicas",
-        int,
-        "replicas of a topic whose creation names no number, and of `_transactions`; the same on every node",
-        _between(1, MAX_REPLICAS),
-    ),
-)
+def _rows() -> Iterator[Setting]:
+    hints = get_type_hints(Settings, include_extras=True)
+    for name in Settings.__struct_fields__:
+        kind, meta = get_args(hints[name])
+        yield Setting(name, get_origin(kind) or kind, meta.description, meta.extra["check"])
+
+
+SETTINGS: tuple[Setting, ...] = tuple(_rows())
 
 _KINDS = {
     int: "a whole number",
@@ -339,9 +341,7 @@ _TABLE = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and for each name where its value came from (`default`, the file's path, the variable, the
-    flag).
-    """
+    """Settings, and the origin of each value: `default`, the file's path, the variable, or the flag."""
 
     settings: Settings
     origins: dict[str, str]
@@ -353,9 +353,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Join the sources. `flags` are by setting name; those that are None were not given.
+    """Return the settings that the sources give. `flags` are by setting name; None is one not given.
 
-    Raises `SettingsError`, its text fit to be printed.
+    Raises:
+        SettingsError: a value or name can't be used; its text is fit to be printed.
     """
     values: dict[str, Any] = {}
     origins = {setting.name: "default" for setting in SETTINGS}
@@ -372,7 +373,11 @@ def load(
 
 
 def convert(name: str, raw: object, *, origin: str) -> Any:
-    """The value of a known setting from what a source says; text is read as the setting's type."""
+    """Return the value of a known setting from a source's; text is read as the setting's type.
+
+    Raises:
+        SettingsError: the value is of another type, or outside of its limits.
+    """
     setting = _TABLE[name]
     if setting.kind is tuple:
         # A list in a file, a repeated flag, or text with commas; also commas in one of a list.
@@ -400,12 +405,16 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
 
 
 def as_written(value: object) -> str:
-    """A setting's value as a file of settings has it: `true`, `16777216`."""
+    """Return a setting's value as a file of settings has it: `true`, `16777216`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_together(settings: Settings) -> None:
-    """The rules that join several settings."""
+    """Check the rules that join several settings.
+
+    Raises:
+        SettingsError: one is broken.
+    """
     if settings.election_timeout_ms < 3 * settings.heartbeat_ms:
         raise SettingsError(
             f"election_timeout_ms ({settings.election_timeout_ms}) must be at least three times heartbeat_ms "
@@ -429,7 +438,7 @@ def check_together(settings: Settings) -> None:
 
 
 def fault_of_open_http(settings: Settings) -> str:
-    """Why the HTTP ports may not be opened with these settings; an empty string if they may."""
+    """Return why the HTTP ports may not be opened with these settings; "" if they may."""
     if not settings.is_open or settings.insecure:
         return ""
     return (
@@ -440,8 +449,9 @@ def fault_of_open_http(settings: Settings) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket bound to `host`; a name other than localhost counts as
-    not.
+    """Return whether only this machine can reach a socket bound to `host`.
+
+    A name other than localhost counts as not.
     """
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
@@ -491,8 +501,9 @@ def _from_flags(flags: Mapping[str, Any]) -> list[tuple[str, object, str]]:
 
 
 def default_shards(cpus: int, cpu_max: str) -> int:
-    """Shards for a process that may use `cpus` CPUs under the cgroup's `cpu.max` (its text, or empty): at
-    least one.
+    """Return the number of shards for a process that may use `cpus` CPUs: at least one.
+
+    `cpu_max` is the text of the cgroup's `cpu.max`, or empty.
     """
     quota, _, period = cpu_max.strip().partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period) > 0:
@@ -502,9 +513,7 @@ def default_shards(cpus: int, cpu_max: str) -> int:
 
 
 def shards_of_this_machine() -> int:
-    """`default_shards` of the affinity mask and the tightest `cpu.max` of this process's cgroup and those
-    above it.
-    """
+    """Return `default_shards` of the affinity mask and the tightest `cpu.max` of our cgroups."""
     shards = default_shards(len(os.sched_getaffinity(0)), "")
     for text in _cpu_maxima():
         shards = min(shards, default_shards(shards, text))

@@ -22,7 +22,7 @@ import msgspec
 
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.environment import Environment
-from membership.lives import Life
+from membership.boot_history import BootRecord
 
 Role = int | Literal["controller"]
 """A shard's number, from 0, or the controller."""
@@ -152,7 +152,7 @@ class Boot:
     end.
     """
     ready_fd: int
-    comebacks: int = 0
+    recovery_restarts: int = 0
     """How often in a row this process ended to bring back logs that had failed."""
     founding: bool = False
     """This node makes the cluster, and has not finished: only then may the controller found group 0."""
@@ -162,14 +162,14 @@ class Boot:
     """Writes cluster id and epoch into the identity, which ends joining or founding; blocks. Use
     `join_cluster`.
     """
-    lives: tuple[Life, ...] = ()
-    """What the data folder shows of its past (`membership.lives`); the last is this start of the node."""
-    record_lives: Callable[[tuple[Life, ...]], None] = lambda lives: None
-    """Writes them into the identity; blocks. Use `keep_lives`."""
-    company: bool = False
+    boot_history: tuple[BootRecord, ...] = ()
+    """The data folder's starts (`membership.boot_history`); the last is this one."""
+    record_boot_history: Callable[[tuple[BootRecord, ...]], None] = lambda history: None
+    """Writes them into the identity; blocks. Use `keep_boot_history`."""
+    has_peers: bool = False
     """Others have joined this node's cluster."""
-    record_company: Callable[[], None] = lambda: None
-    """Writes that into the identity; blocks. Use `keep_company`."""
+    record_has_peers: Callable[[], None] = lambda: None
+    """Writes that into the identity; blocks. Use `keep_has_peers`."""
     datagrams: socket.socket | None = None
     """This shard's UDP socket of the shared port, bound; None for the controller."""
     environment: Environment = field(default_factory=Environment)
@@ -200,15 +200,15 @@ class Boot:
         self.cluster_id, self.epoch = cluster_id, epoch
         self.founding = False
 
-    async def keep_lives(self, lives: tuple[Life, ...]) -> None:
+    async def keep_boot_history(self, history: tuple[BootRecord, ...]) -> None:
         """Keep the chain of lives in the data folder, durably (controller only). Raises `StorageError`."""
-        await asyncio.get_running_loop().run_in_executor(None, self.record_lives, lives)
-        self.lives = lives
+        await asyncio.get_running_loop().run_in_executor(None, self.record_boot_history, history)
+        self.boot_history = history
 
-    async def keep_company(self) -> None:
+    async def keep_has_peers(self) -> None:
         """Keep it that this node is not alone, durably (controller only). Raises `StorageError`."""
-        await asyncio.get_running_loop().run_in_executor(None, self.record_company)
-        self.company = True
+        await asyncio.get_running_loop().run_in_executor(None, self.record_has_peers)
+        self.has_peers = True
 
     def ready(self) -> None:
         """Tell the supervisor that this child serves. Call it once."""

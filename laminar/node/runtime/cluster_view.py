@@ -12,7 +12,7 @@ import msgspec
 
 from laminar.node.runtime.boot import CONTROLLER, Role
 from laminar.node.transport.transport import Address, TcpAddress, UnixAddress
-from membership.lives import Life
+from membership.boot_history import BootRecord
 from membership.records import CatalogState, NodeRecord, PartitionRecord, TopicRecord
 from router import owner_shard, partition_hash
 
@@ -25,7 +25,7 @@ class ViewMessage(msgspec.Struct, array_like=True):
     statuses: dict[str, str]
     catalog_leader: str = ""
     problems: list[str] = []
-    lives: dict[str, Life] = {}
+    boots: dict[str, BootRecord] = {}
     """By node: the newest life of its data folder that the catalog has ever said."""
     confirmed: bool = False
     """The catalog has said, since this node's start, that its data folder is what it should be."""

@@ -4,7 +4,7 @@ The identity is made once, when a folder is formatted, and never guessed: a fold
 identity, or with one that does not fit what the node was told, is refused. An empty folder becomes a *new
 store* with a new store id, so a node whose folder was emptied is not taken for the one it was. Only a start
 without `join` makes a cluster id. Each opening begins a new *life* of the folder, durably and first of all,
-by which a cluster sees that an older copy was put back (`membership.lives`). What the data means is
+by which a cluster sees that an older copy was put back (`membership.boot_history`). What the data means is
 `laminar.log`'s and the catalog's business.
 """
 
@@ -23,7 +23,7 @@ from laminar.log.disk.disk import Disk, Lock
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.node.runtime.listeners import Ports
-from membership.lives import Life, begin
+from membership.boot_history import BootRecord, begin
 
 FORMAT_VERSION = 1
 _LOCK_NAME = "lock"
@@ -52,11 +52,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """16 bytes; empty while the node is joining."""
     founding: bool
     """The node made the cluster id, and its first catalog is not complete: it may be begun again."""
-    lives: tuple[Life, ...] = ()
+    boot_history: tuple[BootRecord, ...] = msgspec.field(default=(), name="lives")
     """The last life that the catalog surely knows, and all since; the last is this one."""
     epoch: bytes = b""
     """Which recovery of its catalog this node's cluster goes on from: 8 bytes that count, 8 random ones."""
-    company: bool = False
+    has_peers: bool = msgspec.field(default=False, name="company")
     """Others have joined the cluster that this node founded or joined; never false again."""
 
 
@@ -99,18 +99,18 @@ class DataFolder:
         self.identity = msgspec.structs.replace(known, cluster_id=cluster_id, founding=False, epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
-    def record_lives(self, lives: tuple[Life, ...]) -> None:
+    def record_boot_history(self, lives: tuple[BootRecord, ...]) -> None:
         """The catalog knows a life, or a page was turned; durable when it returns."""
         known = self.read_identity()
-        assert [each.nonce for each in lives[-1:]] == [each.nonce for each in known.lives[-1:]]
-        self.identity = msgspec.structs.replace(known, lives=lives)
+        assert [each.nonce for each in lives[-1:]] == [each.nonce for each in known.boot_history[-1:]]
+        self.identity = msgspec.structs.replace(known, boot_history=lives)
         _write(self.disk, self.directory, self.identity)
 
-    def record_company(self) -> None:
+    def record_has_peers(self) -> None:
         """This node is not, and will not be, alone in its cluster; durable when it returns."""
         known = self.read_identity()
-        if not known.company:
-            self.identity = msgspec.structs.replace(known, company=True)
+        if not known.has_peers:
+            self.identity = msgspec.structs.replace(known, has_peers=True)
             _write(self.disk, self.directory, self.identity)
 
     def read_ports(self) -> Ports | None:
@@ -208,7 +208,7 @@ def open_stopped(disk: Disk, directory: str) -> DataFolder:
 def _begin_life(
     disk: Disk, directory: str, identity: Identity, *, random_bytes: Callable[[int], bytes]
 ) -> Identity:
-    after = msgspec.structs.replace(identity, lives=begin(identity.lives, random_bytes(16)))
+    after = msgspec.structs.replace(identity, boot_history=begin(identity.boot_history, random_bytes(16)))
     try:
         _write(disk, directory, after)
     except DiskError as error:

@@ -58,7 +58,7 @@ class Environment:
         role: int,
         nonce: bytes,
         secret: bytes | None,
-        chain: bytes,
+        history: bytes,
         epoch: Callable[[], bytes],
         rng: random.Random,
     ) -> Transport:
@@ -69,7 +69,7 @@ class Environment:
             role=role,
             nonce=nonce,
             secret=secret,
-            chain=chain,
+            history=history,
             epoch=epoch,
             rng=rng,
         )

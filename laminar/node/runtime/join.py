@@ -14,7 +14,7 @@ import msgspec
 from laminar.http.client.connection import ask_once
 from laminar.http.protocol.answer import ConnectionFailed
 from laminar.node.transport.transport import Address, TcpAddress
-from membership.lives import Life
+from membership.boot_history import BootRecord
 from membership.records import CatalogState, NodeRecord
 
 _log = logging.getLogger("laminar.joining")
@@ -26,7 +26,7 @@ class Join(msgspec.Struct, frozen=True):
     """A node asks for a place in the cluster."""
 
     record: NodeRecord
-    former: list[Life] = []
+    former: list[BootRecord] = []
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):

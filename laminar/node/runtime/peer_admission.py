@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from laminar.node.transport.transport import Peer
-from membership.lives import Life, contradicts, newer
+from membership.boot_history import BootRecord, contradicts, newer
 
 _log = logging.getLogger("laminar.process")
 
@@ -22,20 +22,20 @@ _log = logging.getLogger("laminar.process")
 class PeerAdmission:
     """The decision for one process. `node` is its own node.
 
-    `knows(node)` says whether a node has ever been named here; `known_life(node)` is the newest start of it
+    `knows(node)` says whether a node has ever been named here; `known_boot(node)` is the newest start of it
     that the catalog has named here, None if it has named none.
     """
 
     def __init__(
-        self, node: str, *, knows: Callable[[str], bool], known_life: Callable[[str], Life | None]
+        self, node: str, *, knows: Callable[[str], bool], known_boot: Callable[[str], BootRecord | None]
     ) -> None:
         self._node = node
         self._knows = knows
-        self._known_life = known_life
+        self._known_life = known_boot
         # By node: the newest start that an admitted process of it has shown in a greeting.
-        self._greeted: dict[str, Life] = {}
+        self._greeted: dict[str, BootRecord] = {}
         # By node and role: the process judged last, the start it was held against, and the verdict.
-        self._verdicts: dict[tuple[str, int], tuple[Peer, Life | None, bool]] = {}
+        self._verdicts: dict[tuple[str, int], tuple[Peer, BootRecord | None, bool]] = {}
 
     def admits(self, peer: Peer) -> bool:
         """Return whether Raft messages of `peer` count here."""
@@ -48,7 +48,7 @@ class PeerAdmission:
             return verdict[2]
         if not self._knows(peer.node):
             return False
-        admitted = known is None or not chain_contradicts(peer.chain, known)
+        admitted = known is None or not history_contradicts(peer.history, known)
         self._verdicts[peer.node, peer.role] = peer, known, admitted
         if admitted:
             self._remember(peer)
@@ -58,7 +58,7 @@ class PeerAdmission:
                 logging.ERROR if known is told else logging.WARNING,
                 "ignoring Raft messages from process %d of node %s: its data folder is an older copy "
                 "(expected start %d, page %d or later)",
-                *(peer.role, peer.node, known.number, known.page),
+                *(peer.role, peer.node, known.number, known.tick),
             )
         return admitted
 
@@ -68,20 +68,20 @@ class PeerAdmission:
         What this process promises the node in this start must be known to the node's folder later, also
         before the catalog names that start.
         """
-        lives = msgspec.msgpack.decode(peer.chain, type=list[Life]) if peer.chain else []
+        lives = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
         shown = newer(self._greeted.get(peer.node), lives[-1] if lives else None)
         if shown is not None:
             self._greeted[peer.node] = shown
 
 
-def encode_chain(lives: Sequence[Life]) -> bytes:
+def encode_history(lives: Sequence[BootRecord]) -> bytes:
     """Return a boot history as a greeting carries it."""
     return msgspec.msgpack.encode(lives)
 
 
-def chain_contradicts(chain: bytes, known: Life) -> bool:
+def history_contradicts(history: bytes, known: BootRecord) -> bool:
     """Return whether a greeting's history rules out `known`; unreadable bytes do."""
     try:
-        return contradicts(msgspec.msgpack.decode(chain, type=list[Life]) if chain else (), known)
+        return contradicts(msgspec.msgpack.decode(history, type=list[BootRecord]) if history else (), known)
     except msgspec.DecodeError:
         return True

@@ -27,16 +27,23 @@ from laminar.node.consensus.lost_majority import Releases, Roster
 from laminar.node.consensus.peer_repair import METHOD as REPAIR
 from laminar.node.consensus.peer_repair import Repairs
 from laminar.node.consensus.replica import Replica
-from laminar.node.host.failed_logs import EXIT_COMEBACK, LOOK_S, ComeBack, failed_logs, may_pass, pause_s
+from laminar.node.host.failed_logs import (
+    EXIT_TO_RECOVER,
+    LOOK_S,
+    RestartToRecover,
+    failed_logs,
+    is_retriable,
+    pause_s,
+)
 from laminar.node.host.fork import Hopeless
 from laminar.node.host.loop_health import LoopHealth
-from laminar.node.host.periodic import Look, Rounds
+from laminar.node.host.periodic import Check, PeriodicTasks
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import View
-from laminar.node.runtime.peer_admission import PeerAdmission, encode_chain
+from laminar.node.runtime.peer_admission import PeerAdmission, encode_history
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.transport.transport import Address, Peer
-from membership.lives import Life
+from membership.boot_history import BootRecord
 from raft.values import Settings
 
 _log = logging.getLogger("laminar.process")
@@ -80,8 +87,8 @@ class Process:
         )
         self.methods: dict[str, Method] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._rounds = Rounds(spawn=self.spawn, on_error=self.fatal)
-        self._admission = PeerAdmission(boot.node, knows=self.knows, known_life=self.known_life)
+        self._periodic = PeriodicTasks(spawn=self.spawn, on_error=self.fatal)
+        self._admission = PeerAdmission(boot.node, knows=self.knows, known_boot=self.known_boot)
         secret = boot.settings.secret
         self.transport = self.environment.transport(
             cluster_id=lambda: self.cluster_id,
@@ -89,7 +96,7 @@ class Process:
             role=self.role,
             nonce=boot.nonce,
             secret=secret.encode() if secret else None,
-            chain=encode_chain(boot.lives),
+            history=encode_history(boot.boot_history),
             epoch=lambda: self.epoch,
             rng=self.rng,
         )
@@ -128,7 +135,7 @@ class Process:
         """Whether this process has heard of a node: from the catalog, or from what helps to find it."""
         raise AssertionError("each kind of process says what it knows of the others")
 
-    def known_life(self, node: str) -> Life | None:
+    def known_boot(self, node: str) -> BootRecord | None:
         """The newest life of another node's data folder that this process has heard of from the catalog."""
         raise AssertionError("each kind of process says what it knows of the others")
 
@@ -201,23 +208,23 @@ class Process:
 
     def look_for_failed(self) -> Coroutine[Any, Any, None] | None:
         """What brings back the logs that have failed, if any has."""
-        return self._come_back() if self.waits_to_come_back() else None
+        return self._restart_to_recover() if self.awaiting_restart() else None
 
-    def waits_to_come_back(self) -> list[str]:
+    def awaiting_restart(self) -> list[str]:
         """Name and reason of all that only another start of this process brings back soon."""
         return failed_logs(self.storage)
 
-    async def _come_back(self) -> None:
+    async def _restart_to_recover(self) -> None:
         """Wait, and until there is room, then let this process be started anew."""
-        wait_s = pause_s(self.boot.comebacks)
-        waiting = ", ".join(self.waits_to_come_back())
+        wait_s = pause_s(self.boot.recovery_restarts)
+        waiting = ", ".join(self.awaiting_restart())
         _log.warning("in %d s this process starts again, if the disk has room: %s", wait_s, waiting)
         if await self.stopped_within(wait_s):
             return
         while not await self._has_room():
             if await self.stopped_within(LOOK_S):
                 return
-        self.fatal(ComeBack(", ".join(self.waits_to_come_back())))
+        self.fatal(RestartToRecover(", ".join(self.awaiting_restart())))
 
     async def _has_room(self) -> bool:
         """Whether a recovery would find room for a journal of its own."""
@@ -243,12 +250,12 @@ class Process:
         task.add_done_callback(self._ended)
         return task
 
-    def every(self, period_s: float, look: Look, *, to_the_end: bool = False) -> None:
-        """Look every `period_s` seconds until told to stop; `to_the_end`: also while the rest ends in order.
+    def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
+        """Check every `period_s` seconds until told to stop; `to_the_end`: also while the rest ends in order.
 
         What a look raises ends the process, as does what its work raises.
         """
-        self._rounds.every(
+        self._periodic.every(
             period_s, look if to_the_end else lambda: None if self.stopping.is_set() else look()
         )
 
@@ -261,7 +268,7 @@ class Process:
         """Something this process cannot go on from: it ends, and is started again by the supervisor."""
         if self.failure is None:
             self.failure = error
-            if isinstance(error, ComeBack):
+            if isinstance(error, RestartToRecover):
                 _log.warning("%s ends in order, so that these come back: %s", self.transport, error)
             elif not isinstance(error, Hopeless):  # its text is all there is to say, and is said at the end
                 _log.critical("%s ends: %r", self.transport, error, exc_info=error)
@@ -282,7 +289,7 @@ class Process:
 
     async def close(self) -> None:
         """End: no more messages, what was recorded is synced."""
-        self._rounds.close()
+        self._periodic.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -316,7 +323,7 @@ def _open_when_there_is_room(boot: Boot, home: str) -> Storage | None:
         try:
             return open_home(boot, home)
         except DiskError as error:
-            if not may_pass(error):
+            if not is_retriable(error):
                 raise
             _log.error("%s cannot be recovered now: %s", home, error)
         # The pipe ends when the supervisor does.
@@ -343,8 +350,8 @@ def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process])
         await process.run()
         if isinstance(process.failure, Hopeless):
             raise process.failure
-        if isinstance(process.failure, ComeBack):
-            return EXIT_COMEBACK
+        if isinstance(process.failure, RestartToRecover):
+            return EXIT_TO_RECOVER
         return 0 if process.failure is None else 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -37,7 +37,7 @@ from laminar.node.catch_up.service import LOOK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
 from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
-from laminar.node.host.disk_space import Space
+from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
 from laminar.node.host.settings import Settings
@@ -57,7 +57,7 @@ from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
-from membership.lives import Life
+from membership.boot_history import BootRecord
 from membership.records import PartitionRecord
 from router import owner_shard, partition_hash
 
@@ -110,7 +110,7 @@ class Shard(Process):
         self._view_changed: list[asyncio.Future[None]] = []
         self._ready = False
         settings = boot.settings
-        self.space = Space(
+        self.space = DiskSpace(
             self.environment.disk,
             boot.data_directory,
             low_water_bytes=settings.low_water_bytes,
@@ -213,7 +213,7 @@ class Shard(Process):
                 "lost_replicas": len(self.lost),
                 "marked_replicas": sum(replica.core.marked for replica in self.driver.replicas.values()),
                 "disk_free_bytes": self.space.free_bytes,
-                "disk_low_water_bytes": self.space.mark_bytes,
+                "disk_low_water_bytes": self.space.threshold_bytes,
                 "disk_is_low": int(self.space.low),
                 "log_starts_moved": self.retention.moved,
                 "log_starts_held": self.retention.held,
@@ -357,9 +357,9 @@ class Shard(Process):
         """See Process."""
         return node in self.view.nodes()
 
-    def known_life(self, node: str) -> Life | None:
+    def known_boot(self, node: str) -> BootRecord | None:
         """See Process."""
-        return self.view.message.lives.get(node) if self.view.message is not None else None
+        return self.view.message.boots.get(node) if self.view.message is not None else None
 
     def admits(self, peer: Peer) -> bool:
         """See Process; nobody of another node before it is known who was put back."""

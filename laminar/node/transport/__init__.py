@@ -1,4 +1,4 @@
-"""Messages and calls between the processes of a cluster: connections, greetings, frames.
+"""Messages and calls between the processes of a cluster: connections, handshakes, frames.
 
 Begin with `transport`.
 """

@@ -1,9 +1,9 @@
-"""The connections of one transport: made, accepted, greeted, watched for silence, lost.
+"""The connections of one transport: dialled, accepted, authenticated, watched for silence, lost.
 
-It knows who is at the other end of each link and says when a peer is there (`on_up`) and when it is gone
-(`on_lost`: once for a peer, however many links it had; one lost link takes the others along, for they lead
-to the same process). What frames mean after the greeting is `laminar.node.transport.transport`'s, to which
-they are handed.
+It knows the peer at the other end of each link and reports when a peer is connected (`on_up`) and when it is
+gone (`on_lost`: once for a peer, whatever the number of its links; when one link is lost the others are
+closed too, as they lead to the same process). What frames mean after the handshake is the business of
+`laminar.node.transport.transport`, which gets them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import random
 import socket
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from laminar.node.host.log_rate_limit import LimitedLog
-from laminar.node.transport.dialer import Address, Line, TcpAddress, UnixAddress
+from laminar.node.transport.dialer import Address, Dialer, TcpAddress, UnixAddress
 from laminar.node.transport.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator, decode_hello
 from laminar.node.transport.link import SHARED_BUFFER_BYTES, FrameKind, Link
 from laminar.node.transport.peer_user import user_at_other_end
@@ -37,15 +38,15 @@ class ProtocolError(Exception):
 
 
 class Peer(NamedTuple):
-    """One life of a process of the cluster; the nonce changes when it starts again.
+    """One incarnation of a process of the cluster; the nonce changes when it starts again.
 
-    `chain` is what it showed of its data folder's past when it greeted.
+    `history` is the boot history of its data folder, as it showed it in the handshake.
     """
 
     node: str
     role: int
     nonce: bytes
-    chain: bytes = b""
+    history: bytes = b""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,53 +56,58 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     bulk_queue_bytes: int = 64 << 20
     call_queue_bytes: int = 128 << 20
     connect_timeout_ms: int = 3000
-    """From the first packet to the end of the greeting."""
+    """From the first packet to the end of the handshake."""
     ping_interval_ms: int = 1000
     silent_pings: int = 5
     """Pings in a row without a byte from the peer, after which it counts as gone."""
-    strangers: int = 256
-    """Accepted connections whose greeting is not over; more are dropped."""
+    unauthenticated: int = 256
+    """Accepted connections whose handshake is not finished; more are dropped."""
 
 
 @dataclass(slots=True)
-class _Conversation:
-    """What is known of one link: how it came to be, how far the greeting is, and who is at the other end."""
+class _LinkState:
+    """What is known of one link: who opened it, how far the handshake is, and the peer at the other end."""
 
     greeting: Initiator | Acceptor | None
-    line: Line | None
-    """The line of a connection we made; None for an accepted one."""
+    dialer: Dialer | None
+    """The dialer of a connection we made; None for an accepted one."""
     opened: asyncio.Future[None]
-    """Done when the greeting is over or the link is gone."""
+    """Done when the handshake is finished or the link is gone."""
     timer: asyncio.TimerHandle | None = None
     greeted: bool = False
-    """Who connected was sent our greeting, with our proof."""
+    """Our handshake message, with our proof, was sent to the process that connected."""
     peer: Peer | None = None
     silent_pings: int = 0
     round_trip_s: float = 0.0
 
 
 class ConnectionsOwner(Protocol):
-    """Who the connections belong to."""
+    """What the connections ask of the transport they belong to."""
 
     node: str
+    on_up: Callable[[Peer], None]
+    """Called when a connection with a peer is established."""
+    on_lost: Callable[[Peer | Address], None]
+    """Called once when a peer is gone, and when a connect is refused."""
+    on_outdated: Callable[[str], None]
+    """Called when a peer has shown that the cluster goes on without this node."""
 
     def hello(self, channel: Channel) -> Hello:
-        """Our greeting, with a fresh challenge."""
+        """Return our handshake message, with a fresh challenge."""
 
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
-        """A frame came after the greeting; `ProtocolError` ends the connection. Pings don't come here."""
+        """Process a frame that came after the handshake, other than a ping.
 
-    def outdated(self, text: str) -> None:
-        """A peer has shown that the cluster goes on without this node."""
+        Raises:
+            ProtocolError: it breaks the protocol; the connection ends.
+        """
 
-    def peer_up(self, peer: Peer) -> None: ...
-    def peer_lost(self, whom: Peer | Address) -> None: ...
     def link_gone(self, link: Link) -> None:
-        """No answer will come over this link any more."""
+        """Note that no answer will come over this link any more."""
 
 
 class Connections:
-    """Every link of a transport, in and out, and the lines that connect on demand."""
+    """Every link of a transport, in and out, and the dialers that connect on demand."""
 
     def __init__(
         self,
@@ -121,11 +127,11 @@ class Connections:
         self._counters = counters
         self._log = LimitedLog(log, now_s=loop.time)
         self._shared = memoryview(bytearray(SHARED_BUFFER_BYTES))
-        self._lines: dict[Channel, dict[Address, Line]] = {channel: {} for channel in Channel}
-        self._conversations: dict[Link, _Conversation] = {}
+        self._dialers: dict[Channel, dict[Address, Dialer]] = {channel: {} for channel in Channel}
+        self._states: dict[Link, _LinkState] = {}
         self._peers: dict[Peer, set[Link]] = {}
         self._none_left = asyncio.Event()
-        self._strangers = 0
+        self._unauthenticated = 0
         self._bulk_paused = False
         self._closed = False
         self._next_tick = self._loop.time() + self._limits.ping_interval_ms / 1000
@@ -134,7 +140,7 @@ class Connections:
     @property
     def links(self) -> list[Link]:
         """Every link, established or not."""
-        return list(self._conversations)
+        return list(self._states)
 
     @property
     def peers(self) -> list[Peer]:
@@ -142,84 +148,84 @@ class Connections:
         return list(self._peers)
 
     @property
-    def strangers(self) -> int:
-        """Accepted connections whose greeting is not over."""
-        return self._strangers
+    def unauthenticated(self) -> int:
+        """Number of accepted connections whose handshake is not finished."""
+        return self._unauthenticated
 
-    def line(self, address: Address, channel: Channel) -> Line:
-        """The way to an address; made at its first use."""
-        lines = self._lines[channel]
-        line = lines.get(address)
-        if line is None:
-            line = lines[address] = Line(
+    def dialer(self, address: Address, channel: Channel) -> Dialer:
+        """Return the dialer of an address and channel, made at its first use."""
+        dialers = self._dialers[channel]
+        dialer = dialers.get(address)
+        if dialer is None:
+            dialer = dialers[address] = Dialer(
                 address, channel, loop=self._loop, rng=self._rng, make_link=self._dial, connect=self._connect
             )
-        return line
+        return dialer
 
     def accept(self) -> Link:
-        """A protocol for a connection that a server is about to accept."""
+        """Return a protocol for a connection that a server is about to accept."""
         limit = self._limits.call_queue_bytes
         link = Link(self, self._loop, self._shared, channel=None, queue_limit_bytes=limit)
         greeting = Acceptor(self._owner.hello(Channel.CALL), self._secret)
-        self._conversations[link] = _Conversation(greeting, None, self._loop.create_future())
+        self._states[link] = _LinkState(greeting, None, self._loop.create_future())
         return link
 
     def pause_bulk(self, paused: bool) -> None:
-        """Stop, or go on, reading from every accepted BULK connection, also from those to come."""
+        """Stop or resume reading from every accepted BULK connection, also from those to come."""
         self._bulk_paused = paused
-        for link, conversation in self._conversations.items():
-            if link.channel is Channel.BULK and link.established and conversation.line is None:
+        for link, state in self._states.items():
+            if link.channel is Channel.BULK and link.established and state.dialer is None:
                 if paused:
                     link.pause_reading()
                 else:
                     link.resume_reading()
 
     def round_trips_s(self) -> dict[Peer, float]:
-        """The last ping's round trip by peer, where we have pinged one."""
+        """Return the last ping's round trip by peer, where we have pinged one."""
         return {
-            conversation.peer: conversation.round_trip_s
-            for conversation in self._conversations.values()
-            if conversation.peer is not None and conversation.round_trip_s
+            state.peer: state.round_trip_s
+            for state in self._states.values()
+            if state.peer is not None and state.round_trip_s
         }
 
     async def close(self, *, timeout: float) -> None:
-        """Send what is queued, at most `timeout` seconds, and end every connection. No news of it."""
+        """Send what is queued, at most `timeout` seconds, and close every connection, without `on_lost`."""
         self._closed = True
         self._ticker.cancel()
-        for lines in self._lines.values():
-            for line in lines.values():
-                if line.connecting is not None:
-                    line.connecting.cancel()
+        for dialers in self._dialers.values():
+            for dialer in dialers.values():
+                if dialer.connecting is not None:
+                    dialer.connecting.cancel()
         for link in self.links:
             link.close("this process is closing")
             if link.transport is None:
                 self._forget(link)
-        if self._conversations:
+        if self._states:
             try:
                 await asyncio.wait_for(self._none_left.wait(), timeout)
             except TimeoutError:
-                log.info("%d connections did not take what was queued for them", len(self._conversations))
+                log.info("%d connections did not take what was queued for them", len(self._states))
         for link in self.links:
             link.abort("this process is closing")
             self._forget(link)
 
     # ---- connections
 
-    def _dial(self, line: Line) -> Link:
+    def _dial(self, dialer: Dialer) -> Link:
         limit = {
             Channel.CONTROL: self._limits.control_queue_bytes,
             Channel.BULK: self._limits.bulk_queue_bytes,
             Channel.CALL: self._limits.call_queue_bytes,
-        }[line.channel]
-        link = Link(self, self._loop, self._shared, channel=line.channel, queue_limit_bytes=limit)
-        greeting = Initiator(self._owner.hello(line.channel), self._secret)
-        self._conversations[link] = _Conversation(greeting, line, self._loop.create_future())
+        }[dialer.channel]
+        link = Link(self, self._loop, self._shared, channel=dialer.channel, queue_limit_bytes=limit)
+        greeting = Initiator(self._owner.hello(dialer.channel), self._secret)
+        self._states[link] = _LinkState(greeting, dialer, self._loop.create_future())
         return link
 
-    async def _connect(self, line: Line, link: Link) -> None:
-        """Connect `link` and wait for the end of the greeting; a failure is dealt with here."""
-        opened = self._conversations[link].opened
-        address = line.address
+    async def _connect(self, dialer: Dialer, link: Link) -> None:
+        """Connect `link` and wait for the end of the handshake; a failure is handled here."""
+        opened = self._states[link].opened
+        address = dialer.address
         try:
             async with asyncio.timeout(self._limits.connect_timeout_ms / 1000):
                 if isinstance(address, TcpAddress):
@@ -233,7 +239,7 @@ class Connections:
         except OSError as error:
             self._fail_to_connect(link, f"{address}: {error}")
             if isinstance(error, ConnectionError):
-                self._owner.peer_lost(address)
+                self._owner.on_lost(address)
 
     async def _connect_unix(self, link: Link, address: UnixAddress) -> None:
         # uvloop takes a path as a C string, which an abstract name's first byte would end: our own socket.
@@ -252,26 +258,31 @@ class Connections:
         self._forget(link)
 
     def link_made(self, link: Link) -> None:
-        """(Called by a link.) The connection stands: greet, or wait a while to be greeted."""
-        conversation = self._conversations[link]
+        """Start the handshake, or wait for the peer to start it. Called by a link."""
+        state = self._states[link]
         assert link.transport is not None
         if not _same_user(link.transport):
             self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
-        elif isinstance(conversation.greeting, Initiator):
-            link.send_at_once(FrameKind.HELLO, conversation.greeting.hello)
+        elif isinstance(state.greeting, Initiator):
+            link.send_at_once(FrameKind.HELLO, state.greeting.hello)
         elif not self._is_ours(link.transport):
             self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
-        elif self._strangers >= self._limits.strangers:
-            self._refuse(link, HandshakeError("strangers", f"{self._strangers} connections have not greeted"))
+        elif self._unauthenticated >= self._limits.unauthenticated:
+            self._refuse(
+                link,
+                HandshakeError("unauthenticated", f"{self._unauthenticated} connections have not greeted"),
+            )
         else:
-            self._strangers += 1
+            self._unauthenticated += 1
             wait_s = self._limits.connect_timeout_ms / 1000
             late = HandshakeError("late", "no greeting in time")
-            conversation.timer = self._loop.call_later(wait_s, self._refuse, link, late)
+            state.timer = self._loop.call_later(wait_s, self._refuse, link, late)
 
     def _is_ours(self, transport: asyncio.Transport) -> bool:
-        """Whether who connected may be a node of ours. With a secret it has to show that; without one all
-        nodes are on this machine, and a process of another user's is none.
+        """Return whether the process that connected may be one of our cluster.
+
+        With a secret it has to prove that; without one all nodes are on this machine, and a process of
+        another user is none.
         """
         sock = transport.get_extra_info("socket")
         if self._secret is not None or sock.family == socket.AF_UNIX:
@@ -279,69 +290,69 @@ class Connections:
         return user_at_other_end(sock) in (os.getuid(), None)
 
     def link_frame(self, link: Link, kind: int, payload: memoryview) -> None:
-        """(Called by a link.) A whole frame came."""
-        conversation = self._conversations.get(link)
-        if conversation is None or link.closing:
+        """Process a whole frame. Called by a link."""
+        state = self._states.get(link)
+        if state is None or link.closing:
             return
         try:
-            if conversation.peer is None:
-                self._greet(link, conversation, kind, payload)
-            elif kind == FrameKind.PING and conversation.line is None:
+            if state.peer is None:
+                self._greet(link, state, kind, payload)
+            elif kind == FrameKind.PING and state.dialer is None:
                 link.send(FrameKind.PONG, (payload,), len(payload))
-            elif kind == FrameKind.PONG and conversation.line is not None and len(payload) == _PING.size:
-                conversation.round_trip_s = self._loop.time() - _PING.unpack(payload)[0]
+            elif kind == FrameKind.PONG and state.dialer is not None and len(payload) == _PING.size:
+                state.round_trip_s = self._loop.time() - _PING.unpack(payload)[0]
             else:
-                self._owner.take_frame(link, conversation.peer, conversation.line is not None, kind, payload)
+                self._owner.take_frame(link, state.peer, state.dialer is not None, kind, payload)
         except HandshakeError as error:
             self._refuse(link, error)
         except ProtocolError as error:
             self._counters["protocol_errors"] += 1
             link.abort(f"protocol error: {error}")
-            self._log.warning("protocol", "connection with %s ended: %s", conversation.peer, error)
+            self._log.warning("protocol", "connection with %s ended: %s", state.peer, error)
 
-    def _greet(self, link: Link, conversation: _Conversation, kind: int, payload: memoryview) -> None:
-        greeting = conversation.greeting
+    def _greet(self, link: Link, state: _LinkState, kind: int, payload: memoryview) -> None:
+        greeting = state.greeting
         if isinstance(greeting, Initiator) and kind == FrameKind.REPLY:
             proof, theirs = greeting.take_reply(payload)
             link.send_at_once(FrameKind.PROOF, proof)
-            self._establish(link, conversation, theirs)
+            self._establish(link, state, theirs)
         elif isinstance(greeting, Initiator) and kind == FrameKind.REFUSED:
             raise HandshakeError("refused", f"refused by the peer: {bytes(payload).decode(errors='replace')}")
         elif isinstance(greeting, Acceptor) and kind == FrameKind.HELLO:
             self._refuse_own_name(link, payload)
             link.send_at_once(FrameKind.REPLY, greeting.take_hello(payload))
-            conversation.greeted = True
+            state.greeted = True
         elif isinstance(greeting, Acceptor) and kind == FrameKind.PROOF:
-            self._establish(link, conversation, greeting.take_proof(payload))
+            self._establish(link, state, greeting.take_proof(payload))
         else:
             raise HandshakeError("malformed", f"frame of kind {kind} within the greeting")
 
     def _refuse_own_name(self, link: Link, payload: memoryview) -> None:
-        """The processes of this node come by the Unix socket: who uses its name over TCP is no part of it."""
+        """Refuse a process that uses this node's name over TCP: its own processes use the Unix socket."""
         assert link.transport is not None
         theirs = decode_hello(payload)
         over_tcp = link.transport.get_extra_info("socket").family != socket.AF_UNIX
         if over_tcp and theirs.node == self._owner.node and theirs.channel != Channel.CALL:
             raise HandshakeError("node", f"a process of another machine or user calls itself {theirs.node!r}")
 
-    def _establish(self, link: Link, conversation: _Conversation, theirs: Hello) -> None:
-        peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.chain)
-        conversation.peer = peer
-        conversation.greeting = None
-        self._end_greeting(conversation)
-        self._counters["connections_made" if conversation.line else "connections_accepted"] += 1
-        if conversation.line is not None:
-            conversation.line.established()
+    def _establish(self, link: Link, state: _LinkState, theirs: Hello) -> None:
+        peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.history)
+        state.peer = peer
+        state.greeting = None
+        self._end_greeting(state)
+        self._counters["connections_made" if state.dialer else "connections_accepted"] += 1
+        if state.dialer is not None:
+            state.dialer.established()
         if theirs.cluster:
-            self._bury_former_lives(peer)
+            self._drop_stale_incarnations(peer)
         self._peers.setdefault(peer, set()).add(link)
         link.establish(Channel(theirs.channel))
-        if self._bulk_paused and link.channel is Channel.BULK and conversation.line is None:
+        if self._bulk_paused and link.channel is Channel.BULK and state.dialer is None:
             link.pause_reading()
-        self._owner.peer_up(peer)
+        self._owner.on_up(peer)
 
-    def _bury_former_lives(self, peer: Peer) -> None:
-        """A process that greets with a new nonce has died since: its old connections can't be alive."""
+    def _drop_stale_incarnations(self, peer: Peer) -> None:
+        """Close the connections of earlier incarnations: a process with a new nonce has died since."""
         for other in list(self._peers):
             if other.node == peer.node and other.role == peer.role and other.nonce != peer.nonce:
                 self._lose(other, "the peer has started again")
@@ -349,27 +360,27 @@ class Connections:
     def _refuse(self, link: Link, error: HandshakeError) -> None:
         self._counters[f"refused_{error.reason}"] += 1
         if error.outdated:
-            self._owner.outdated(str(error))
-        self._conversations[link].greeted = False
-        line = self._conversations[link].line
-        if line is None:
+            self._owner.on_outdated(str(error))
+        self._states[link].greeted = False
+        dialer = self._states[link].dialer
+        if dialer is None:
             self._log.warning(error.reason, "connection refused: %s", error)
             if error.reason in ("cluster", "version") and not link.closing:
                 link.send_at_once(FrameKind.REFUSED, str(error).encode()[:1024])
             link.close(str(error))
         else:
-            self._log.warning(error.reason, "connection to %s: %s", line.place, error)
+            self._log.warning(error.reason, "connection to %s: %s", dialer.place, error)
             if error.reason == "secret":
-                line.rest()
+                dialer.back_off()
             link.abort(str(error))
 
     def link_lost(self, link: Link, error: Exception | None) -> None:
-        """(Called by a link.) The connection ended, by whomever."""
+        """Clean up after a connection that ended on either side. Called by a link."""
         if error is not None:
             link.close_reason = link.close_reason or str(error)
-        conversation = self._conversations.get(link)
-        peer = conversation.peer if conversation else None
-        if conversation is not None and conversation.greeted and peer is None and self._secret is not None:
+        state = self._states.get(link)
+        peer = state.peer if state else None
+        if state is not None and state.greeted and peer is None and self._secret is not None:
             self._counters["refused_secret"] += 1
             self._log.warning(
                 "secret",
@@ -380,7 +391,7 @@ class Connections:
             self._lose(peer, link.close_reason)
 
     def _lose(self, peer: Peer, reason: str) -> None:
-        """Give up every connection with `peer`, and say so once."""
+        """Close every connection with `peer`, and report that once."""
         self._counters["peers_lost"] += 1
         links = self._peers.pop(peer)
         for link in links:
@@ -388,33 +399,31 @@ class Connections:
         if not self._closed:
             who = "controller" if peer.role == 0 else f"shard {peer.role - 1}"
             log.info("lost the %s of node %s: %s", who, peer.node, reason)
-            self._owner.peer_lost(peer)
+            self._owner.on_lost(peer)
 
     def _forget(self, link: Link) -> None:
-        conversation = self._conversations.pop(link, None)
-        if conversation is None:
+        state = self._states.pop(link, None)
+        if state is None:
             return
-        if conversation.line is not None:
-            conversation.line.ended(link, failed=conversation.peer is None)
-        self._end_greeting(conversation)
+        if state.dialer is not None:
+            state.dialer.ended(link, failed=state.peer is None)
+        self._end_greeting(state)
         self._owner.link_gone(link)
-        if not self._conversations and self._closed:
+        if not self._states and self._closed:
             self._none_left.set()
 
-    def _end_greeting(self, conversation: _Conversation) -> None:
-        if conversation.timer is not None:
-            conversation.timer.cancel()
-            conversation.timer = None
-            self._strangers -= 1
-        if not conversation.opened.done():
-            conversation.opened.set_result(None)
+    def _end_greeting(self, state: _LinkState) -> None:
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+            self._unauthenticated -= 1
+        if not state.opened.done():
+            state.opened.set_result(None)
 
     # ---- time
 
     def _tick(self) -> None:
-        """Ping over the control connections we made, and give up peers that have been silent on theirs or
-        ours.
-        """
+        """Ping over the control connections we made, and close those of peers that are silent."""
         now = self._loop.time()
         interval_s = self._limits.ping_interval_ms / 1000
         # After a long turn of this loop the peers' bytes still lie in the sockets: silence is ours, not
@@ -422,20 +431,20 @@ class Connections:
         late = now - self._next_tick > interval_s / 2
         self._next_tick = now + interval_s
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
-        for link, conversation in list(self._conversations.items()):
-            if link.channel is not Channel.CONTROL or conversation.peer is None or link.closing:
+        for link, state in list(self._states.items()):
+            if link.channel is not Channel.CONTROL or state.peer is None or link.closing:
                 continue
-            conversation.silent_pings = 0 if link.heard or late else conversation.silent_pings + 1
+            state.silent_pings = 0 if link.heard or late else state.silent_pings + 1
             link.heard = False
-            if conversation.silent_pings >= self._limits.silent_pings:
+            if state.silent_pings >= self._limits.silent_pings:
                 self._counters["silent"] += 1
-                self._lose(conversation.peer, f"silent for {conversation.silent_pings} pings")
-            elif conversation.line is not None:
+                self._lose(state.peer, f"silent for {state.silent_pings} pings")
+            elif state.dialer is not None:
                 link.send(FrameKind.PING, (_PING.pack(now),), _PING.size)
 
 
 def _same_user(transport: asyncio.Transport) -> bool:
-    """Whether a Unix socket's other end is a process of our user; TCP peers show the secret instead."""
+    """Return whether a Unix socket's other end is our user's process; TCP peers prove the secret."""
     sock = transport.get_extra_info("socket")
     if sock.family != socket.AF_UNIX:
         return True

@@ -1,8 +1,7 @@
-"""The way to one address on one channel: connected when there is something to send, with a pause after a
-failure.
+"""Connects to one address on one channel when there is something to send, with a pause after a failure.
 
-A line knows when to connect again; the transport that owns it knows how to greet and what a loss means.
-While a connection is being made its frames wait in the link's bounded queue; when that fails they are gone,
+A dialer knows when to connect again; the transport that owns it knows the handshake and what a loss means.
+While a connection is being made its frames wait in the link's bounded queue; when that fails they are lost,
 as they would be on a wire (Raft sends again, a call fails at once).
 """
 
@@ -19,7 +18,7 @@ from laminar.node.transport.link import Link
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 # After a secret that differs.
-REST_S = 5.0
+BACK_OFF_S = 5.0
 
 
 class TcpAddress(NamedTuple):
@@ -39,15 +38,13 @@ Address = TcpAddress | UnixAddress
 
 
 def pause_s(failures: int, rng: random.Random) -> float:
-    """How long to wait before connecting again after `failures` failures in a row: doubling, jittered by a
-    half.
-    """
+    """Return the pause before connecting again after `failures` in a row: doubling, jittered by a half."""
     assert failures >= 1, f"{failures} failures"
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
     return longest * (0.5 + 0.5 * rng.random())
 
 
-class Line:
+class Dialer:
     """One address and channel. `link` is the connection in use, also while it is still opening."""
 
     def __init__(
@@ -57,8 +54,8 @@ class Line:
         *,
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
-        make_link: Callable[[Line], Link],
-        connect: Callable[[Line, Link], Awaitable[None]],
+        make_link: Callable[[Dialer], Link],
+        connect: Callable[[Dialer, Link], Awaitable[None]],
     ) -> None:
         self.address = address
         self.channel = channel
@@ -70,14 +67,14 @@ class Line:
         self._connect = connect
         self._failures = 0
         self._retry_at = 0.0
-        self._rests = False
+        self._backs_off = False
 
     def __repr__(self) -> str:
         state = repr(self.link) if self.link else f"down, {self._failures} failures"
-        return f"<Line {self.address} {self.channel.name.lower()} {state}>"
+        return f"<Dialer {self.address} {self.channel.name.lower()} {state}>"
 
     def open_link(self) -> Link | None:
-        """The link to send on, connecting if there is none; None in the pause after a failure."""
+        """Return the link to send on, connecting if there is none; None in the pause after a failure."""
         if self.link is not None and not self.link.closing:
             return self.link
         if self._failures and self._loop.time() < self._retry_at:
@@ -94,26 +91,26 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Its address and channel, for people."""
+        """Its address and channel, for log lines."""
         address = self.address
         where = address.name if isinstance(address, UnixAddress) else f"{address.host}:{address.port}"
         return f"{where} ({self.channel.name.lower()})"
 
-    def rest(self) -> None:
-        """What was refused will be refused again until a person changes something: pause for long."""
-        self._rests = True
+    def back_off(self) -> None:
+        """Make the next pause long: the peer refuses until an operator changes something."""
+        self._backs_off = True
 
     def established(self) -> None:
-        """The greeting succeeded: the next failure is a first one again."""
+        """Note that the handshake succeeded: the next failure is a first one again."""
         self._failures = 0
-        self._rests = False
+        self._backs_off = False
 
     def ended(self, link: Link, *, failed: bool) -> None:
-        """`link` is gone. After a failure to open it the line pauses; after a loss it may connect at once."""
+        """Note that `link` is gone: pause after a failure to open it, else connect again at once."""
         if self.link is not link:
             return
         self.link = None
         if failed:
             self._failures += 1
-            pause = REST_S if self._rests else pause_s(self._failures, self._rng)
+            pause = BACK_OFF_S if self._backs_off else pause_s(self._failures, self._rng)
             self._retry_at = self._loop.time() + pause

@@ -1,10 +1,10 @@
-"""Who is at the other end of a connection: the greeting of two processes, as pure values.
+"""The handshake of two processes, as pure values: which process is at the other end of a connection.
 
 The initiator sends a `Hello`; the acceptor answers with its own and a proof; the initiator sends its proof
-and may send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* greetings,
-each of which carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a
-secret both proofs are empty, and a side that has a secret accepts no empty one. The secret says who may
-speak, not what is said: frames travel unencrypted and carry checksums only.
+and may send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* hellos, each
+of which carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a secret
+both proofs are empty, and a side that has a secret accepts no empty one. The secret authenticates the
+process, not what it sends: frames travel unencrypted and carry checksums only.
 
 This module reads no socket, clock or randomness: `laminar.node.transport.transport` passes bytes and
 challenges in.
@@ -23,7 +23,7 @@ PROTOCOL_VERSION = 1
 CHALLENGE_SIZE = 32
 EPOCH_SIZE = 16
 MAX_HANDSHAKE_BYTES = 4096
-"""A frame before the handshake is over is never longer, so a stranger can't make us reserve memory."""
+"""A frame before the end of the handshake is never longer, so no unknown process makes us reserve memory."""
 
 MAX_NONCE_BYTES = 64
 # As the setting `node`; role 0 is the controller's, others are one above their shard's number.
@@ -35,18 +35,18 @@ _ACCEPTOR = b"laminar handshake: acceptor"
 
 
 class Channel(IntEnum):
-    """What a connection is for. Each channel to an address is a connection of its own."""
+    """The use of a connection. Each channel to an address is a connection of its own."""
 
     CONTROL = 1
     """Votes, heartbeats, acknowledgements: small, bounded, never paused."""
     BULK = 2
     """Appends: under flow control in both directions."""
     CALL = 3
-    """Questions with answers (RPC); the only channel a node without a cluster id may use."""
+    """Calls and their answers (RPC); the only channel that a node without a cluster id may use."""
 
 
 class HandshakeError(Exception):
-    """The peer's greeting was refused. `.reason` is the counter's name in `Transport.statistics()`."""
+    """The peer was refused. `.reason` is the counter's name in `Transport.statistics()`."""
 
     def __init__(self, reason: str, detail: str, *, outdated: bool = False) -> None:
         """`outdated`: the peer has shown that the cluster was recovered, without this node."""
@@ -56,7 +56,7 @@ class HandshakeError(Exception):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """One side's greeting; new fields go last and have defaults."""
+    """One side's handshake message; new fields go last and have defaults."""
 
     version: int
     cluster: bytes
@@ -65,17 +65,17 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     role: int
     """0 for the controller, k + 1 for shard k."""
     nonce: bytes
-    """Drawn anew each time a process starts: a peer that comes back with another one has lost its memory."""
+    """Drawn at each start of a process: a peer that comes back with another one has lost its memory."""
     channel: int
     challenge: bytes
-    chain: bytes = b""
-    """What its data folder shows of its past, in a form that is the caller's."""
+    history: bytes = b""
+    """The boot history of its data folder, encoded by the caller."""
     epoch: bytes = b""
-    """Which recovery of its catalog the cluster goes on from; empty for none."""
+    """The recovery of its catalog that the cluster goes on from; empty for none."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """The acceptor's answer: its greeting as encoded bytes (they are what the proofs cover) and its proof."""
+    """The acceptor's answer: its hello as encoded bytes (the proofs cover them) and its proof."""
 
     hello: bytes
     proof: bytes
@@ -87,18 +87,22 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The greeting as it travels and as the proofs cover it."""
+    """Return a hello as it travels and as the proofs cover it."""
     assert len(hello.challenge) == CHALLENGE_SIZE, f"challenge of {len(hello.challenge)} bytes"
     return _encode(hello)
 
 
 def encode_reply(hello: bytes, proof: bytes) -> bytes:
-    """The acceptor's answer."""
+    """Return the acceptor's answer, encoded."""
     return _encode(Reply(hello, proof))
 
 
 def decode_reply(payload: bytes | memoryview) -> Reply:
-    """Read an acceptor's answer; `HandshakeError` if it isn't one."""
+    """Return an acceptor's answer.
+
+    Raises:
+        HandshakeError: the bytes are none.
+    """
     try:
         return _decode_reply(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -106,7 +110,11 @@ def decode_reply(payload: bytes | memoryview) -> Reply:
 
 
 def decode_hello(payload: bytes | memoryview) -> Hello:
-    """Read and check a greeting's form; `HandshakeError` if it isn't one or speaks another version."""
+    """Return a hello after checking its form.
+
+    Raises:
+        HandshakeError: it is malformed, or of another version.
+    """
     try:
         hello = _decode_hello(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -125,7 +133,11 @@ def decode_hello(payload: bytes | memoryview) -> Hello:
 
 
 def check_cluster(mine: bytes | None, hello: Hello) -> None:
-    """Refuse a peer of another cluster; one without a cluster yet (or when we are) may only call."""
+    """Refuse a peer of another cluster; where one side has no cluster yet, only calls are allowed.
+
+    Raises:
+        HandshakeError: the peer is refused.
+    """
     theirs = hello.cluster or None
     if mine is not None and mine == theirs:
         return
@@ -137,7 +149,7 @@ def check_cluster(mine: bytes | None, hello: Hello) -> None:
 
 def check_epoch(mine: Hello, theirs: Hello) -> None:
     """Refuse a peer of the same cluster by another recovery of its catalog. Only once it has shown its proof:
-    who believes this ends.
+    a process that believes this ends.
     """
     if not mine.cluster or not theirs.cluster or mine.epoch == theirs.epoch:
         return
@@ -145,7 +157,7 @@ def check_epoch(mine: Hello, theirs: Hello) -> None:
     if theirs.epoch[:8] > mine.epoch[:8]:
         detail = (
             f"the catalog of this cluster was recovered without this node (node {theirs.node!r} is of epoch "
-            f"{theirs.epoch.hex()}, this one of {mine.epoch.hex() or 'none'}): what it holds was given up"
+            f"{theirs.epoch.hex()}, this one of {mine.epoch.hex() or 'none'}): what it holds was abandoned"
         )
         raise HandshakeError("epoch", detail, outdated=True)
     detail = (
@@ -180,7 +192,7 @@ def _proof(secret: bytes | None, label: bytes, initiator: bytes, acceptor: bytes
 
 
 class Initiator:
-    """The greeting as the side that connected sees it: send `hello`, give the reply to `take_reply`."""
+    """The handshake as the connecting side sees it: send `hello`, give the reply to `take_reply`."""
 
     def __init__(self, hello: Hello, secret: bytes | None) -> None:
         self.hello = encode_hello(hello)
@@ -188,7 +200,11 @@ class Initiator:
         self._secret = secret
 
     def take_reply(self, payload: bytes | memoryview) -> tuple[bytes, Hello]:
-        """The proof to send now, and who the acceptor is. `HandshakeError` if it isn't one of us."""
+        """Return the proof to send now, and the acceptor's hello.
+
+        Raises:
+            HandshakeError: the acceptor is not one of our cluster.
+        """
         reply = decode_reply(payload)
         theirs = decode_hello(reply.hello)
         check_proof(acceptor_proof(self._secret, self.hello, reply.hello), reply.proof)
@@ -198,7 +214,7 @@ class Initiator:
 
 
 class Acceptor:
-    """The greeting as the accepting side sees it: `take_hello` gives the reply, `take_proof` ends it."""
+    """The handshake as the accepting side sees it: `take_hello` gives the reply, `take_proof` ends it."""
 
     def __init__(self, mine: Hello, secret: bytes | None) -> None:
         self._mine = mine
@@ -207,7 +223,11 @@ class Acceptor:
         self._expected = b""
 
     def take_hello(self, payload: bytes | memoryview) -> bytes:
-        """The reply to send. `HandshakeError` if the greeting is not acceptable."""
+        """Return the reply to send.
+
+        Raises:
+            HandshakeError: the hello is refused.
+        """
         theirs = decode_hello(payload)
         if self._theirs is not None:
             raise HandshakeError("malformed", "greeted twice")
@@ -219,7 +239,11 @@ class Acceptor:
         return encode_reply(acceptor, acceptor_proof(self._secret, initiator, acceptor))
 
     def take_proof(self, payload: bytes | memoryview) -> Hello:
-        """Who the initiator is, now that it has shown that it may speak."""
+        """Return the initiator's hello, now that its proof is checked.
+
+        Raises:
+            HandshakeError: the proof is wrong, or came too early.
+        """
         if self._theirs is None:
             raise HandshakeError("malformed", "a proof before a greeting")
         check_proof(self._expected, payload)

@@ -53,13 +53,13 @@ vector.
 """
 _BULK_HIGH_WATER_BYTES = 1 << 20
 STUCK_MS = 60_000
-"""What the other end has not acknowledged for so long ends a connection; else the kernel tries for a quarter
-of an hour. Longer than a peer that has no room stops reading.
+"""Bytes that are not acknowledged for this long end a connection; else the kernel tries for a quarter of an
+hour. Longer than a peer that has no room stops reading.
 """
 
 
 class FrameKind(IntEnum):
-    """What a frame is; the payload's form is decided by `laminar.node.transport.transport`."""
+    """The kind of a frame; the payload's form is defined by `laminar.node.transport.transport`."""
 
     HELLO = 1
     REPLY = 2
@@ -78,7 +78,7 @@ _KINDS = frozenset(FrameKind)
 
 
 class LinkOwner(Protocol):
-    """What a link tells, all from inside the loop."""
+    """What a link reports, all from inside the loop."""
 
     def link_made(self, link: Link) -> None: ...
     def link_frame(self, link: Link, kind: int, payload: memoryview) -> None: ...
@@ -145,9 +145,7 @@ class Link(asyncio.BufferedProtocol):
         return self._outgoing_bytes + held
 
     def has_room(self, size: int) -> bool:
-        """Whether a payload of `size` bytes fits the queue. An empty queue takes any frame, or it would
-        never go.
-        """
+        """Return whether a payload of `size` bytes fits the queue. An empty queue takes any frame."""
         queued = self.queued_bytes
         return queued == 0 or queued + size + HEADER_SIZE <= self.queue_limit_bytes
 
@@ -163,11 +161,11 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest message that can be sent."""
+        """Size in bytes of the largest message that can be sent."""
         return MAX_MESSAGE_BYTES if self.channel is Channel.BULK else MAX_FRAME_BYTES
 
     def _send_beginning(self, parts: Sequence[Buffer], size: int) -> tuple[list[Buffer], int]:
-        """Queue all but what fits the last frame of a message; returns that, and its bytes."""
+        """Queue all but the last frame of a message; return the rest, and its bytes."""
         rest = deque(memoryview(part) for part in parts)
         while size > MAX_FRAME_BYTES:
             frame: list[Buffer] = []
@@ -216,7 +214,7 @@ class Link(asyncio.BufferedProtocol):
         self.transport.writelines(join_small(outgoing))
 
     def establish(self, channel: Channel) -> None:
-        """The handshake is over: big frames may come, and what waited leaves."""
+        """End the handshake: large frames are accepted now, and what waited is sent."""
         assert self.transport is not None and not self.established, f"established twice: {self!r}"
         self.channel = channel
         self.established = True
@@ -226,14 +224,14 @@ class Link(asyncio.BufferedProtocol):
         self._flush()
 
     def close(self, reason: str) -> None:
-        """Send what is queued, then end the connection. The first reason given is kept."""
+        """Send what is queued, then close the connection. The first reason given is kept."""
         self._flush()
         self._end(reason)
         if self.transport is not None:
             self.transport.close()
 
     def abort(self, reason: str) -> None:
-        """End the connection at once. The first reason given is kept."""
+        """Close the connection at once. The first reason given is kept."""
         self._end(reason)
         if self.transport is not None:
             self.transport.abort()
@@ -245,12 +243,12 @@ class Link(asyncio.BufferedProtocol):
         self._outgoing_bytes = 0
 
     def pause_reading(self) -> None:
-        """Let the kernel's buffer fill, so that the peer has to wait."""
+        """Stop reading, so that the kernel's buffer fills and the peer has to wait."""
         if self.transport is not None and not self.closing:
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if self.transport is not None and not self.closing:
             self.transport.resume_reading()
 
@@ -306,7 +304,7 @@ class Link(asyncio.BufferedProtocol):
     # ---- incoming
 
     def _split(self, end: int) -> None:
-        """Deliver the complete frames of the shared buffer's first `end` bytes, and keep the rest."""
+        """Deliver the complete frames of the shared buffer's first `end` bytes, and keep the remainder."""
         position = 0
         shared = self._shared
         while end - position >= HEADER_SIZE:
@@ -371,9 +369,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 def join_small(parts: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes with runs of small parts joined; big parts are passed on as they are, empty ones left
-    out.
-    """
+    """Return the same bytes with runs of small parts joined; large parts unchanged, empty ones left out."""
     joined: list[Buffer] = []
     run: list[Buffer] = []
     for part in parts:

@@ -1,8 +1,8 @@
-"""Whose process is at the other end of a TCP connection within this machine: asked of the kernel.
+"""The user of the process at the other end of a TCP connection within this machine, asked of the kernel.
 
-A Unix socket tells it by `SO_PEERCRED`; for TCP the kernel's socket diagnosis (sock_diag(7), what `ss -e`
-shows) knows the user of the other end's socket. Without a secret that is all that tells a node of ours from
-any program that can connect to the loopback interface.
+A Unix socket has `SO_PEERCRED` for that; for TCP the kernel's socket diagnosis (sock_diag(7), what `ss -e`
+shows) knows the user of the other end's socket. Without a secret that alone distinguishes one of our nodes
+from any program that can connect to the loopback interface.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOBODY_KNOWN: Final = -1
 
 
 def user_at_other_end(sock: socket.socket) -> int | None:
-    """The user id of the process that made the other end of a connected TCP socket of this machine.
+    """Return the user id of the process that made the other end of a connected TCP socket here.
 
     `NOBODY_KNOWN` where there is no such socket (any more); None where this kernel does not answer such
     questions. Takes about 100 µs.

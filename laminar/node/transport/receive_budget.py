@@ -1,10 +1,10 @@
-"""What peers have sent and the disk has not taken yet, and when that is enough for now.
+"""A budget for bytes that peers have sent and the disk has not taken yet.
 
-Raft's window bounds each group by itself; a process of a thousand groups whose disk stands still would take
-a thousand windows into memory. So above a budget nothing more is read from the connections that carry
-entries: their senders' queues fill, and what does not fit there is dropped and sent again later. The ones for
-answers and heartbeats are read all the time, so nobody is taken for dead, and two nodes that have both
-stopped reading still tell each other what they have stored.
+Raft's window bounds each group by itself; a process of a thousand groups whose disk does not respond would
+take a thousand windows into memory. So above a budget nothing more is read from the connections that carry
+entries: their senders' queues fill, and what does not fit there is dropped and sent again later. The
+connections for answers and heartbeats are read all the time, so no peer is taken for dead, and two nodes that
+have both stopped reading still report to each other what they have stored.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ReceiveBudget:
         self.paused = False
 
     def received(self, size: int) -> None:
-        """A frame of `size` bytes was taken in this turn."""
+        """Count a frame of `size` bytes taken in this turn."""
         self._turn_bytes += size
 
     def rests_on(self, stored: Iterable[asyncio.Future[None]]) -> None:
-        """The turn's frames are on the disk when all of these are done, however they end."""
+        """Hold the turn's bytes until all of `stored` are done, successfully or not."""
         size, self._turn_bytes = self._turn_bytes, 0
         left = set(stored)
         if not size or not left:

@@ -1,9 +1,9 @@
-"""Questions and answers over links: ids, deadlines and errors of remote calls.
+"""Remote calls over links: ids, deadlines, answers and errors.
 
-It knows how a call is written and who waits for which answer; connections are
-`laminar.node.transport.transport`'s. A caller gets the answer's bytes, `RemoteError` with the code the other
-side gave, `CallTimeout`, or `PeerLost` when the connection ended before the answer (the call may have been
-carried out).
+It knows the encoding of a call and which caller waits for which answer; connections are the business of
+`laminar.node.transport.transport`. A caller gets the answer's bytes, `RemoteError` with the code of the other
+side, `CallTimeout`, or `PeerLost` when the connection ended before the answer (the call may have been carried
+out).
 
     CALL     id u64 | timeout_ms u32 | method length u16 | method utf-8 | payload
     ANSWER   id u64 | payload
@@ -27,7 +27,7 @@ _CALL = struct.Struct("<QIH")
 _ID = struct.Struct("<Q")
 _FAILURE = msgspec.msgpack.Decoder(tuple[str, str])
 MAX_CALLS_IN_PROGRESS = 1024
-"""Calls of others that we work on at one time; more are answered with the code `overloaded`."""
+"""Most calls of peers that are worked on at a time; further ones are answered with the code `overloaded`."""
 
 
 class TransportError(Exception):
@@ -35,7 +35,7 @@ class TransportError(Exception):
 
 
 class PeerLost(TransportError, ConnectionError):
-    """No connection, or it ended before the answer came: the outcome is unknown unless `.sent` is False."""
+    """No connection, or it ended before the answer: the outcome is unknown unless `.sent` is False."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class RemoteError(TransportError):
 
 
 class Calls:
-    """Both ends of remote calls: those we wait for, and those of others that we work on."""
+    """Both ends of remote calls: those we wait for, and those of peers that we work on."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -70,12 +70,12 @@ class Calls:
 
     @property
     def waiting(self) -> int:
-        """Our calls without an answer so far."""
+        """Number of our calls without an answer so far."""
         return len(self._waiting)
 
     @property
     def working(self) -> int:
-        """Calls of others that have not been answered yet."""
+        """Number of calls of peers that are not answered yet."""
         return len(self._working)
 
     async def call(self, link: Link, method: str, payload: bytes, *, timeout: float) -> bytes:
@@ -96,7 +96,7 @@ class Calls:
             self._waiting.pop(number, None)
 
     def take_answer(self, kind: int, payload: memoryview) -> None:
-        """An ANSWER or FAILURE came; one that nobody waits for any more is dropped."""
+        """Process an ANSWER or FAILURE; one that no caller waits for any more is dropped."""
         (number,) = _ID.unpack_from(payload)
         future, _link = self._waiting.get(number, (None, None))
         if future is None or future.done():
@@ -116,7 +116,7 @@ class Calls:
     def take_call(
         self, link: Link, payload: memoryview, handler: Callable[[str, bytes], Awaitable[bytes]]
     ) -> None:
-        """A CALL came: run `handler(method, payload)` as a task of its own and answer over the same link."""
+        """Run `handler(method, payload)` for a CALL, as a task of its own, and answer over the same link."""
         number, timeout_ms, length = _CALL.unpack_from(payload)
         end = _CALL.size + length
         method = bytes(payload[_CALL.size : end]).decode()
@@ -156,7 +156,7 @@ class Calls:
             _answer(link, FrameKind.ANSWER, number, answer)
 
     async def close(self) -> None:
-        """Cancel what others asked of us; calls of ours fail when their links end."""
+        """Cancel the calls of peers; calls of ours fail when their links end."""
         working = list(self._working)
         for task in working:
             task.cancel()

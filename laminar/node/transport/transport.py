@@ -1,16 +1,16 @@
 """Messages between the processes of a cluster: framed TCP between nodes, abstract Unix sockets within one.
 
 A `Transport` belongs to one event loop. It sends frames (which may be dropped: Raft sends again), carries
-calls and their answers, and reports *news*: a connection that ended, a connect that was refused. News are
-what makes failover quick, so they come at once, and once per life of a peer: after `on_lost(peer)` nothing
-more is said of that peer until a connection with it stands again (`on_up`).
+calls and their answers, and reports connections that ended or were refused. Failover is quick because of
+these reports, so they come at once, and once per incarnation of a peer: after `on_lost(peer)` nothing more is
+reported of that peer until a connection with it is established again (`on_up`).
 
-Connections have a direction: frames and calls go from who connected to who accepted, answers come back.
-There is one per address and channel: CONTROL is small, bounded and never paused; BULK obeys flow control on
-both sides; so an acknowledgement never waits behind appends that the other side is too busy to take.
-Control connections ping, because a peer that lost its power closes nothing.
+Connections have a direction: frames and calls go from the process that connected to the one that accepted,
+answers come back. There is one per address and channel: CONTROL is small, bounded and never paused; BULK
+obeys flow control on both sides; so an acknowledgement never waits for appends that the other side is too
+busy to take. Control connections ping, because a peer that lost its power closes nothing.
 
-What frames mean, and who lives at which address, is not known here.
+What frames mean, and which process has which address, is not known here.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ BACKLOG = 1024
 
 
 class Transport:
-    """See the module's head. Set the four callbacks before serving or sending.
+    """The transport of one process. Set the callbacks before serving or sending.
 
-    `cluster_id` is asked at each greeting, so a joining node may learn its cluster while it runs.
+    `cluster_id` is called at each handshake, so a joining node may learn its cluster while it runs.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Transport:
         role: int,
         nonce: bytes,
         secret: bytes | None,
-        chain: bytes = b"",
+        history: bytes = b"",
         epoch: Callable[[], bytes] = lambda: b"",
         limits: Limits | None = None,
         rng: random.Random | None = None,
@@ -77,7 +77,7 @@ class Transport:
         self.node = node
         self.role = role
         self.nonce = nonce
-        self.chain = chain
+        self.history = history
         self.limits = limits or Limits()
         self.on_frame: Callable[[Peer, Channel, memoryview], None] = lambda peer, channel, payload: None
         self.on_call: Callable[[Peer, str, bytes], Awaitable[bytes]] = _refuse_call
@@ -128,15 +128,15 @@ class Transport:
     # ---- sending
 
     def send(self, address: Address, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        """Offer one frame, made of `parts` (kept, not copied; don't change them). Connects if need be.
+        """Queue one frame made of `parts` (kept, not copied; don't change them), connecting if need be.
 
-        False: dropped, because the queue is full or the address failed a moment ago. True promises nothing
-        either.
+        Returns False if it is dropped, because the queue is full or the address failed a moment ago. True
+        does not promise delivery.
         """
         size = 0
         for part in parts:
             size += len(part)
-        link = None if self._closed else self._connections.line(address, channel).open_link()
+        link = None if self._closed else self._connections.dialer(address, channel).open_link()
         if link is not None and size > link.largest:
             self._counters["frames_too_large"] += 1
             log.error(
@@ -150,14 +150,16 @@ class Transport:
         return True
 
     async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
-        """Ask the process at `address` and wait for its answer, at most `timeout` seconds, connecting
-        included.
+        """Call `method` of the process at `address` and return its answer.
 
-        Raises `RemoteError`, `CallTimeout` or `PeerLost`; all are `TransportError`.
+        Waits at most `timeout` seconds, connecting included.
+
+        Raises:
+            TransportError: one of `RemoteError`, `CallTimeout` and `PeerLost`.
         """
         if self._closed:
             raise PeerLost("this transport is closed", sent=False)
-        link = self._connections.line(address, Channel.CALL).open_link()
+        link = self._connections.dialer(address, Channel.CALL).open_link()
         if link is None:
             raise PeerLost(f"{address} could not be reached a moment ago", sent=False)
         if len(payload) + len(method) + 64 > link.largest:
@@ -168,22 +170,22 @@ class Transport:
         return await self._calls.call(link, method, payload, timeout=timeout)
 
     def pause_bulk(self) -> None:
-        """Stop reading from every BULK connection, see `receive_budget`. CONTROL goes on."""
+        """Stop reading from every BULK connection (see `receive_budget`). CONTROL goes on."""
         self._connections.pause_bulk(True)
 
     def resume_bulk(self) -> None:
-        """Read BULK connections again."""
+        """Resume reading from BULK connections."""
         self._connections.pause_bulk(False)
 
     def queued_bytes(self, address: Address, channel: Channel) -> int:
-        """Bytes that wait to leave for `address`; 0 without a connection."""
-        link = self._connections.line(address, channel).link
+        """Return the bytes that wait to leave for `address`; 0 without a connection."""
+        link = self._connections.dialer(address, channel).link
         return 0 if link is None else link.queued_bytes
 
     # ---- what the connections tell
 
     def hello(self, channel: Channel) -> Hello:
-        """(For the connections.) Our greeting, with a fresh challenge."""
+        """Return our handshake message, with a fresh challenge. Called by the connections."""
         return Hello(
             version=PROTOCOL_VERSION,
             cluster=self._cluster_id() or b"",
@@ -192,12 +194,12 @@ class Transport:
             nonce=self.nonce,
             channel=channel,
             challenge=os.urandom(CHALLENGE_SIZE),
-            chain=self.chain,
+            history=self.history,
             epoch=self._epoch(),
         )
 
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
-        """(For the connections.) A frame came after the greeting."""
+        """Process a frame that came after the handshake. Called by the connections."""
         if kind == FrameKind.DATA and not dialled:
             assert link.channel is not None
             self._counters["frames_received"] += 1
@@ -214,27 +216,16 @@ class Transport:
         except (struct.error, UnicodeDecodeError, msgspec.MsgspecError) as error:
             raise ProtocolError(f"frame of kind {kind} can't be read: {error}") from error
 
-    def outdated(self, text: str) -> None:
-        """(For the connections.)"""
-        self.on_outdated(text)
-
-    def peer_up(self, peer: Peer) -> None:
-        """(For the connections.)"""
-        self.on_up(peer)
-
-    def peer_lost(self, whom: Peer | Address) -> None:
-        """(For the connections.)"""
-        self.on_lost(whom)
-
     def link_gone(self, link: Link) -> None:
-        """(For the connections.)"""
+        """Fail the calls that wait for answers over this link. Called by the connections."""
         self._calls.link_lost(link)
 
     # ---- the end, and figures
 
     async def close(self, *, timeout: float = 1.0) -> None:
-        """Stop accepting, send what is queued (at most `timeout` seconds), end all connections. No news of
-        it.
+        """Stop accepting, send what is queued (at most `timeout` seconds), close all connections.
+
+        `on_lost` is not called for them.
         """
         self._closed = True
         for server in self._servers:
@@ -243,17 +234,17 @@ class Transport:
         await self._connections.close(timeout=timeout)
 
     def round_trips_s(self) -> dict[Peer, float]:
-        """The last ping's round trip by peer."""
+        """Return the last ping's round trip by peer."""
         return self._connections.round_trips_s()
 
     def statistics(self) -> dict[str, int]:
-        """Counters since the start, and what stands and waits now."""
+        """Return counters since the start, and the connections and queues of now."""
         links = self._connections.links
         established = Counter(link.channel for link in links if link.established)
         return {
             **self._counters,
             "peers": len(self._connections.peers),
-            "strangers": self._connections.strangers,
+            "unauthenticated": self._connections.unauthenticated,
             "connections_control": established[Channel.CONTROL],
             "connections_bulk": established[Channel.BULK],
             "connections_call": established[Channel.CALL],

@@ -20,7 +20,7 @@ import laminar
 from laminar.cli import EXIT_UNAVAILABLE
 from laminar.log.disk.disk import RealDisk
 from laminar.log.disk.trash import Trash
-from laminar.node.host.disk_space import Space
+from laminar.node.host.disk_space import DiskSpace
 from laminar.testing.nodes import serve
 from tests.node.api.asking import ENVELOPE_LINES, Partition, problem
 
@@ -28,19 +28,19 @@ MIB = 1 << 20
 DAY_MS = 24 * 3_600_000
 
 
-def space(*, low_water_bytes: int = 1000, low_water_percent: float = 5.0) -> Space:
-    return Space(RealDisk(), "/", low_water_bytes=low_water_bytes, low_water_percent=low_water_percent)
+def space(*, low_water_bytes: int = 1000, low_water_percent: float = 5.0) -> DiskSpace:
+    return DiskSpace(RealDisk(), "/", low_water_bytes=low_water_bytes, low_water_percent=low_water_percent)
 
 
 def test_the_mark_is_the_lesser_of_the_two() -> None:
     """A share of a small disk, a number of bytes on a large one."""
     disk = space()
     disk.take(60, 1200)
-    assert (60, False) == (disk.mark_bytes, disk.low)
+    assert (60, False) == (disk.threshold_bytes, disk.low)
     disk.take(59, 1200)
     assert disk.low
     disk.take(1_000_000, 1 << 40)
-    assert (1000, False) == (disk.mark_bytes, disk.low)
+    assert (1000, False) == (disk.threshold_bytes, disk.low)
 
 
 def test_refusing_ends_a_quarter_above_the_mark() -> None:

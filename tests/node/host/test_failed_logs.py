@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laminar.node.host.failed_logs import LONGEST_PAUSE_S, ComeBack, pause_s
+from laminar.node.host.failed_logs import LONGEST_PAUSE_S, RestartToRecover, pause_s
 from laminar.node.runtime.process import Process
 
 
@@ -24,11 +24,13 @@ def test_each_comeback_is_waited_for_longer_than_the_last() -> None:
 async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before a log has failed, and not while a recovery would find the disk full."""
     monkeypatch.setattr("laminar.node.runtime.process.LOOK_S", 0.001)
-    monkeypatch.setattr("laminar.node.runtime.process.pause_s", lambda comebacks: 0.001)
+    monkeypatch.setattr("laminar.node.runtime.process.pause_s", lambda recovery_restarts: 0.001)
     log = SimpleNamespace(name="t-0", failure=None)
     process: Any = SimpleNamespace(
         storage=SimpleNamespace(logs={1: log}, refusal="disk"),
-        boot=SimpleNamespace(comebacks=0, data_directory=".", settings=SimpleNamespace(journal_file_bytes=1)),
+        boot=SimpleNamespace(
+            recovery_restarts=0, data_directory=".", settings=SimpleNamespace(journal_file_bytes=1)
+        ),
         environment=SimpleNamespace(disk=SimpleNamespace(free_bytes=lambda directory: 100)),
         stopping=asyncio.Event(),
         ended=[],
@@ -41,8 +43,8 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
     process.fatal = fatal
     process.stopped_within = lambda seconds: Process.stopped_within(process, seconds)
     process._has_room = lambda: Process._has_room(process)
-    process.waits_to_come_back = lambda: Process.waits_to_come_back(process)
-    process._come_back = lambda: Process._come_back(process)
+    process.awaiting_restart = lambda: Process.awaiting_restart(process)
+    process._restart_to_recover = lambda: Process._restart_to_recover(process)
     assert Process.look_for_failed(process) is None
     log.failure = OSError("no room")
     work = Process.look_for_failed(process)
@@ -55,4 +57,4 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
         await task
 
     [error] = process.ended
-    assert isinstance(error, ComeBack) and "t-0 (no room)" in str(error)
+    assert isinstance(error, RestartToRecover) and "t-0 (no room)" in str(error)

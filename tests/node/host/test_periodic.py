@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from laminar.node.host.periodic import Rounds
+from laminar.node.host.periodic import PeriodicTasks
 from tests.sim.loop import SimLoop
 
 
@@ -16,10 +16,10 @@ class _Owner:
     def __init__(self) -> None:
         self.loop = SimLoop()  # type: ignore[abstract]  # sockets and signals: nobody has any here
         self.failures: list[BaseException] = []
-        self.rounds: Rounds
+        self.rounds: PeriodicTasks
 
     async def begin(self) -> None:
-        self.rounds = Rounds(spawn=self.spawn, on_error=self.failures.append)
+        self.rounds = PeriodicTasks(spawn=self.spawn, on_error=self.failures.append)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self.loop.create_task(work)

@@ -23,7 +23,7 @@ from laminar.node.runtime.data_folder import (
     open_data_folder,
 )
 from laminar.node.runtime.listeners import Ports
-from membership.lives import turn
+from membership.boot_history import advance
 from tests.disks.fault_disk import FaultDisk
 
 PORTS = Ports(shared=1, own=(2, 3), peers=(4, 5, 6), gossip=7)
@@ -54,7 +54,7 @@ def test_a_folder_is_the_same_store_at_the_next_start(tmp_path: Path) -> None:
     second = open_folder(tmp_path)
     second.close()
 
-    assert first.identity == replace(second.identity, lives=first.identity.lives)
+    assert first.identity == replace(second.identity, boot_history=first.identity.boot_history)
     assert first.identity.node.startswith("node-")
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_identity_is_not_replaced_by_a_new_one(tmp_path: Path) -> None
     one.write_bytes(one.read_bytes()[:-1])
     again = open_folder(tmp_path)
     again.close()
-    assert first.identity == replace(again.identity, lives=first.identity.lives)
+    assert first.identity == replace(again.identity, boot_history=first.identity.boot_history)
 
     for copy in tmp_path.glob("identity-*"):
         copy.write_bytes(b"")
@@ -194,30 +194,30 @@ def test_each_opening_begins_a_life_before_anything_else(tmp_path: Path) -> None
     seen = []
     for _ in range(3):
         folder = open_folder(tmp_path)
-        seen.append(folder.read_identity().lives)
+        seen.append(folder.read_identity().boot_history)
         folder.close()
 
     assert [[life.number for life in lives] for lives in seen] == [[1], [1, 2], [1, 2, 3]]
     assert len({life.nonce for life in seen[-1]}) == 3
     folder = open_folder(tmp_path)
-    folder.record_lives(folder.identity.lives[-1:])
+    folder.record_boot_history(folder.identity.boot_history[-1:])
     folder.close()
     folder = open_folder(tmp_path)
-    assert [life.number for life in folder.identity.lives] == [4, 5]
+    assert [life.number for life in folder.identity.boot_history] == [4, 5]
     folder.close()
 
 
 def test_company_is_never_forgotten(tmp_path: Path) -> None:
     """By no other change of the identity."""
     folder = open_folder(tmp_path)
-    folder.record_company()
-    folder.record_lives(turn(folder.identity.lives))
+    folder.record_has_peers()
+    folder.record_boot_history(advance(folder.identity.boot_history))
     folder.record_cluster(folder.identity.cluster_id)
     folder.close()
     folder = open_folder(tmp_path)
 
-    assert folder.identity.company
-    assert [life.page for life in folder.identity.lives] == [1, 0]
+    assert folder.identity.has_peers
+    assert [life.tick for life in folder.identity.boot_history] == [1, 0]
     folder.close()
 
 
@@ -225,10 +225,10 @@ def test_a_full_disk_keeps_no_node_from_starting() -> None:
     """It goes on as the life before: nothing new can be promised there that a copy would lack."""
     disk = FaultDisk()
     folder = open_data_folder(disk, "data", node="a", joining=False)
-    lives = folder.identity.lives
+    lives = folder.identity.boot_history
     folder.close()
     disk.room_bytes = 0
     folder = open_data_folder(disk, "data", node="a", joining=False)
 
-    assert folder.identity.lives == lives
+    assert folder.identity.boot_history == lives
     folder.close()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from laminar.node.runtime.peer_admission import PeerAdmission, encode_chain
+from laminar.node.runtime.peer_admission import PeerAdmission, encode_history
 from laminar.node.transport.connections import Peer
-from membership.lives import Life
+from membership.boot_history import BootRecord
 
 
-def admission(told: Life) -> PeerAdmission:
+def admission(told: BootRecord) -> PeerAdmission:
     """Of a process that has heard of node b's start `told` from the catalog."""
-    return PeerAdmission("a", knows=lambda node: True, known_life=lambda node: told)
+    return PeerAdmission("a", knows=lambda node: True, known_boot=lambda node: told)
 
 
-FIRST, SECOND, OTHER = Life(1, b"1"), Life(2, b"2"), Life(2, b"x")
+FIRST, SECOND, OTHER = BootRecord(1, b"1"), BootRecord(2, b"2"), BootRecord(2, b"x")
 
 
-def greets(*lives: Life, role: int = 1) -> Peer:
-    return Peer("b", role, b"nonce%d" % role, encode_chain(lives))
+def greets(*lives: BootRecord, role: int = 1) -> Peer:
+    return Peer("b", role, b"nonce%d" % role, encode_history(lives))
 
 
 def test_a_copy_older_than_a_life_that_greeted_is_not_heard() -> None:
@@ -32,14 +32,14 @@ def test_a_copy_older_than_a_life_that_greeted_is_not_heard() -> None:
     assert not process.admits(greets(FIRST, OTHER))
     assert not process.admits(greets(FIRST))
     assert process.admits(greets(FIRST, SECOND, role=2))
-    assert process.admits(greets(FIRST, SECOND, Life(3, b"3")))
+    assert process.admits(greets(FIRST, SECOND, BootRecord(3, b"3")))
 
 
 @pytest.mark.parametrize("told", [SECOND, OTHER])
-def test_one_that_is_not_heard_leaves_nothing(told: Life) -> None:
+def test_one_that_is_not_heard_leaves_nothing(told: BootRecord) -> None:
     """Else a copy that was refused once would bar the folder that it was a copy of."""
     process = admission(told)
     assert not process.admits(greets(FIRST))
-    assert not process.admits(greets(FIRST, Life(2, b"no"), Life(3, b"3")))
+    assert not process.admits(greets(FIRST, BootRecord(2, b"no"), BootRecord(3, b"3")))
 
     assert process.admits(greets(FIRST, told))

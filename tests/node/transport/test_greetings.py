@@ -1,4 +1,4 @@
-"""Who is let in, and what ends a connection: secrets, clusters, strangers, bytes that changed."""
+"""Who is let in, and what ends a connection: secrets, clusters, unauthenticated, bytes that changed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,11 @@ async def test_an_initiator_that_skips_the_proof_is_dropped(make: Make) -> None:
     await loop.create_connection(lambda: link, *b.address)
 
     await asyncio.wait_for(owner.gone.wait(), PATIENCE_S)
-    assert (b.count("refused_secret"), b.count("connections_accepted"), b.count("strangers")) == (1, 0, 0)
+    assert (b.count("refused_secret"), b.count("connections_accepted"), b.count("unauthenticated")) == (
+        1,
+        0,
+        0,
+    )
 
 
 async def test_another_cluster_is_refused_and_says_so(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,20 +123,20 @@ async def test_a_stranger_who_speaks_something_else_is_dropped(make: Make, noise
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
     writer.close()
-    await soon(lambda: b.count("strangers") == 0)
+    await soon(lambda: b.count("unauthenticated") == 0)
 
 
 async def test_a_silent_stranger_is_dropped_in_time_and_too_many_at_once(make: Make) -> None:
     """Connections that don't greet can't use up the node."""
-    patient = await make("b", limits=Limits(connect_timeout_ms=3_600_000, strangers=3))
-    strict = await make("c", limits=Limits(connect_timeout_ms=100, strangers=3))
+    patient = await make("b", limits=Limits(connect_timeout_ms=3_600_000, unauthenticated=3))
+    strict = await make("c", limits=Limits(connect_timeout_ms=100, unauthenticated=3))
     many = [await asyncio.open_connection(*patient.address) for _ in range(5)]
     few = [await asyncio.open_connection(*strict.address) for _ in range(3)]
 
     for reader, _ in [*many[3:], *few]:
         assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
-    assert (patient.count("refused_strangers"), patient.count("refused_late")) == (2, 0)
-    assert (strict.count("refused_strangers"), strict.count("refused_late")) == (0, 3)
+    assert (patient.count("refused_unauthenticated"), patient.count("refused_late")) == (2, 0)
+    assert (strict.count("refused_unauthenticated"), strict.count("refused_late")) == (0, 3)
     for _, writer in [*many, *few]:
         writer.close()
 

@@ -19,7 +19,7 @@ class Noted:
             limit_bytes, pause=lambda: self.asked.append("pause"), resume=lambda: self.asked.append("resume")
         )
 
-    async def turn(self, size: int, *stored: asyncio.Future[None]) -> None:
+    async def advance(self, size: int, *stored: asyncio.Future[None]) -> None:
         self.budget.received(size)
         self.budget.rests_on(stored)
         await asyncio.sleep(0)
@@ -39,10 +39,10 @@ async def test_reading_stops_above_the_limit_and_goes_on_at_half_of_it() -> None
     """Once each, however far above it is."""
     noted = Noted(100)
     first, second, third = future(), future(), future()
-    await noted.turn(100, first)
+    await noted.advance(100, first)
     assert [] == noted.asked
-    await noted.turn(1, second)
-    await noted.turn(60, third)
+    await noted.advance(1, second)
+    await noted.advance(60, third)
     assert ["pause"] == noted.asked and 161 == noted.budget.waiting_bytes
 
     await done(first)
@@ -55,7 +55,7 @@ async def test_a_turn_is_stored_when_all_of_it_is_or_has_failed() -> None:
     """What ends with an error, or is cancelled, waits for no disk any more."""
     noted = Noted(100)
     journal, written, gone = future(), future(), future()
-    await noted.turn(150, journal, written, gone)
+    await noted.advance(150, journal, written, gone)
     await done(journal)
     written.set_exception(OSError("a test's"))
     written.exception()
@@ -69,8 +69,8 @@ async def test_a_turn_is_stored_when_all_of_it_is_or_has_failed() -> None:
 
 async def test_a_frame_that_changed_nothing_does_not_count() -> None:
     noted = Noted(100)
-    await noted.turn(1_000)
-    await noted.turn(1, future())
+    await noted.advance(1_000)
+    await noted.advance(1, future())
 
     assert 1 == noted.budget.waiting_bytes and [] == noted.asked
 

@@ -72,7 +72,7 @@ class ClusterRoutes:
             "alive": view.alive(name),
             "rolled_back": record.rolled_back,
             # Which start of its data folder the catalog knows of: a copy older than that is refused.
-            "start": record.life.number if record.life is not None else 0,
+            "start": record.boot.number if record.boot is not None else 0,
         }
 
     async def nodes(self, request: Request) -> Response:
@@ -120,7 +120,7 @@ class ClusterRoutes:
                     "warnings": await self._watch.warnings(),
                     "disk": {
                         "free_bytes": space.free_bytes,
-                        "low_water_bytes": space.mark_bytes,
+                        "low_water_bytes": space.threshold_bytes,
                         "appends_refused": space.low,
                     },
                 }

@@ -16,8 +16,8 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.clock import Clock
-from laminar.node.host.disk_space import Space
-from laminar.node.host.periodic import Look
+from laminar.node.host.disk_space import DiskSpace
+from laminar.node.host.periodic import Check
 from laminar.node.host.settings import Settings
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role, StatusBoard
@@ -67,7 +67,7 @@ class ShardServices(Protocol):
         """Replicas that take no part until a restart, by replica id, with the reason."""
 
     @property
-    def space(self) -> Space:
+    def space(self) -> DiskSpace:
         """Free space of the data folder's disk."""
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
@@ -86,7 +86,7 @@ class ShardServices(Protocol):
         """Run `work` beside the rest; its failure ends the process."""
         raise NotImplementedError
 
-    def every(self, period_s: float, look: Look, *, to_the_end: bool = False) -> None:
+    def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
         """Call `look` every `period_s` seconds; with `to_the_end` also while the process drains."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:

@@ -1,8 +1,7 @@
-"""Claims about members, and which of two is to be believed: pure values and functions.
+"""Which of two claims about a member is believed: SWIM's order of claims, as pure values and functions.
 
-A claim is swim-protocol's `Gossip`: a member's name, its clock, a status, and what it says of itself. The
-rules that keep a cluster of liars-by-accident together are here, apart from probing and telling (`swim`),
-so that each can be read and tested alone.
+A claim is swim-protocol's `Gossip`: a member's name, its clock, a status, and its metadata. The rules of
+precedence are apart from probing and dissemination (`swim`), so that each can be read and tested alone.
 """
 
 from __future__ import annotations
@@ -19,31 +18,33 @@ SEVERITY = {Status.ONLINE: 0, Status.SUSPECT: 1, Status.OFFLINE: 2}
 
 @dataclass(slots=True)
 class Peer:
-    """Another member: the newest claim about it (always with its metadata), and since when it holds."""
+    """Another member: the newest claim about it (always with its metadata), and how long that holds."""
 
     claim: Gossip
     until_ms: int | None = None
-    """suspect: when it counts as offline. offline: when it is forgotten."""
+    """For a suspect: when it counts as offline. For an offline member: when it is forgotten."""
 
     @property
     def address(self) -> str:
+        """Its ``host:port``, as the member announced it."""
         return address_of(self.claim.metadata or {})
 
     @property
     def available(self) -> bool:
+        """Whether it is online or suspect, so that probing it makes sense."""
         return bool(self.claim.status & Status.AVAILABLE)
 
 
 def newer(update: Gossip, known: Gossip) -> bool:
-    """Whether the update replaces what is known: a higher clock does, or a worse status at the same clock."""
+    """Return whether `update` replaces `known`: by a higher clock, or a worse status at the same clock."""
     return (update.clock, SEVERITY[update.status]) > (known.clock, SEVERITY[known.status])
 
 
 def follow(update: Gossip, known: Gossip) -> Gossip:
-    """Return the claim that holds after a newer update: the update, unless it is a second-hand death.
+    """Return the claim that holds after a newer `update`: the update, unless it is a second-hand death.
 
-    From another's word alone an online member becomes suspect at worst, so it can answer; after a partition
-    the two sides would otherwise bury each other's members when they meet. A farewell counts at once.
+    Second-hand, an online member becomes suspect at worst, so that it can answer: after a partition the two
+    sides would otherwise declare each other's members offline when they meet. A farewell counts at once.
     """
     assert newer(update, known), (update, known)
     metadata = known.metadata or {}
@@ -52,19 +53,19 @@ def follow(update: Gossip, known: Gossip) -> Gossip:
     if update.metadata and LEFT in update.metadata:
         return replace(update, metadata={**metadata, LEFT: b""})
     # Only this step of swim-protocol's table. Its other one, a suspect that stays offline, forgets that a
-    # higher clock is a newer life.
+    # higher clock is a newer incarnation.
     return replace(update, status=known.status.transition(Status.OFFLINE), metadata=metadata)
 
 
 def doubts(peer: Peer | None) -> list[Gossip]:
-    """Return what the peer itself should hear, so that it can refute; its own metadata it knows."""
+    """Return the claims to send to the peer itself, so that it can refute them; without its own metadata."""
     if peer is None or peer.claim.status == Status.ONLINE:
         return []
     return [replace(peer.claim, metadata=None)]
 
 
 def spread(claim: Gossip) -> Gossip:
-    """Return the claim as it is told: nobody needs the address of one that is offline."""
+    """Return the claim as it is sent to others: the address of an offline member is left out."""
     if claim.status != Status.OFFLINE or not claim.metadata:
         return claim
     return replace(claim, metadata={LEFT: b""} if LEFT in claim.metadata else None)
