@@ -69,6 +69,7 @@ class Sizes:
 
     rounds: int = 3
     seconds: float = 1.25
+    many: int = MANY
     idle_groups: int = 1_000
     idle_s: float = 10.0
     # How long groups are let be before their idleness is measured.
@@ -78,7 +79,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    rounds=1, seconds=0.1, idle_groups=20, idle_s=0.2, settle_s=0.1, most_groups=30, patience_s=10.0
+    rounds=1, seconds=0.1, many=3, idle_groups=20, idle_s=0.2, settle_s=0.1, most_groups=30, patience_s=10.0
 )
 
 
@@ -113,7 +114,8 @@ class Bench:
 
     def proposals(self) -> None:
         """One group and many, each level of both sides in every round."""
-        for groups, name, levels in ((1, "one", ONE_IN_FLIGHT), (MANY, "many", MANY_IN_FLIGHT)):
+        many = self.sizes.many
+        for groups, name, levels in ((1, "one", ONE_IN_FLIGHT), (many, "many", MANY_IN_FLIGHT)):
             ours: list[Levels] = []
             theirs: list[Levels] = []
             for _ in range(self.sizes.rounds):

@@ -7,6 +7,7 @@ that what outlives the run is found by looking, however it was started. Knows Li
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ PROC = Path("/proc")
 
 # How long processes that were told to end may take before they count as left over.
 GRACE_S = 3.0
+# A killed process ends when the kernel next runs it: on a busy machine that takes a while.
+DEATH_S = 60
 
 # The standard library's own helper, which ends when its parent does.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -72,12 +75,21 @@ def _stack(entry: Path) -> str:
 
 
 def end(leftovers: list[Leftover]) -> None:
-    """Kill exactly these."""
+    """Kill exactly these, and return when they are dead."""
     for leftover in leftovers:
         try:
-            os.kill(leftover.pid, signal.SIGKILL)
+            process = os.pidfd_open(leftover.pid)
         except ProcessLookupError:
             continue
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            ended.poll(DEATH_S * 1000)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(process)
 
 
 def await_processes_of(run: str, *, grace_s: float = GRACE_S) -> list[Leftover]:

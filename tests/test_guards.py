@@ -31,6 +31,14 @@ def run_pytest(folder: Path, source: str, *options: str, name: str = "test_it.py
     return answer.returncode, answer.stdout + answer.stderr
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 TIDY = """
 import asyncio, subprocess
 from tests.conftest import cluster_net, real_disk
@@ -102,7 +110,7 @@ def test_a_process_left_over_is_named_ended_and_fails_the_run(tmp_path: Path, op
     assert status != 0, output
     assert "sleep 4321" in output
     pid = int(output.split("left over after the last test:")[1].split("process ")[1].split()[0])
-    assert not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
+    assert not lives(pid)
 
 
 @pytest.mark.parametrize(
