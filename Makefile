@@ -39,21 +39,19 @@ help:
 demo: .venv/.spark java
 	$(BIN)/laminar demo
 
-# The first stage is pure or small and waits for the disk half of its time: three tests at a time. The second runs
-# clusters: two at a time. One at a time is what has a load of its own that neighbours may starve, the documentation,
-# whose ports are fixed, and Spark, which uses both cores by itself. What `make check` runs is left out here. What fails
-# is run once more, alone, and fails the stage also if it passes then, unless tests/unsteady.txt has it:
-# docs/decisions/0011.
-SMALL := -n 3 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs --ignore=tests/spark \
-  --ignore=tests/ebpf --ignore=tests/test_architecture.py --ignore=tests/test_wheel.py --ignore=tests/test_licences.py
+# First all that bears neighbours: four workers, as half of the tests wait for a disk, a timer or a JVM. What takes
+# long begins first, Spark's session is one worker's, and at most two workers run clusters (tests/scheduling.py). Then
+# one at a time what has a load of its own that neighbours may starve, and the documentation, whose ports are fixed.
+# What `make check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes
+# then, unless tests/unsteady.txt has it: docs/decisions/0011.
 LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
-CLUSTERS := -n 2 --dist loadscope tests/ebpf tests/cluster $(LOADED:%=--ignore=%)
-ALONE := -p no:xdist $(LOADED) tests/docs tests/spark
+CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py
+MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
+ALONE := -p no:xdist $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test: .venv/.spark java
-	$(BIN)/python -m tests.stage $(SMALL)
-	$(BIN)/python -m tests.stage $(CLUSTERS)
+	$(BIN)/python -m tests.stage $(MANY)
 	$(BIN)/python -m tests.stage $(ALONE)
 
 # The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
@@ -122,7 +120,7 @@ check: .venv/.spark
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(CODE)
-	$(BIN)/python -m pytest -q -p no:xdist tests/test_architecture.py tests/test_wheel.py tests/test_licences.py
+	$(BIN)/python -m pytest -q -p no:xdist $(CHECKED)
 
 bench: .venv/.core
 	$(BIN)/python -m benches

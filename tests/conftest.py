@@ -76,10 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by folder, set the stage's limit, and leave Spark out where it can't run."""
+    """Mark by folder, set the stage's limit, put in order, and leave Spark out where it can't run."""
+    if hasattr(config, "workerinput"):
+        from tests import scheduling  # needs xdist, which only runs with several workers load
+
+        items.sort(key=lambda item: scheduling.turn(place(item)))
     absent = why_no_spark() if any(place(item).startswith("spark/") for item in items) else None
-    if absent and "spark" in os.environ.get("REQUIRE", "").split(","):
-        raise pytest.UsageError(f"REQUIRE=spark, but {absent}")
     for item in items:
         folder = place(item).partition("/")[0]
         stage = folder if folder in STAGES else "unit"
@@ -89,7 +91,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(STAGES.get(stage, UNIT_LIMIT_S)))
         if stage == "spark" and absent:
             item.add_marker(pytest.mark.skip(reason=absent))
-            config.stash[skipped_key] = f"Spark's tests were skipped: {absent}"
+
+
+def asks_for_spark(config: pytest.Config) -> bool:
+    """Whether the command line names Spark's tests, or a folder that holds them."""
+    spark = TESTS / "spark"
+    here = config.invocation_params.dir
+    named = [(here / argument.partition("::")[0]).resolve() for argument in config.args]
+    ignored = [(here / path).resolve() for path in config.getoption("ignore") or ()]
+    return spark not in ignored and any(
+        spark.is_relative_to(path) or path.is_relative_to(spark) for path in named
+    )
 
 
 def why_no_spark() -> str | None:
@@ -115,6 +127,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         print(config.stash[skipped_key])
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Let what takes long begin first."""
+    from tests import scheduling
+
+    return scheduling.scheduler(config, log) if config.getoption("dist") == "loadscope" else None
+
+
 # --- nothing is left behind -------------------------------------------------------------------------------
 
 
@@ -129,6 +149,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[guards.RUN_VARIABLE] = config.stash[run_key]
     # No node of a test touches this machine's interfaces; tests/ebpf asks for it in networks of its own.
     os.environ["LAMINAR_STEER"] = "off"
+    # Said here and not where tests are collected: a worker's words do not reach the terminal.
+    if not hasattr(config, "workerinput") and asks_for_spark(config) and (absent := why_no_spark()):
+        if "spark" in os.environ.get("REQUIRE", "").split(","):
+            raise pytest.UsageError(f"REQUIRE=spark, but {absent}")
+        config.stash[skipped_key] = f"Spark's tests were skipped: {absent}"
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

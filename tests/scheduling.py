@@ -1,0 +1,77 @@
+"""Order of the tests in a run with several workers: what takes long begins first, few clusters run at a time.
+
+A module is one unit, as its tests may share fixtures. Spark's modules are one unit together, as they share a
+session of a gigabyte. Extends pytest-xdist's `loadscope`; `tests/conftest.py` puts this in its place.
+"""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+# Beginnings of paths below tests/: units of half a minute and more of CPU, the longest first. What is not
+# named comes after them, in the order of its path.
+LONGEST = (
+    "spark/",
+    "benches/",
+    "cluster/",
+    "ebpf/",
+    "sim/test_replacement",
+    "raft/test_simulation",
+    "log/test_machine",
+    "sim/",
+    "crash/",
+    "membership/test_swim",
+    "cli/",
+    "client/consume/",
+    "log/commit/",
+    "log/recovery/",
+)
+# One unit, in one worker.
+TOGETHER = ("spark/",)
+# Units that start several nodes each: at most so many workers have one at a time.
+CROWDED = ("cluster/", "ebpf/")
+MOST_CROWDED = 2
+
+
+def place(path: str) -> str:
+    """Return a test's path below tests/."""
+    return path.removeprefix("tests/")
+
+
+def turn(path: str) -> int:
+    """Return when a test below tests/ has its turn: the smaller, the sooner."""
+    return next((at for at, start in enumerate(LONGEST) if path.startswith(start)), len(LONGEST))
+
+
+class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Units in the order in which they were collected, and never too many crowded ones at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = place(nodeid)
+        for folder in TOGETHER:
+            if path.startswith(folder):
+                return folder
+        return nodeid.partition("::")[0]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Assign the first unit that may be begun now; the first of all where there is no other."""
+        under_way = sum(
+            place(scope).startswith(CROWDED) and not all(unit.values())
+            for units in self.assigned_work.values()
+            for scope, unit in units.items()
+        )
+        if under_way >= MOST_CROWDED:
+            for scope in self.workqueue:
+                if not place(scope).startswith(CROWDED):
+                    self.workqueue.move_to_end(scope, last=False)
+                    break
+        super()._assign_work_unit(node)
+
+
+def scheduler(config: pytest.Config, log: Producer) -> LongestFirst:
+    """Return the scheduler of a run with several workers."""
+    config.option.loadscopereorder = False  # else by the number of tests
+    return LongestFirst(config, log)
