@@ -206,6 +206,7 @@ class Machine:
             self.world.gave_up(self)
         elif process.failure is not None and self.up:
             # As the supervisor: the rest of the process is gone, another one follows.
+            self.world.ending(self)
             self.world.note(f"{life.name} failed: {process.failure!r}")
             self.world.process_failed(self, process.failure)
             life.alive = False
@@ -232,6 +233,7 @@ class Machine:
 
     def _end(self, *, silently: bool) -> None:
         assert self.up, f"{self} is down"
+        self.world.ending(self)
         self.up = False
         for running in self.running.values():
             running.life.alive = False
@@ -269,6 +271,7 @@ class Machine:
         """While it is down: another disk, without anything; the next start joins as `name`."""
         assert not self.up, f"{self} runs"
         self.world.note(f"wipe {self.node} {name}")
+        self.world.forgetting(self)
         self.disk = FaultDisk()
         self.rotten = set()
         self.folder += 1
@@ -290,6 +293,7 @@ class Machine:
         """Its disk becomes what it was. Of a machine whose node is down."""
         assert not self.up, f"{self} runs"
         self.world.note(f"put back {self.node}")
+        self.world.forgetting(self)
         self._newest, self.disk = self.disk, picture.copy()
         # The machine is the same, and was not started anew: no mark tells of a loss.
         self.disk.boots = self._newest.boots
@@ -298,6 +302,7 @@ class Machine:
         """Its disk is again what it was before `put_back`."""
         assert not self.up and self._newest is not None, f"{self} runs, or was never put back"
         self.world.note(f"put back the newest of {self.node}")
+        self.world.forgetting(self)
         self._newest.boots = self.disk.boots
         self.disk, self._newest = self._newest, None
 

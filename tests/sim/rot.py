@@ -84,6 +84,7 @@ def rot_journal(world: World, machine: Machine) -> bool:
     if not blocks:
         return False
     position = world.rng.choice(blocks) + world.rng.randrange(64)
+    world.forgetting(machine)
     return _flip(world, machine, path, position, "journal")
 
 

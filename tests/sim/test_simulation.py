@@ -16,7 +16,9 @@ import pytest
 
 from laminar.log.storage import Storage
 from tests.sim.loop import Life, SimLoop
-from tests.sim.simulation import _begin, options_of, simulate
+from tests.sim.rot import rot_journal
+from tests.sim.scene import SMALL, Scene
+from tests.sim.simulation import TOPIC, _begin, options_of, simulate
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -161,3 +163,53 @@ def test_who_looks_on_does_not_wait_for_the_pace_of_cold_reads() -> None:
 
     assert len(group.entries) == partition.committed_index > 0
     world.close()
+
+
+def test_a_loss_of_power_while_no_node_runs_takes_nothing_that_was_synced() -> None:
+    """What is looked for afterwards is all of it. Were it less, a loss would not be seen; and a log that has
+    given up its first entries would seem to begin with what nobody committed.
+    """
+    scene = Scene(90, topic_settings={**SMALL, "flush": "interval", "flush_interval_ms": 100})
+    world = scene.world
+    scene.load()
+    scene.until_the_start_passes(30)
+    scene.calm()
+    [group] = [each for each in scene.watch.groups.values() if each.name == f"{TOPIC}/0"]
+    committed = len(group.entries)
+    for machine in world.up:
+        machine.kill()
+    for _ in range(2):
+        world.losing()
+        for machine in world.machines.values():
+            machine.lose_power(keep=0.0)
+    assert committed == len(group.entries)
+    for machine in world.machines.values():
+        machine.start()
+    scene.check()
+
+
+def test_what_a_disk_has_lost_is_not_looked_for_on_it() -> None:
+    """A folder that was put back, a disk that is another one, a journal that rotted: none of them holds for
+    certain what was synced there.
+    """
+    scene = Scene(91, topic_settings={**SMALL, "flush": "interval", "flush_interval_ms": 100})
+    scene.load()
+    scene.world.loop.run_for(5.0)
+    victim = scene.follower()
+    group = scene.held(victim).replica.group
+    replica_id = scene.held(victim).replica.replica_id
+    picture = victim.picture()
+
+    victim.kill()
+    held = dict(scene.watch._held[group])
+    assert replica_id in held
+    for harm in (
+        lambda: victim.put_back(picture),
+        victim.put_back_newest,
+        lambda: rot_journal(scene.world, victim),
+        lambda: victim.wipe("other", join=("a",)),
+    ):
+        harm()
+        assert replica_id not in scene.watch._held[group]
+        scene.watch._held[group] = dict(held)
+    scene.world.close()

@@ -7,8 +7,8 @@ first violation is an `AssertionError` that says who, where and what; the world 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crc32c import crc32c
@@ -73,6 +73,17 @@ class Group:
         del self.values[self.entries[index].base_offset :]
         del self.entries[index:]
         self.sequences = {entry.producer: entry.sequence for entry in self.entries if entry.producer}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a replica has on its disk for certain: where its log begins, up to which entry it holds what is
+    committed, and the configuration that it knows there.
+    """
+
+    start: int
+    index: int
+    record: ConfigurationRecord
 
 
 class Watcher:
@@ -188,12 +199,16 @@ class Watch:
         self._processes: list[Process] = []
         # How often more was lost than the promise covers.
         self.losses = 0
+        # By group and replica: what no loss of power takes, also while its node is down or opens it.
+        self._held: dict[bytes, dict[int, Held]] = {}
         self.ledger = Ledger()
         self.uploads = UploadLedger()
         # Told of each entry that a leader takes, and of each that is committed: what, which group, its head.
         self.on_entry: Callable[[str, str, Header], None] = lambda what, group, header: None
         world.watch = self.process
         world.losing = self._losing
+        world.ending = self._hold
+        world.forgetting = self._forget
 
     def process(self, machine: Machine, process: Process) -> None:
         """See everything that this process's driver is given to drive."""
@@ -336,32 +351,50 @@ class Watch:
         learner's copy keeps nothing: it begins again, empty.
         """
         self.losses += 1
-        synced: dict[bytes, dict[int, tuple[int, ConfigurationRecord]]] = {}
         for machine in self.world.up:
-            for shard in machine.shard_processes:
-                began = {entry.replica_id: dict(entry.voters) for entry in shard.storage.manifest.entries}
-                for partition in shard.partitions.values():
-                    replica_id = partition.replica.replica_id
-                    key, index = partition.replica.group, partition.log.synced_index
-                    # An entry of its own that was never committed keeps nothing of what was.
-                    entries = self.groups[key].entries if key in self.groups else []
-                    index = min(index, len(entries))
-                    while index > partition.log.start.index and (
-                        partition.log.term(index) not in (entries[index - 1].term, None)
-                    ):
-                        index -= 1
-                    # With its end goes a configuration that stands there.
-                    left = [record for _, record in partition.tables.configurations_up_to(index)]
-                    # What a later LOG_START entry repeats, the tables need not remember from before it.
-                    left = left or [partition.replica.configuration_record]
-                    voting = (began.get(replica_id, {}), *(dict(each.voters) for each in left))
-                    if not any(replica_id in voters for voters in voting):
-                        continue
-                    record = left[-1]
-                    synced.setdefault(key, {})[replica_id] = (index, record)
+            self._hold(machine)
         for key, group in self.groups.items():
-            if group.name != CATALOG_NAME:
-                group.give_up(_kept(synced.get(key, {})))
+            if group.name == CATALOG_NAME:
+                continue
+            held = self._held.get(key, {})
+            group.give_up(_kept(held))
+            end = len(group.entries)
+            self._held[key] = {
+                replica_id: replace(each, index=min(each.index, end)) for replica_id, each in held.items()
+            }
+
+    def _hold(self, machine: Machine) -> None:
+        """Keep what the voters that are open on a machine have on its disk, and of others what was kept."""
+        shards = machine.shard_processes
+        if len(shards) == machine.shards:
+            named = {entry.replica_id for shard in shards for entry in shard.storage.manifest.entries}
+            self._forget(machine, but=named - {entry.replica_id for shard in shards for entry in shard.lost})
+        for shard in shards:
+            began = {entry.replica_id: dict(entry.voters) for entry in shard.storage.manifest.entries}
+            for partition in shard.partitions.values():
+                replica_id = partition.replica.replica_id
+                key, index = partition.replica.group, partition.log.synced_index
+                # An entry of its own that was never committed keeps nothing of what was.
+                entries = self.groups[key].entries if key in self.groups else []
+                start, index = partition.log.start.index, min(index, len(entries))
+                while index > start and partition.log.term(index) not in (entries[index - 1].term, None):
+                    index -= 1
+                # With its end goes a configuration that stands there.
+                left = [record for _, record in partition.tables.configurations_up_to(index)]
+                # What a later LOG_START entry repeats, the tables need not remember from before it.
+                left = left or [partition.replica.configuration_record]
+                voting = (began.get(replica_id, {}), *(dict(each.voters) for each in left))
+                self._held.setdefault(key, {}).pop(replica_id, None)
+                if any(replica_id in voters for voters in voting):
+                    self._held[key][replica_id] = Held(min(start, index), index, left[-1])
+
+    def _forget(self, machine: Machine, but: Collection[int] = ()) -> None:
+        """What was kept of a machine's replicas is not there any more, or not for certain."""
+        for key, held in self._held.items():
+            homes = self.groups[key].homes
+            for replica_id in [each for each in held if each not in but]:
+                if homes[replica_id][0] == machine.node:
+                    del held[replica_id]
 
     def exercised(self) -> Counter[str]:
         """How much of what happens now and then did happen."""
@@ -454,14 +487,15 @@ class Watch:
                 assert mine.keys == others.keys, f"{who}: keys differ"
 
 
-def _kept(synced: dict[int, tuple[int, ConfigurationRecord]]) -> int:
-    """Up to which entry a group keeps all, of whose replicas these ends are left, and these configurations.
+def _kept(held: dict[int, Held]) -> int:
+    """Up to which entry a group keeps all, of whose replicas this is left.
 
-    Who stands asks the voters that it knows of. So whoever wins, no end of one of these is lost.
+    Who stands asks the voters that it knows of. So whoever wins, no end of one of these is lost. Nor is what
+    lies before the start of a log: it was committed when that moved, and the start is durable.
     """
     ends = [
-        max(synced[voter][0] for voter, _ in record.voters if voter in synced)
-        for replica, (_, record) in synced.items()
-        if replica in dict(record.voters)
+        max(held[voter].index for voter, _ in each.record.voters if voter in held)
+        for replica_id, each in held.items()
+        if replica_id in dict(each.record.voters)
     ]
-    return min(ends, default=0)
+    return max(min(ends, default=0), *(each.start for each in held.values()), 0)

@@ -85,6 +85,10 @@ class World:
         self.process_failed: Callable[[Machine, BaseException], None] = lambda machine, error: None
         # Told before so many machines lose power that what was not synced may be gone for good.
         self.losing: Callable[[], None] = lambda: None
+        # Told of a machine of which processes are about to end, and of one whose disk is another one now, or
+        # has lost what was synced.
+        self.ending: Callable[[Machine], None] = lambda machine: None
+        self.forgetting: Callable[[Machine], None] = lambda machine: None
 
     def note(self, text: str) -> None:
         """One line of the trace, which is the same for the same seed."""
