@@ -246,14 +246,22 @@ class Reconciler:
             shard.remove_replica(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
         if gone:
             groups = {entry.group for entry in gone}
-            logs = [(shard.storage.resolve(entry.log_id), entry.replica_id) for entry in gone]
+            logs: list[tuple[int, int]] = []
+
+            def without(known: list[ReplicaEntry]) -> list[ReplicaEntry]:
+                # Another log may have taken the place of the one that was named when the catalog was asked.
+                logs[:] = [
+                    (shard.storage.resolve(each.log_id), each.replica_id)
+                    for each in known
+                    if each.group in groups
+                ]
+                return [each for each in known if each.group not in groups]
+
             # A log that no manifest names any more leads nowhere, so the manifest comes first, unless the
             # disk is too full for it. What the logs take is the room that it needs, and a manifest that
             # still names a log of a deleted group does no harm: it is written when there is room.
             try:
-                await shard.storage.change_manifest(
-                    lambda known: [entry for entry in known if entry.group not in groups]
-                )
+                await shard.storage.change_manifest(without)
             except DiskError as error:
                 if not error.is_full:
                     raise

@@ -262,14 +262,23 @@ class ReplicaMover:
                 entry, StorageClosed(f"replica {entry.replica_id} was removed from its group")
             )
         ids = {entry.replica_id for entry in entries}
-        # A log that no manifest names any more leads nowhere.
-        log_ids = [shard.storage.resolve(entry.log_id) for entry in entries]
-        await shard.storage.change_manifest(
-            lambda known: [entry for entry in known if entry.replica_id not in ids]
-        )
-        for entry, log_id in zip(entries, log_ids, strict=True):
+        logs: list[tuple[int, int]] = []
+
+        def without(known: list[ReplicaEntry]) -> list[ReplicaEntry]:
+            # Another log may have taken the place of the one that was named when the group was asked. And a
+            # log that no manifest names any more leads nowhere.
+            logs[:] = [
+                (shard.storage.resolve(each.log_id), each.replica_id)
+                for each in known
+                if each.replica_id in ids
+            ]
+            return [each for each in known if each.replica_id not in ids]
+
+        await shard.storage.change_manifest(without)
+        for log_id, replica_id in logs:
             if log_id in shard.storage.logs:
-                await shard.storage.delete_log(log_id, replica_id=entry.replica_id)
+                await shard.storage.delete_log(log_id, replica_id=replica_id)
+        for entry in entries:
             self.deleted += 1
             _log.info("%s/%d: deleted removed replica %d", entry.topic, entry.partition, entry.replica_id)
 

@@ -196,6 +196,8 @@ class ReplicaOpener:
             configurations=known.configurations if known is not None else (),
             past_damage=past_damage,
         )
+        if not shard.repairs.keeps(log):
+            raise StorageClosed(f"{name} was let go meanwhile")
         if comes_back and _may_end_differently(entry, log) and _was_never_voter(entry, partition):
             return await self._restart_empty(entry, log)
         partition.replica = replica
@@ -235,14 +237,19 @@ class ReplicaOpener:
         await storage.change_manifest(lambda entries: _replaced(entries, anew))
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was let go meanwhile")
-        shard.repairs.forget(entry.group)
         # What it acknowledged in its former incarnation is gone. The new log takes over both.
         log.mark(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
         new = storage.create_log(new_name(entry.topic, entry.partition))
-        await storage.replace_log(log.log_id, new)
         named = msgspec.structs.replace(anew, log_id=new.log_id)
-        await storage.change_manifest(lambda entries: _replaced(entries, named))
+        replaced = storage.replace_log(log.log_id, new)
+        # At once: who lets go of the replica meanwhile finds the log that it has.
         shard.repairs.keep(named, new)
+        await replaced
+        await storage.change_manifest(lambda entries: _replaced(entries, named))
+        if not shard.repairs.keeps(new):
+            if new.log_id in storage.logs:
+                await storage.delete_log(new.log_id, replica_id=entry.replica_id)
+            raise StorageClosed(f"{name} was let go meanwhile")
         return await self._start(named, new, comes_back=False)
 
     async def _start_damaged(self, entry: ReplicaEntry, log: Log, *, comes_back: bool) -> None:

@@ -12,11 +12,15 @@ import pytest
 from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.log import DamagedRange
 from laminar.log.disk.errors import StorageError
+from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.local_replica import promises_are_lost
 from laminar.node.consensus.peer_repair import Reply
+from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.snapshot import derived_of
+from laminar.node.shard.replica_moves import ReplicaMover
+from laminar.node.shard.replica_startup import ReplicaOpener
 from membership.catalog import OutcomeUnknown
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
@@ -127,6 +131,41 @@ async def test_a_damaged_replica_that_is_let_go_is_waited_for_no_longer() -> Non
     for task in shard.work:
         task.cancel()
     await storage.close()
+
+
+async def test_a_learner_that_is_let_go_while_it_begins_again_leaves_nothing_behind() -> None:
+    """Its group has removed it in the instant in which its log is replaced: it takes part no more, and no log
+    stays that no manifest names.
+    """
+    ended = set()
+    for turns in range(40):
+        storage = open_inline(FaultDisk())
+        log = storage.create_log("t-1")
+        record = ConfigurationRecord(voters=((2, "b"), (3, "c")))
+        log.append([initial_frame(record, created_ms=1)])
+        log.mark(recovering=True, incarnation=1, power_lost=True)
+        storage.record_hard_state(1, term=1, vote=0)
+        learner = msgspec.structs.replace(entry(1, log.log_id), voters=list(record.voters))
+        await storage.sync()
+        await storage.write_manifest([learner])
+        shard = await open_all(storage, [])
+        shard.repairs.keep(learner, log)
+        beginning = asyncio.ensure_future(ReplicaOpener(shard)._start_damaged(learner, log, comes_back=True))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended.add(beginning.done())
+
+        def remove_replica(entry: ReplicaEntry, error: StorageError, shard: Any = shard) -> None:
+            shard.repairs.forget(entry.group)
+            shard.driven.clear()
+
+        shard.remove_replica = remove_replica
+        await ReplicaMover(shard)._delete([learner])
+        await beginning
+
+        assert not shard.driven and not storage.logs and not storage.manifest.entries, turns
+        await storage.close()
+    assert ended == {False, True}
 
 
 @pytest.mark.parametrize("voters", [1, 3])

@@ -117,6 +117,22 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a learner that was let go takes part when its new log is there",
+        "laminar.node.shard.replica_startup:ReplicaOpener._restart_empty",
+        "if not shard.repairs.keeps(new):",
+        "if False:",
+        tests=OPENING,
+        tests_only=True,
+    ),
+    case(
+        "a replica that is let go deletes the log that it had before",
+        "laminar.node.shard.replica_moves:ReplicaMover._delete",
+        "for each in known\n",
+        "for each in entries\n",
+        tests=OPENING,
+        tests_only=True,
+    ),
+    case(
         "a replica that is made takes back what is changed in the manifest meanwhile",
         "laminar.node.shard.reconcile:Reconciler._make",
         "change_manifest(lambda known: [*known, *entries])",
