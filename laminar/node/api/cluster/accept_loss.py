@@ -39,7 +39,7 @@ class Release(Protocol):
 
 
 class _Consent(msgspec.Struct, frozen=True, array_like=True):
-    """For one incarnation of one replica: where the latest log of those that answer ends."""
+    """An operator's consent for one incarnation of a replica: where the best log that answers ends."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class _Consent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Standing:
-    """A group without a leader, as its replicas say: who answers, who doesn't, and whose log is the best."""
+    """The state of a group without a leader, by its replicas' answers: who answers, and whose log is best."""
 
     def __init__(self, record: PartitionRecord, states: dict[tuple[int, str], ReplicaState]) -> None:
         self.place = f"{record.topic}/{record.number}"
@@ -70,8 +70,9 @@ class _Standing:
 
     @property
     def voters(self) -> set[int]:
-        """The voters, as the best log of those that answer has them. One that the catalog gave a place, and
-        the group has not promoted yet, elects nobody.
+        """The voters, by the best log of the replicas that answer.
+
+        A replica that the catalog placed but the group has not promoted yet is no voter.
         """
         voters = self.here[max(self._answering, key=self._end).node].voters if self.here else []
         return set(voters or (each.replica_id for each in self.members))
@@ -85,8 +86,10 @@ class _Standing:
 
     @property
     def best(self) -> ReplicaRecord:
-        """The replica with the best log, of those that may go on: what any other that answers knows to be
-        committed is in it. One that is to leave goes on only if a majority answers: it goes when that has a
+        """The replica with the best log of those that may continue.
+
+        It has everything that any other replica that answers knows to be committed. A replica that is
+        to leave continues only if a majority answers: it leaves as soon as that majority has a
         leader.
         """
         return max(self._answering if self.has_majority else self.placed, key=self._end)
@@ -100,7 +103,7 @@ class _Standing:
         return state.last_term, state.last_index
 
     def refusal(self, alive: set[str]) -> str:
-        """Why nothing is to be accepted; empty if a person may."""
+        """Return why no loss may be accepted; empty if an operator may accept it."""
         silent = [node for node in self.absent if node in alive and node not in self.lost]
         if any(state.leading for state in self.here.values()):
             return f"{self.place} has a leader: nothing needs to be given up"
@@ -120,7 +123,7 @@ class _Standing:
 
 
 class AcceptLossRoutes:
-    """The handler of one route, and the method by which it asks the replicas' shards."""
+    """The handler of the recover route, and the method by which it reaches the replicas' shards."""
 
     def __init__(
         self,
@@ -192,7 +195,7 @@ class AcceptLossRoutes:
     async def _decide(
         self, record: PartitionRecord, standing: _Standing, best: ReplicaRecord, state: ReplicaState
     ) -> None:
-        """Let the catalog record the decision; the shard that holds the best log carries it out."""
+        """Record the decision in the catalog; the shard with the best log carries it out."""
         gone = [each.replica_id for each in standing.members if each.node in standing.absent]
         loss = AcceptedLoss(
             kept=best.replica_id,
@@ -225,7 +228,7 @@ class AcceptLossRoutes:
     async def _tell(
         self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
     ) -> bool:
-        """Let the vote of one node count for logs as late as the latest; whether it heard that."""
+        """Give the consent to one node, so that it votes for the best log; return whether it answered."""
         word = _Consent(topic, number, of.incarnation, latest.last_term, latest.last_index)
         view = self._services.view
         if node == self._services.node and (topic, number) in self._services.partitions:
@@ -242,7 +245,7 @@ class AcceptLossRoutes:
         return heard
 
     async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:
-        """Another shard passes a person's word on."""
+        """Take an operator's consent from another shard."""
         return self._accept(msgspec.msgpack.decode(payload, type=_Consent))
 
     def _accept(self, word: _Consent) -> bool:

@@ -1,4 +1,4 @@
-"""Routes about the node and the cluster: who is there, is it well, what are the limits."""
+"""Routes about the node and the cluster: members, health, limits, and the API's own documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_WAIT_MS = 30_000
 
 
 class ClusterRoutes:
-    """Handlers of cluster, node, health and document routes."""
+    """The handlers of cluster, node, health and document routes."""
 
     def __init__(self, services: HostServices, watch: Watch) -> None:
         self._services = services
@@ -45,7 +45,7 @@ class ClusterRoutes:
         )
 
     async def _changed_since(self, version: int, wait_s: float) -> bool:
-        """Whether the catalog is newer than `version`, now or soon. Views come for other reasons too."""
+        """Wait up to `wait_s` for a catalog newer than `version`; return whether there is one."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while self._services.view.version <= version:

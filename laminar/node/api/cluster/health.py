@@ -1,8 +1,8 @@
-"""What of a node's partitions, and of the cluster as this node sees it, needs somebody's attention.
+"""Health of a node's partitions, and of the cluster as this node sees it.
 
-Each shard looks at its own replicas; `/readyz` asks the siblings, `/metrics` shows each shard's numbers. That
-a topic was given fewer replicas than it asked for, and whether the catalog is led, every shard knows from its
-view.
+Each shard checks its own replicas; `/readyz` asks the siblings, `/metrics` shows each shard's numbers.
+Whether a topic has fewer replicas than it asked for, and whether the catalog is led, every shard knows from
+its view.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_NAMED = 5
 
 
 class HealthReport(msgspec.Struct, frozen=True):
-    """Of one shard: partitions, as "topic/number", of which it has a replica."""
+    """Unhealthy partitions, as "topic/number", of which one shard has a replica."""
 
     leaderless: list[str] = []
     """Those whose replica here knows of no leader."""
@@ -36,13 +36,13 @@ class HealthReport(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Looks, for one shard, and asks its siblings."""
+    """Reports the health of one shard's partitions, and gathers the reports of its siblings."""
 
     def __init__(self, services: HostServices) -> None:
         self._services = services
 
     def own(self) -> HealthReport:
-        """How this shard's replicas stand."""
+        """Return the report of this shard."""
         leaderless, under_replicated, refusing = [], [], []
         topics = self._services.view.topics()
         for (topic, number), partition in self._services.partitions.items():
@@ -61,7 +61,7 @@ class Watch:
         return HealthReport(leaderless, under_replicated, refusing)
 
     def fewer_placed(self) -> list[str]:
-        """Topics with a partition that was given fewer replicas than asked, with both numbers."""
+        """Return the topics that have fewer replicas than they asked for, with both numbers."""
         view = self._services.view
         fewest: dict[str, int] = {}
         for partition in view.partitions().values():
@@ -75,16 +75,16 @@ class Watch:
         return found
 
     def catalog_is_led(self) -> bool:
-        """Whether this node knows of a leader of the catalog: without one no topic is created or changed."""
+        """Return whether this node knows a leader of the catalog."""
         message = self._services.view.message
         return message is not None and bool(message.catalog_leader)
 
     async def on_standing(self, peer: Peer, payload: bytes) -> bytes:
-        """A sibling asks."""
+        """Answer a sibling with this shard's report."""
         return msgspec.msgpack.encode(self.own())
 
     async def _all(self) -> list[HealthReport]:
-        """Of all shards of the node that answer."""
+        """Return the reports of all shards of the node that answer."""
         services = self._services
         answers = await asyncio.gather(
             *(
@@ -104,7 +104,7 @@ class Watch:
         return found
 
     async def warnings(self) -> list[str]:
-        """What is served all the same, or only in part, a sentence each; empty if all is well."""
+        """Return a sentence for each thing that is served only in part; empty if all is well."""
         services = self._services
         standings = await self._all()
         found = []
@@ -134,7 +134,7 @@ class Watch:
         return found
 
     def statistics(self) -> dict[str, int]:
-        """Numbers for /metrics."""
+        """Return the numbers for /metrics."""
         own = self.own()
         return {
             "leaderless_partitions": len(own.leaderless),
@@ -146,7 +146,7 @@ class Watch:
 
 
 def in_sync_of(partition: Partition) -> list[str]:
-    """As its leader: nodes of voters that were heard lately and have all that is committed."""
+    """Return the nodes of voters that the leader heard from lately and that have all that is committed."""
     replica = partition.replica
     # A learner that keeps up does not count for a majority yet.
     return [

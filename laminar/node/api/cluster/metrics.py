@@ -1,7 +1,6 @@
-"""/metrics: any shard answers for the whole node, by asking its siblings at scrape time.
+"""The metrics of a node: any shard answers for all, by asking its siblings at scrape time.
 
-Processes count in plain integers; only here do they become Prometheus's text format, through
-a registry that lives for one scrape.
+Each process gives its statistics as JSON; here they become Prometheus families.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ ASK_TIMEOUT_S = 2.0
 
 
 class _Scrape(Collector):
-    """Families made from the statistics of each process."""
+    """Metric families made from the statistics of each process."""
 
     def __init__(self, processes: list[dict[str, Any]]) -> None:
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
-        """One family per number, labelled by process; partitions by topic and partition."""
+        """Yield one family per number, labelled by process; partitions by topic and partition."""
         yield from self._numbers()
         yield from self._partitions()
 
@@ -115,7 +114,7 @@ class _Scrape(Collector):
 
 
 class MetricsRoute:
-    """Answer GET /metrics, and the `stats` method by which siblings are asked."""
+    """The handler of GET /metrics, and the `stats` method by which siblings are asked."""
 
     def __init__(self, services: HostServices, watch: Watch, datagrams: Callable[[], dict[str, int]]) -> None:
         self._services = services
@@ -123,7 +122,7 @@ class MetricsRoute:
         self._watch = watch
 
     def own(self) -> dict[str, Any]:
-        """This shard's statistics."""
+        """Return this shard's statistics."""
         services = self._services
         found = services.statistics()
         return {
@@ -160,7 +159,7 @@ class MetricsRoute:
         }
 
     async def on_stats(self, peer: Peer, payload: bytes) -> bytes:
-        """A sibling asks."""
+        """Answer a sibling with this shard's statistics."""
         return msgspec.json.encode(self.own())
 
     async def metrics(self, request: Request) -> Response:
@@ -197,5 +196,5 @@ class _Fixed(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families given."""
+        """Return the families given."""
         return self._families

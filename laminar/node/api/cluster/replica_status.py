@@ -30,7 +30,7 @@ MOST_DAMAGE_SHOWN = 100
 
 
 class ReplicaState(msgspec.Struct, frozen=True):
-    """What one shard says of its replica of a partition."""
+    """One shard's report on its replica of a partition."""
 
     partition: int
     node: str
@@ -66,7 +66,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
 
 
 class ReplicaStatus:
-    """Asks them."""
+    """Gathers the states of a topic's replicas from the shards that have them."""
 
     def __init__(
         self,
@@ -82,9 +82,10 @@ class ReplicaStatus:
     async def of(
         self, topic: str, *, wait_s: float = DESCRIBE_TIMEOUT_S, leaders: int | None = None
     ) -> dict[tuple[int, str], ReplicaState]:
-        """What every replica of the topic says of itself that answers within `wait_s`.
+        """Return the state of every replica of the topic that reports within `wait_s`.
 
-        `leaders`: once so many have spoken, one for each partition, the others have only a moment.
+        Once `leaders` leaders have reported, one for each partition, the other replicas get only a
+        moment.
         """
         services = self._services
         view = services.view
@@ -119,7 +120,7 @@ class ReplicaStatus:
         }
 
     def own_states(self, topic: str) -> list[ReplicaState]:
-        """This shard's replicas of a topic."""
+        """Return the states of this shard's replicas of a topic."""
         states = [
             ReplicaState(entry.partition, self._services.node, lost=True)
             for entry in self._services.lost
@@ -166,16 +167,16 @@ class ReplicaStatus:
         return states
 
     async def on_describe(self, peer: Peer, payload: bytes) -> list[ReplicaState]:
-        """Another shard asks for our replicas of a topic."""
+        """Answer another shard with the states of this shard's replicas of a topic."""
         return self.own_states(msgspec.msgpack.decode(payload, type=str))
 
 
 async def _until_told(
     asked: list[asyncio.Future[list[ReplicaState]]], found: list[ReplicaState], *, leaders: int | None
 ) -> None:
-    """Add every answer to `found`. `leaders`: go on without the rest soon after so many have spoken.
+    """Add each answer to `found`; once `leaders` leaders have reported, wait only a moment for the rest.
 
-    A shard that does not answer now is left out: its replicas are shown as unreachable.
+    A shard that does not answer is left out: its replicas are shown as unreachable.
     """
     loop = asyncio.get_running_loop()
     waiting = set(asked)
@@ -201,7 +202,7 @@ async def _until_told(
 
 
 class PartitionRoutes:
-    """Handlers of the routes that describe partitions."""
+    """The handlers of the routes that describe partitions."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus) -> None:
         self._services = services
@@ -296,7 +297,7 @@ class PartitionRoutes:
 
 
 def _replica_state(replica: ReplicaRecord, state: ReplicaState | None) -> str:
-    """Where a replica that is not lost stands: `joining` until it is made, `failed` when it has stopped."""
+    """Return a present replica's state: `joining` until it is made, `failed` when it has stopped."""
     if state is not None and state.failed:
         return "failed"
     if state is not None and state.catch_up is not None:

@@ -67,7 +67,7 @@ class _Patch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TopicRoutes:
-    """Handlers of topic routes."""
+    """The handlers of topic routes."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus) -> None:
         self._services = services
@@ -77,7 +77,7 @@ class TopicRoutes:
     # -- resources -----------------------------------------------------------------------
 
     def _placed(self, record: TopicRecord) -> int:
-        """Replicas of the partition that has fewest."""
+        """Return how many replicas the partition with the fewest has."""
         partitions = (
             self._services.view.partition(record.name, number) for number in range(record.partitions)
         )
@@ -157,7 +157,11 @@ class TopicRoutes:
         return self._services.settings.default_replicas
 
     async def make(self, topic: str, *, partitions: int) -> None:
-        """Create a topic of the system's own, if it is not there yet. Raises 503 `too_few_nodes`."""
+        """Create an internal topic unless it exists.
+
+        Raises:
+            Problem: 503 `too_few_nodes`.
+        """
         await self._make(TopicRequest(topic, partitions, self._default_replicas, {}))
 
     async def _make(self, wanted: TopicRequest) -> Result:
@@ -171,7 +175,11 @@ class TopicRoutes:
         return result
 
     async def _until_seen(self, topic: str, version: int) -> None:
-        """The catalog has it, as of `version`; wait until this shard's view is as new."""
+        """Wait up to 5 s until this shard's view has reached catalog `version`.
+
+        Raises:
+            Problem: 503 `being_created` if the topic is still missing then.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 5.0
         while loop.time() < deadline:
@@ -182,7 +190,7 @@ class TopicRoutes:
             raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
 
     async def _until_led(self, topic: str) -> None:
-        """A topic that was just made is usable at once: give its first elections a moment."""
+        """Wait a moment for a new topic's first elections, so that it is usable at once."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LED_WAIT_S
         wanted = self._topics.record(topic).partitions
@@ -219,7 +227,7 @@ class TopicRoutes:
         return Response.json({"topic": topic, "state": "deleted"}, status=202)
 
     async def _if_match(self, request: Request, topic: str) -> int:
-        """The version that the change is for. What does not match may be newer than this view: look again."""
+        """Return the version that the change is for; refreshes the view if it does not match."""
         record = self._topics.record(topic)
         wanted = request.headers.get("if-match")
         if wanted is None:
@@ -250,7 +258,7 @@ class TopicRoutes:
             raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
 
     async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
-        """Ask the catalog's leader. Every request compares and sets, so a retry is safe."""
+        """Ask the catalog's leader; every request compares and sets, so a retry is safe."""
         try:
             answer = await self._services.ask_catalog(request)
         except TransportError as error:
@@ -290,7 +298,7 @@ class TopicRoutes:
 
 
 def _names(etags: str, record: TopicRecord) -> bool:
-    """Whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
+    """Return whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
     return etags == "*" or f'"{record.version}"' in [etag.strip() for etag in etags.split(",")]
 
 
@@ -307,7 +315,7 @@ def _route(record: TopicRecord) -> dict[str, Any]:
 
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
-    """503: with fewer replicas than wanted, what is acknowledged could be lost with fewer disks."""
+    """Return 503 `too_few_nodes`: with fewer disks than asked for, acknowledged data could be lost."""
     alive = f"{answer.alive} node is alive" if answer.alive == 1 else f"{answer.alive} nodes are alive"
     return Problem(
         "too_few_nodes",
@@ -320,7 +328,7 @@ def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
 
 
 def _already_exists(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
-    """409, naming what is asked otherwise than it is."""
+    """Return 409 `already_exists` with the settings that differ."""
     different: list[tuple[str, Setting | None, Setting | None]] = []
     if known is not None:
         if known.partitions != wanted.partitions:
@@ -346,7 +354,11 @@ def _or_not_set(value: Setting | None) -> Setting:
 
 
 def _check_fewest(settings: Mapping[str, Setting | None], replicas: int) -> None:
-    """Raises 422 for more copies of each record than there are replicas: nothing could be appended."""
+    """Refuse a `min_replicas` above the number of replicas: nothing could be appended.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
     fewest = settings.get("min_replicas")
     if isinstance(fewest, int) and fewest > replicas:
         raise Problem(

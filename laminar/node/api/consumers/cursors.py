@@ -41,7 +41,7 @@ Bounds = Mapping[int, tuple[int, int]]
 
 
 class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One step on one partition. `operation`: get, set, delete; an empty `name` lists all."""
+    """One step on one partition: `operation` get, set or delete; an empty `name` lists all."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
-    """A cursor in one partition, and where that partition ends (committed). Without a name: no cursor."""
+    """A cursor in one partition, and the partition's committed end; no name means no cursor."""
 
     name: str
     partition: int
@@ -74,7 +74,7 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CursorRoutes:
-    """Handlers of cursor routes."""
+    """The handlers of cursor routes."""
 
     def __init__(
         self, services: ShardServices, exchange: Exchange, leaders: LeaderCall, topics: TopicLookup
@@ -152,7 +152,7 @@ class CursorRoutes:
     async def named(
         self, topic: str, wanted: Callable[[str], bool]
     ) -> tuple[dict[str, list[CursorState]], Bounds]:
-        """The cursors of a topic whose names are wanted, by name; and start and end of each partition."""
+        """Return the cursors of a topic that `wanted` selects, and each partition's start and end."""
         found: dict[str, list[CursorState]] = {}
         states, bounds = await self._everywhere(topic, "")
         for state in states:
@@ -161,7 +161,7 @@ class CursorRoutes:
         return found, bounds
 
     async def _everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
-        """Where the cursor (or, with an empty name, each) stands, and start and end of each partition."""
+        """Return the cursor (or, with an empty name, each) and the bounds, by partition."""
         record = self._topics.record(topic)
         states = await self._all(
             [CursorRequest(topic, number, "get", name) for number in range(record.partitions)]
@@ -170,7 +170,7 @@ class CursorRoutes:
         return [state for state in states if state.name], bounds
 
     async def _all(self, steps: list[CursorRequest]) -> list[CursorState]:
-        """Carry out all steps side by side; the first failure is raised once all have ended."""
+        """Carry out all steps concurrently; raise the first failure once all have ended."""
         results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         states = [state for result in results if not isinstance(result, BaseException) for state in result]
@@ -183,7 +183,7 @@ class CursorRoutes:
         return states
 
     async def _one(self, step: CursorRequest) -> list[CursorState]:
-        """Carry out one step on the partition's leader, wherever it is. Every step may be repeated."""
+        """Carry out one step at the partition's leader. Every step may be repeated."""
 
         async def there(where: ReplicaEndpoint) -> list[CursorState]:
             answer: list[CursorState] = await self._exchange.ask(
@@ -239,13 +239,17 @@ class CursorRoutes:
         return found
 
     async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
-        """Another shard asks for a step on a partition that we lead."""
+        """Carry out a step for another shard, on a partition that is led here."""
         step = msgspec.msgpack.decode(payload, type=CursorRequest)
         return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
 
 
 def _check_change(change: _Change) -> None:
-    """What can be said of a change before any partition is asked. Raises 422."""
+    """Check a change as far as possible before any partition is asked.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
     if not change.positions:
         raise Problem("invalid", "a change must name at least one partition", field="positions", limit=1)
     if len(change.positions) > MAX_PARTITIONS:
@@ -292,9 +296,10 @@ def _checked(name: str) -> str:
 
 
 def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> dict[str, Any]:
-    """A cursor as it is answered: by partition, where it stands, how far behind, and whose it is.
+    """Return a cursor as JSON: by partition its position, how far behind the end, and its owner.
 
-    `bounds` are start and end of each partition: one where it was never committed is unread as a whole.
+    `bounds` are start and end of each partition. A partition without a committed position counts as
+    wholly unread.
     """
     ordered = sorted(states, key=lambda state: state.partition)
     known = {state.partition for state in states}

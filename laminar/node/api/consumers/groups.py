@@ -39,7 +39,7 @@ SHORTEST_SESSION_MS, LONGEST_SESSION_MS = 2_000, 60_000
 
 
 class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One step on a group. `operation`: renew, leave, describe."""
+    """One step on a group: `operation` renew, leave or describe."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, array_like=True):
-    """A group's live members by name, and whether more may be there that this leader has not heard of."""
+    """A group's live members by name, and whether this leader may not have heard of all of them yet."""
 
     members: list[MemberState]
     forming: bool
@@ -72,7 +72,7 @@ class _Renewal(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GroupRoutes:
-    """Handlers of group routes."""
+    """The handlers of consumer groups' routes."""
 
     def __init__(
         self,
@@ -196,6 +196,6 @@ class GroupRoutes:
         return GroupState(members, rosters.forming(step.group, now_s=now_s))
 
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
-        """Another shard asks for a step on a group whose partition we lead."""
+        """Carry out a step for another shard, on a group whose partition is led here."""
         step = msgspec.msgpack.decode(payload, type=GroupRequest)
         return await self._perform(self._leaders.led_here(step.topic, step.partition), step)

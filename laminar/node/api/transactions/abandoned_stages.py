@@ -44,20 +44,27 @@ ASKED_PUBLISHED = 10_000
 
 
 class Coordinators(Protocol):
-    """Ask the coordinator of a sink, wherever it is. They raise `Problem`."""
+    """Access to the coordinators of sinks, wherever they are.
+
+    Raises:
+        Problem: from each method, if the coordinator cannot be asked.
+    """
 
     async def status(self, sink: bytes, /) -> Sink:
-        """See `laminar.node.transactions.coordinator.Coordinator.status`."""
+        """Return the sink; see `Coordinator.status`."""
 
     async def end(self, sink: bytes, epoch: int, /) -> Sink:
-        """See `laminar.node.transactions.coordinator.Coordinator.end`."""
+        """End an epoch of the sink; see `Coordinator.end`."""
 
     async def over(self, sinks: Sequence[bytes], /) -> list[bytes]:
-        """See `coordinator.Coordinator.over`. Of coordinators that do not answer: none."""
+        """Return the sinks with nothing under way; see `Coordinator.over`.
+
+        Sinks whose coordinators do not answer are left out.
+        """
 
 
 class AbandonedStages:
-    """Of the partitions that are led in this process."""
+    """Removes what abandoned transactions left in the partitions that are led in this process."""
 
     def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:
         self._services = services
@@ -77,7 +84,7 @@ class AbandonedStages:
                     await self.clean(partition)
 
     async def forget_published(self, partitions: Iterable[Partition]) -> None:
-        """What these partitions have published of sinks that write once, where it is old or too much."""
+        """Forget old or excess publications of single-use sinks in these partitions."""
         before_ms = self._services.clock.wall_ms() - ONCE_MS
         old: dict[bytes, list[tuple[Partition, int]]] = {}
         for partition in partitions:
@@ -106,7 +113,7 @@ class AbandonedStages:
                 )
 
     async def clean(self, partition: Partition) -> None:
-        """One look at one partition that is led here."""
+        """Check one partition that is led here, once."""
         now_ms = self._services.clock.wall_ms()
         hour_ago_ms = now_ms - STAGE_AGE_MS
         # On a nearly full disk nothing can be committed, and what is staged keeps retention from making room.
@@ -146,7 +153,7 @@ class AbandonedStages:
             )
 
     async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
-        """Whether a batch can't be published any more, by what its coordinator has committed."""
+        """Return whether a batch can no longer be published, by what its coordinator has committed."""
         sink, number, epoch = key
         known = self._heard[sink]
         if isinstance(known, Problem):

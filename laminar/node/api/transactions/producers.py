@@ -24,7 +24,7 @@ class _New(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ProducerRoutes:
-    """The handler of one route."""
+    """The handler that begins producers."""
 
     def __init__(self, services: ShardServices, sinks: SinkRoutes) -> None:
         self._services = services

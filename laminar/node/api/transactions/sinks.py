@@ -1,9 +1,4 @@
-"""Sinks over HTTP: begin, stage, commit, and what the steps of a commit ask of other shards.
-
-A sink is coordinated by the partition of `_transactions` that its name falls to; the topic is made with the
-first sink. Stages go to the leaders of the partitions that they are for. Whoever receives a request finds the
-leader and asks it; every step is safe to repeat, so it is repeated through elections until its time is over.
-"""
+"""Sinks over HTTP: begin, stage, commit, and the steps of a commit between shards."""
 
 from __future__ import annotations
 
@@ -81,7 +76,7 @@ class _Commit(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StageRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: take this batch of records as a stage."""
+    """To the leader of a partition: store this batch of records as a stage."""
 
     topic: str
     partition: int
@@ -93,7 +88,7 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: keep these stages, or so many `pinned` ones; answers `Pinned`."""
+    """To the leader of a partition: prepare these stages, or count the `pinned` ones; answers `Pinned`."""
 
     topic: str
     partition: int
@@ -105,7 +100,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: publish a pinned batch. Of another group: it is no more."""
+    """To the leader of a partition: publish a prepared batch; of another group it is gone."""
 
     topic: str
     partition: int
@@ -117,7 +112,7 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: forget a sink that was deleted, up to this epoch."""
+    """To the leader of a partition: forget a deleted sink, up to this epoch."""
 
     topic: str
     partition: int
@@ -127,7 +122,7 @@ class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: its sinks by name, the first `limit` behind `after` that begin with `prefix`."""
+    """To a coordinator: the first `limit` sinks by name after `after` that begin with `prefix`."""
 
     topic: str
     partition: int
@@ -137,7 +132,7 @@ class ListRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: of which of these sinks is nothing under way?"""
+    """To a coordinator: which of these sinks have nothing under way?"""
 
     topic: str
     partition: int
@@ -145,8 +140,10 @@ class OverRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: begin a sink, or tell its state; `end` an epoch of it; `commit` with what is to be
-    committed; `name` with the id that a producer's new name gets; `delete` it, and say that it is `deleted`.
+    """To a coordinator: an `operation` on a sink.
+
+    Begin it, or report its state; `end` an epoch of it; `commit` with what is to be committed; `name`
+    with the id that a producer's new name gets; `delete` it, and report that it is `deleted`.
     """
 
     topic: str
@@ -167,7 +164,7 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A coordinator's answer: the sink, and whether this commit was made by this request."""
+    """A coordinator's answer: the sink, and whether this request made the commit."""
 
     sink: Sink
     applied: bool = False
@@ -179,14 +176,14 @@ AnyRequest = (
 
 
 class MakeTopic(Protocol):
-    """Creates one of the system's topics, unless it exists."""
+    """Creates an internal topic unless it exists."""
 
     async def __call__(self, topic: str, *, partitions: int) -> None:
-        """Raises `Problem`."""
+        """Create `topic`. Raises `Problem`."""
 
 
 class SinkRoutes:
-    """Handlers of the routes, and of what other shards ask."""
+    """The handlers of the routes, and of other shards' requests."""
 
     def __init__(
         self,
@@ -278,7 +275,7 @@ class SinkRoutes:
         return Response(204)
 
     async def _forget(self, sink: bytes, epoch: int) -> None:
-        """Every partition there is forgets a sink. Those that are made later never heard of it."""
+        """Let every existing partition forget a sink; partitions made later never knew it."""
         await self._services.refresh_view()
         rest = [
             ForgetRequest(record.topic, record.number, sink, epoch, record.group)
@@ -414,7 +411,7 @@ class SinkRoutes:
         return Response.json({"sink": sink, "number": int(number), "result": result})
 
     async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
-        """The next epoch of a producer's name; see `Coordinator.take_name`."""
+        """Return the next epoch of a producer's name; see `Coordinator.take_name`."""
         await self._made()
         answer = await self._ask_coordinator(
             "name", id_of_name(name), name=name, producer=producer, request=request
@@ -424,11 +421,11 @@ class SinkRoutes:
     # -- what the janitor asks ---------------------------------------------------------------
 
     async def status(self, sink: bytes) -> Sink:
-        """See `abandoned_stages.Coordinators`."""
+        """Return the sink; see `abandoned_stages.Coordinators`."""
         return (await self._ask_coordinator("status", sink)).sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """See `abandoned_stages.Coordinators`."""
+        """Return the sinks with nothing under way; see `abandoned_stages.Coordinators`."""
         by_place: dict[int, list[bytes]] = {}
         for sink in sinks:
             by_place.setdefault(self._route.partition_of(logical_of_key(sink)), []).append(sink)
@@ -448,18 +445,18 @@ class SinkRoutes:
         return found
 
     async def end(self, sink: bytes, epoch: int) -> Sink:
-        """See `abandoned_stages.Coordinators`."""
+        """End an epoch of the sink; see `abandoned_stages.Coordinators`."""
         return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
 
     # -- finding leaders -------------------------------------------------------------------
 
     async def _look_for(self, topics: set[str]) -> None:
-        """A topic not heard of may be new: it is missed only in a view that is up to date."""
+        """Refresh the view if it lacks one of the topics: it may be new."""
         if not topics <= self._services.view.topics().keys():
             await self._services.refresh_view()
 
     async def _made(self) -> None:
-        """The coordinators' topic is there."""
+        """Create the coordinators' topic unless it exists."""
         if TOPIC not in self._services.view.topics():
             await self._make_topic(TOPIC, partitions=COORDINATORS)
 
@@ -487,13 +484,13 @@ class SinkRoutes:
         )
 
     async def on_sinks(self, peer: Peer, payload: bytes) -> Any:
-        """Another shard asks the leader of one of our partitions."""
+        """Carry out a request of another shard, on a partition that is led here."""
         name, raw = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
         request: AnyRequest = msgspec.msgpack.decode(raw, type=_KINDS[name])
         return await self._do(self._leaders.led_here(request.topic, request.partition), request)
 
     async def _do(self, partition: Partition, request: AnyRequest) -> Any:
-        """As the leader."""
+        """Carry out a request as the partition's leader."""
         if isinstance(request, SinkRequest):
             return await self._coordinate(self._coordinator(partition), request)
         if isinstance(request, ListRequest):
@@ -570,13 +567,13 @@ class SinkRoutes:
     # -- what a coordinator asks -------------------------------------------------------------
 
     async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        """See `coordinator.Targets`."""
+        """Prepare a batch; see `coordinator.Targets`."""
         request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.pinned)
         pinned: Pinned = await self._at_leader(request, Pinned)
         return pinned
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """See `coordinator.Targets`."""
+        """Publish a prepared batch; see `coordinator.Targets`."""
         if await self._is_gone(target):
             return
         request = PublishRequest(
@@ -585,7 +582,7 @@ class SinkRoutes:
         await self._at_leader(request, type(None))
 
     async def _is_gone(self, target: Target) -> bool:
-        """Whether the partition was deleted, by a view that is up to date."""
+        """Return whether the partition was deleted, by an up-to-date view."""
         if self._has(target):
             return False
         await self._services.refresh_view()
@@ -598,7 +595,7 @@ class SinkRoutes:
     # -- in the background ---------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Decisions of leaders before this one are published, whoever asks or not."""
+        """Publish the decisions of earlier leaders, whether or not a request comes."""
         for place in _PLACES:
             partition = self._services.partitions.get(place)
             if partition is not None and partition.leads and partition.tables.sinks.undone():
@@ -620,7 +617,11 @@ _KINDS: dict[str, type[AnyRequest]] = {
 
 
 def _joined(frames: Sequence[memoryview]) -> bytearray:
-    """One batch of those of a body. Raises 4xx for several of which one has a producer's id."""
+    """Return the batches of a body as one.
+
+    Raises:
+        Problem: 4xx for several batches of which one carries a producer id.
+    """
     if len(frames) == 1:
         return bytearray(frames[0])
     try:
