@@ -83,21 +83,21 @@ class Home(Protocol):
         """The way to the source."""
 
     def refusal(self) -> str:
-        """Why no new log may be built now; empty if it may."""
+        """Return why no new log may be built now; empty if it may."""
 
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
-        """The manifest's entry, if the log that it names is the one in use."""
+        """Return the manifest's entry of the group, if the log that it names is in use."""
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """The replica's log is another: open it, and write the manifest."""
+        """Open the replica with its new log, and have the manifest written."""
 
     def now_ms(self) -> int:
-        """The steady clock."""
+        """Return the monotonic clock."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a new log has come. `size_bytes` is that of the source's log."""
+    """Progress of a new log; `size_bytes` is the size of the source's log."""
 
     offer: Offer
     source: str
@@ -108,7 +108,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A source from which nothing came, how long it is left alone, and until when (the loop's time)."""
+    """A source that sent nothing: how long it is left alone, and until when (the loop's time)."""
 
     source: str
     wait_s: float
@@ -116,7 +116,7 @@ class _Failed:
 
 
 class Installer:
-    """Builds new logs for this shard's replicas. `address_of(node, replica)` finds the source."""
+    """Builds new logs for this shard's replicas; `address_of(node, replica)` finds the source."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Installer:
         self.abandoned = 0
 
     async def on_offer(self, peer: Peer, payload: bytes) -> bytes:
-        """The leader's call. The work goes on when it has been answered."""
+        """Answer the leader's offer; the work goes on after the answer."""
         offer = _offer_decoder.decode(payload)
         detail = self._refusal(peer, offer)
         if not detail and offer.group not in self.running:
@@ -196,7 +196,11 @@ class Installer:
                 dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _leave_alone(self, group: bytes, node: str) -> None:
-        """Else a source with a damaged entry has all before it copied on and on, each time into the trash."""
+        """Leave a failed source alone for a while, twice as long each time.
+
+        Else a source with a damaged entry has everything before it copied again and again, each time
+        into the trash.
+        """
         before = self._failed.get(group)
         wait_s = FIRST_WAIT_S
         if before is not None and before.source == node:
@@ -204,7 +208,7 @@ class Installer:
         self._failed[group] = _Failed(node, wait_s, _now_s() + wait_s)
 
     async def _build(self, partition: Partition, new: Log, offer: Offer, node: str) -> None:
-        """Fill the new log, and make the derived state with it."""
+        """Fill the new log, and build the state snapshot with it."""
         storage, progress = self._home.storage, self.running[offer.group]
         beginning = await self._beginning(partition, offer, node)
         if beginning.index:
@@ -243,8 +247,10 @@ class Installer:
         await self._check_snapshots(new, tables)
 
     async def _room(self, partition: Partition) -> None:
-        """Wait while this shard has no room for more, but not for long: meanwhile the replica does not stand,
-        and may be the only one that could lead. The old replica must still be there.
+        """Wait a short while until this shard has room for more.
+
+        Not for long: meanwhile the replica does not campaign, and may be the only one that could
+        lead. The old replica must still be there.
         """
         patient_until_s = _now_s() + ROOM_PATIENCE_S
         while True:
@@ -269,7 +275,7 @@ class Installer:
             _log.warning("%s: its state snapshot cannot be written: %s", log.name, error)
 
     async def _switch(self, partition: Partition, new: Log) -> ReplicaEntry:
-        """From one record on the new log is the replica's. Durable when this returns."""
+        """Write the one record that makes the new log the replica's. Durable when this returns."""
         home, replica, old = self._home, partition.replica, partition.log
         await home.storage.settled(new)
         # From here to the record nothing may come between.
@@ -317,14 +323,12 @@ def _now_s() -> float:
 
 
 def new_name(topic: str, number: int) -> str:
-    """Of a log that is to take another's place: while it has not, the next start drops it."""
+    """Return the name of a log that is to replace another; until it has, the next start deletes it."""
     return f"{topic}-{number}{UNFINISHED}"
 
 
 def whole_frames(data: bytes, index: int) -> list[tuple[Header, Buffer]]:
-    """The verified frames at the beginning of a piece, from entry `index` on, up to the first that is cut off
-    or damaged.
-    """
+    """Return the verified frames at the start of a piece, up to the first cut or damaged one."""
     found: list[tuple[Header, Buffer]] = []
     view = memoryview(data)
     position = 0
@@ -343,7 +347,7 @@ def whole_frames(data: bytes, index: int) -> list[tuple[Header, Buffer]]:
 
 
 def refusal_to_replace(replica: Replica, new: Log) -> str:
-    """Why a log of committed entries must not take the place of a replica's; empty if it may."""
+    """Return why a log of committed entries must not replace a replica's; empty if it may."""
     core, old = replica.core, replica.log
     if core.term < new.last_term:
         return f"term {core.term} is known here, the new log is of term {new.last_term}"

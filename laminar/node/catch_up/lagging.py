@@ -33,7 +33,7 @@ _answer_decoder = msgspec.msgpack.Decoder(OfferAnswer)
 
 
 class Lagging:
-    """Looks after the groups that are led here. `far_bytes`: what a replica lacks at least."""
+    """Finds replicas that lag in the groups led here; `far_bytes` is the least that they lack."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Lagging:
         self.offers = 0
 
     def look_at_all(self, partitions: Iterable[Partition]) -> Work | None:
-        """One pass over all groups that are led here; the offers that it found worth making."""
+        """Check all groups that are led here; return the offers that are worth making, if any."""
         offers = []
         for partition in list(partitions):
             replica = partition.replica
@@ -98,7 +98,7 @@ class Lagging:
         return asyncio.get_running_loop().time() >= self._not_before_s.get(key, 0.0)
 
     def _take_over(self, partition: Partition, progress: Progress) -> None:
-        """Raft sends no more appends until the sealed segments have come by other means."""
+        """Stop Raft's appends to a replica until it has got the sealed segments."""
         replica = partition.replica
         ends = [segment.last_index for segment in partition.log.sealed_segments()]
         resume_index = max(end for end in ends if end <= partition.committed_index)

@@ -22,7 +22,7 @@ DAMAGED = "damaged"
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The leader of `term`, replica `sender`, says that replica `receiver` needs a new log."""
+    """The leader of `term`, replica `sender`, tells replica `receiver` that it needs a new log."""
 
     group: bytes
     sender: int
@@ -31,14 +31,14 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OfferAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`working`: the new log is being built. Else `detail` says why not now."""
+    """Whether the new log is being built (`working`); else `detail` says why not."""
 
     working: bool
     detail: str = ""
 
 
 class BeginningRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Where does your log begin, and how far is it committed? Asked by replica `receiver`."""
+    """Replica `receiver` asks where the source's log begins, and how far it is committed."""
 
     group: bytes
     receiver: int
@@ -59,7 +59,7 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PieceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Committed frames from entry `index` on; `verified`: after a look at each, at the price of time."""
+    """A request for committed frames from entry `index` on; `verified` has each checked at the source."""
 
     group: bytes
     receiver: int

@@ -6,7 +6,7 @@ import asyncio
 
 
 class Pace:
-    """Who takes bytes waits until they are due; several share the rate in the order they came."""
+    """A limit on bytes per second; callers that share it are served in order of arrival."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s

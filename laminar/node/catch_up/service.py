@@ -1,4 +1,4 @@
-"""Catch-up as one shard takes part in it: both sides, and what a restart makes of them."""
+"""Catch-up as one shard takes part in it: as source, as receiver, and after a restart."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CatchUpHost(Protocol):
 
 
 class CatchUp:
-    """Source, installer and the leader's eye of one shard."""
+    """Source, installer and lag detection of one shard."""
 
     def __init__(self, shard: CatchUpHost, *, by_group: Mapping[bytes, Partition]) -> None:
         settings = shard.boot.settings
@@ -88,11 +88,11 @@ class CatchUp:
         }
 
     def look(self) -> Work | None:
-        """What those that lag need, if any does."""
+        """Return the offers that lagging replicas need, if any."""
         return self.lagging.look_at_all(self._by_group.values())
 
     async def drop_unfinished(self) -> None:
-        """At a start: what was being built when the process ended takes nobody's place any more."""
+        """Delete, at a start, the new logs that were being built when the process ended."""
         storage = self._shard.storage
         named = {storage.resolve(entry.log_id) for entry in storage.manifest.entries}
         for log_id, log in list(storage.logs.items()):
@@ -104,7 +104,7 @@ class CatchUp:
                 self._replaced_logs[entry.log_id] = storage.resolve(entry.log_id)
 
     async def record_replaced_logs(self) -> None:
-        """Let the manifest name the logs that took others' places."""
+        """Write the ids of logs that replaced others into the manifest."""
         switched = dict(self._replaced_logs)
         if not switched:
             return
@@ -124,12 +124,12 @@ class CatchUp:
             del self._replaced_logs[old]
 
     def progress_of(self, group: bytes) -> tuple[int, int] | None:
-        """Bytes received and bytes of the source's log, while a new log is built for a replica here."""
+        """Return received bytes and the source's size while a new log is built; None if none is."""
         progress = self.installer.running.get(group)
         return None if progress is None else (progress.received_bytes, progress.size_bytes)
 
     def statistics(self) -> dict[str, int]:
-        """Counters and gauges."""
+        """Return counters and gauges."""
         return {
             "served_bytes": self.source.sent_bytes,
             "serving": self.source.readers,
@@ -158,12 +158,12 @@ class CatchUp:
         return self._shard.transport
 
     def refusal(self) -> str:
-        """See Home."""
+        """Return why no new log may be built now; see Home."""
         problem = self._shard.refusal()
         return "" if problem is None else problem.detail
 
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
-        """See Home."""
+        """Return the manifest's entry of a log in use; see Home."""
         partition = self._by_group.get(group)
         for entry in self.storage.manifest.entries:
             if entry.group == group and partition is not None and entry.log_id == partition.log.log_id:
@@ -171,7 +171,7 @@ class CatchUp:
         return None
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """See Home."""
+        """Open the replica with its new log; see Home."""
         partition = self._by_group.get(entry.group)
         if partition is None or partition.replica.replica_id != entry.replica_id:
             # Deleted while the record was on its way: what took its log's place goes too.
@@ -185,5 +185,5 @@ class CatchUp:
         self._shard.request_reconcile()
 
     def now_ms(self) -> int:
-        """See Home."""
+        """Return the monotonic clock; see Home."""
         return self._shard.clock.monotonic_ms()

@@ -42,7 +42,10 @@ class _Reader:
 
 
 class Source:
-    """What one shard serves. `read_bytes(path, position, size)` reads a file without holding the loop."""
+    """The batches that one shard serves to replicas in catch-up.
+
+    `read_bytes(path, position, size)` reads a file without blocking the loop.
+    """
 
     def __init__(
         self, *, by_group: Mapping[bytes, Partition], read_bytes: ReadBytes, bytes_per_s: int
@@ -54,7 +57,7 @@ class Source:
         self.sent_bytes = 0
 
     async def beginning(self, peer: Peer, payload: bytes) -> bytes:
-        """See `Beginning`."""
+        """Answer where this log begins and how far it is committed; see `Beginning`."""
         request = _beginning_decoder.decode(payload)
         partition = self._partition(request.group)
         start, committed_index = partition.log.start, partition.committed_index
@@ -73,7 +76,7 @@ class Source:
         )
 
     async def piece(self, peer: Peer, payload: bytes) -> bytes:
-        """Frames from an entry on, back to back; the last may be cut off, the first never is."""
+        """Return frames from an entry on, back to back; the last may be cut off, the first never is."""
         request = _piece_decoder.decode(payload)
         partition = self._partition(request.group)
         self._note(request.group, request.receiver, request.index)
@@ -94,7 +97,7 @@ class Source:
         return data
 
     async def _from_file(self, partition: Partition, index: int) -> bytes:
-        """Bytes of a sealed segment from the entry on; none where its file does not have them."""
+        """Return a sealed segment's bytes from the entry on; empty if its file does not have them."""
         log = partition.log
         self._check(partition, index)
         row = await log.find_row(index)
@@ -126,7 +129,7 @@ class Source:
         self._readers[(group, receiver)] = _Reader(index, asyncio.get_running_loop().time())
 
     def reading_from(self, group: bytes, receiver: int) -> int | None:
-        """The entry that a replica which is being caught up asked for last; None when none is."""
+        """Return the index a catching-up replica requested last; None if no transfer to it is active."""
         reader = self._readers.get((group, receiver))
         if reader is None:
             return None
@@ -136,10 +139,10 @@ class Source:
         return reader.index
 
     def done(self, group: bytes, receiver: int) -> None:
-        """A replica takes appends again."""
+        """Note that a replica takes appends again."""
         self._readers.pop((group, receiver), None)
 
     @property
     def readers(self) -> int:
-        """Replicas that are being caught up from here; those long silent too, until they are asked about."""
+        """Replicas being caught up from here; silent ones count until they are checked."""
         return len(self._readers)

@@ -1,14 +1,15 @@
-"""A shard whose manifest was lost: what the catalog records for it is entered as lost, before all else.
+"""Recovery of a lost manifest: the catalog's replicas of this shard are entered as lost, before all else.
 
-Nothing on this node tells any more which replicas were here and what they promised. One of them, born again,
-would vote a second time in a term that it has forgotten. So the catalog is asked, by a copy as new as its
-leader's confirmed word: every replica that it records for this store and this shard comes into the manifest,
-durably, as one whose log is missing. Also where its group is still being created, or it is to leave: it may
-have been made and have voted. What is recorded later is born as ever, as it was never here before.
+Nothing on this node tells any more which replicas were here and what they promised. One of them, created
+again, would vote a second time in a term that it has forgotten. So the catalog is asked, by a copy as new as
+its leader's confirmed word: every replica that it records for this store and this shard comes into the
+manifest, durably, as one whose log is missing. Also where its group is still being created, or the replica is
+to leave: it may have been made and have voted. What is recorded later is created as usual, as it was never
+here before.
 
 Until then this shard makes, deletes and moves nothing, and denies no promise
-(`laminar.node.consensus.lost_majority`). What becomes of the lost ones is decided elsewhere, as of any others
-(docs/consensus.md#births-and-removals).
+(`laminar.node.consensus.lost_majority`). What becomes of the lost replicas is decided elsewhere, as of any
+others (docs/consensus.md#births-and-removals).
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ MOST_NAMES = 50
 
 
 class LostManifest:
-    """Of one shard."""
+    """Restores the manifest of one shard from the catalog."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
 
     async def settle(self) -> bool:
-        """Let the manifest name all that was here; whether it does. False while the catalog cannot be asked.
+        """Make the manifest name every replica that was here; return whether it does.
 
-        Raises `TransportError`, or `StorageError` where the manifest cannot be written.
+        False while the catalog cannot be asked.
+
+        Raises:
+            TransportError: the catalog did not answer.
+            StorageError: the manifest cannot be written.
         """
         shard = self._shard
         manifest = shard.storage.manifest
@@ -93,7 +98,7 @@ def _names(entries: list[ReplicaEntry]) -> str:
 def recorded_here(
     catalog: CatalogState, *, node: str, store_id: bytes, shard: int, shards: int
 ) -> list[ReplicaEntry]:
-    """An entry, without a log, for each replica that the catalog records for a shard of this store."""
+    """Return an entry without a log for each replica that the catalog records for a shard of this store."""
     return [
         _entry(catalog, record, replica)
         for record in catalog.partitions.values()
@@ -104,7 +109,7 @@ def recorded_here(
 
 
 def _members(record: PartitionRecord) -> Iterator[ReplicaRecord]:
-    """Those that have a place, and those that are to leave. One that is removed never has one again."""
+    """Yield the replicas that have a place, and those that are to leave; a removed one never returns."""
     yield from record.replicas
     for each in record.leaving:
         yield each.replica

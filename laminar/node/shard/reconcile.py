@@ -1,8 +1,9 @@
-"""A shard brought in line with the catalog: replicas made and removed, policies changed, first elections.
+"""Reconciliation of a shard with the catalog: replicas made and removed, policies changed, first elections.
 
-A replica is born, and data is deleted, only on the confirmed word of the catalog's leader: the copy in a view
-passes through old states (docs/consensus.md#births-and-removals). Each step may be cut short anywhere and is
-done again. It decides what one view asks of this shard; replicas that move are `replica_moves`'.
+A replica is created, and data is deleted, only on the confirmed word of the catalog's leader: the copy in a
+view passes through old states (docs/consensus.md#births-and-removals). Each step may be cut short anywhere
+and is repeated. It decides what one view asks of this shard; replicas that move are the business of
+`replica_moves`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FIRST_TERM = 1
 def with_empty_log(
     shard: ShardContext, record: PartitionRecord, replica_id: int, *, voters: list[tuple[int, str]]
 ) -> ReplicaEntry:
-    """A new log, and the `making` entry of the replica that is to have it: not in the manifest yet."""
+    """Return the `making` entry of a new replica with a new log; the manifest does not name it yet."""
     topic = shard.view.topics().get(record.topic)
     log = shard.storage.create_log(f"{record.topic}-{record.number}")
     return ReplicaEntry(
@@ -53,7 +54,7 @@ def with_empty_log(
 
 
 class Reconciler:
-    """Of one shard."""
+    """Makes one shard's replicas what the catalog says."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
@@ -61,7 +62,7 @@ class Reconciler:
         self._stood: set[bytes] = set()
 
     async def make_missing(self) -> None:
-        """Make what the catalog wants to be made here, and tell it what is made."""
+        """Create the replicas that the catalog wants here, and report those that are made."""
         shard = self._shard
         wanted: list[tuple[PartitionRecord, int]] = []
         for record in shard.view.partitions().values():
@@ -92,7 +93,7 @@ class Reconciler:
                 asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)
 
     async def _make(self, new: Sequence[tuple[PartitionRecord, int]]) -> None:
-        """`making` in the manifest, then the log with entry 1, then `made`; only then may a message leave."""
+        """Write `making` to the manifest, then the log with entry 1, then `made`; then messages may leave."""
         shard = self._shard
         if not new:
             return
@@ -115,7 +116,7 @@ class Reconciler:
         await self._finish(entries)
 
     async def _finish(self, entries: Sequence[ReplicaEntry]) -> None:
-        """From `making` to `made`. It may be cut short by a full disk, and is done again then."""
+        """Bring entries from `making` to `made`; repeated if a full disk cuts it short."""
         shard = self._shard
         if not entries:
             return
@@ -144,9 +145,10 @@ class Reconciler:
             await shard.open(entry)
 
     async def change_policies(self) -> None:
-        """Bring each replica's flush policy in line with its topic's settings, while appends go on.
+        """Change each replica's flush policy to its topic's setting, while appends go on.
 
-        Not to `interval` while a batch is pinned: what is published then is synced as it was promised.
+        Not to `interval` while a batch is prepared: it was promised to be synced when it is
+        published.
         """
         shard = self._shard
         changed = []
@@ -175,7 +177,7 @@ class Reconciler:
             )
 
     def stop_abandoned(self) -> None:
-        """Replicas that a person's decision left behind say no more, at once: no view takes that back.
+        """Stop the replicas that an operator's decision excluded from their groups, at once and for good.
 
         Together with others that came back they would be a majority of the group as it was.
         """
@@ -187,9 +189,10 @@ class Reconciler:
                 shard.driver.remove(record.group, ReplicaStopped("its group goes on without it, by decision"))
 
     async def go_on_alone(self) -> None:
-        """Let replicas go on without their majorities where a person has decided so; again until it is done.
+        """Let replicas continue without their majorities where an operator has decided so.
 
-        On the confirmed word of the catalog's leader: in an old copy the replica may have its place yet.
+        On the confirmed word of the catalog's leader: by an old copy the replica may still have its
+        place. Repeated until it is done.
         """
         shard = self._shard
         due: dict[bytes, AcceptedLoss] = {}
@@ -210,7 +213,7 @@ class Reconciler:
                     asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it leads as yet
 
     def campaign_first_replicas(self) -> None:
-        """The first replica of a partition that has just become live stands for election at once."""
+        """Let the first replica of each partition that just became live campaign at once."""
         shard = self._shard
         for record in shard.view.partitions().values():
             if record.state != "live" or record.group in self._stood:
@@ -225,7 +228,7 @@ class Reconciler:
                 shard.driver.campaign(partition.replica)
 
     async def remove_deleted(self) -> None:
-        """Data goes only on an explicit tombstone that the catalog's leader confirms, and to the trash."""
+        """Move data to the trash for explicit tombstones that the catalog's leader confirms."""
         shard = self._shard
         if shard.view.message is None:
             return
@@ -279,6 +282,6 @@ class Reconciler:
 
 
 def _retrieve_exception(done: asyncio.Future[None]) -> None:
-    """That it failed is told by what comes next."""
+    """Mark a failure as seen: the next pass shows whether it matters."""
     if not done.cancelled():
         done.exception()

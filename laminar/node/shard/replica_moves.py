@@ -1,14 +1,14 @@
-"""Replicas that come and go in live groups, as one shard sees to them.
+"""Replicas that join and leave live groups, as one shard sees to them.
 
-Two roles. As a *home*: make the empty replica that the catalog promised to this store, report it once its log
-holds something durably, report replicas that are lost, and delete one whose removal the group has committed.
+Two roles. As a *home*: create the empty replica that the catalog promised to this store, report it once its
+log holds something durably, report lost replicas, and delete a replica whose removal the group has committed.
 As a *leader*: take the group's own configuration step by step to the placement that the catalog wants, one
 change at a time, and report what is committed.
 
-A new replica begins empty and as nobody: not in its manifest's voters, without entries, so it can neither
-stand nor count. All it ever holds comes from the group. It becomes a voter only after its node has reported
-it as `made`, which it does when its manifest no longer says that an empty log is all right; so a voter whose
-log has vanished is lost, like any other. More of this: docs/consensus.md#births-and-removals.
+A new replica begins empty and as no member: not in its manifest's voters, without entries, so it can neither
+campaign nor count. All it ever holds comes from the group. It becomes a voter only after its node has
+reported it as `made`, which it does when its manifest no longer says that an empty log is all right; so a
+voter whose log has vanished is lost, like any other. More of this: docs/consensus.md#births-and-removals.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def next_step(
 
 
 class ReplicaMover:
-    """See the module. `look` is one pass; the shard's own loop of keeping in line calls it."""
+    """Moves replicas in both roles; `look` is one pass, called by the shard's reconcile loop."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
@@ -141,7 +141,7 @@ class ReplicaMover:
         return (replica.node, replica.store_id) == (boot.node, boot.store_id)
 
     def _is_elsewhere(self, partition: Partition) -> bool:
-        """Whether a group's members are not those that the catalog wants, or not all promoted yet."""
+        """Return whether a group's members differ from the placement, or are not all promoted yet."""
         current = partition.replica.configuration
         wanted = self._wanted.get(partition.replica.group)
         return bool(current.learners) or (wanted is not None and wanted != frozenset(current.voters))
@@ -149,7 +149,11 @@ class ReplicaMover:
     # -- as a home -------------------------------------------------------------------------
 
     async def at_home(self) -> None:
-        """Make, report and delete this shard's own replicas. Raises `TransportError`."""
+        """Create, report and delete this shard's own replicas.
+
+        Raises:
+            TransportError: the catalog did not answer.
+        """
         shard = self._shard
         entries = {entry.replica_id: entry for entry in shard.storage.manifest.entries}
         groups = {entry.group for entry in entries.values()}
@@ -197,7 +201,7 @@ class ReplicaMover:
         return answer.result is not None
 
     async def _make(self, new: list[tuple[PartitionRecord, int]]) -> None:
-        """`making` in the manifest, with an empty log and no vote; `_begin` does the rest."""
+        """Write `making` to the manifest, with an empty log and no vote; `_begin` does the rest."""
         shard = self._shard
         storage = shard.storage
         filling = sum(entry.state in ("making", EMPTY) for entry in storage.manifest.entries)
@@ -219,7 +223,7 @@ class ReplicaMover:
         await self._begin(entries)
 
     async def _begin(self, entries: list[ReplicaEntry]) -> None:
-        """`empty` in the manifest; only then may a message leave."""
+        """Write `empty` to the manifest; only then may a message leave."""
         shard = self._shard
         if not entries:
             return
@@ -236,7 +240,7 @@ class ReplicaMover:
             _log.info("%s/%d: created empty replica %d", entry.topic, entry.partition, entry.replica_id)
 
     async def _is_filled(self, entry: ReplicaEntry) -> bool:
-        """Whether a replica holds entries durably, and the manifest says that it must."""
+        """Return whether a replica holds entries durably; the manifest then says that it must."""
         storage = self._shard.storage
         log = storage.logs.get(storage.resolve(entry.log_id))
         if log is None or log.synced_index <= log.start.index:
@@ -253,7 +257,7 @@ class ReplicaMover:
         return True
 
     async def _delete(self, entries: list[ReplicaEntry]) -> None:
-        """The group has committed that they are no members, and its leader said so to the catalog."""
+        """Delete replicas whose removal their groups have committed and reported to the catalog."""
         shard = self._shard
         if not entries:
             return
@@ -285,7 +289,11 @@ class ReplicaMover:
     # -- as a leader -----------------------------------------------------------------------
 
     async def as_leader(self) -> None:
-        """One pass over the groups that are led here. Raises `TransportError`."""
+        """Check each group that is led here, once.
+
+        Raises:
+            TransportError: the catalog did not answer.
+        """
         shard = self._shard
         for partition in list(shard.partitions.values()):
             if not partition.leads:
@@ -318,7 +326,11 @@ class ReplicaMover:
         return record if live else None
 
     async def _view_is_newest(self) -> bool:
-        """Whether our copy of the catalog is as new as its leader's. Raises `TransportError`."""
+        """Return whether this copy of the catalog is as new as its leader's.
+
+        Raises:
+            TransportError: the catalog did not answer.
+        """
         answer = await self._shard.ask_catalog(ConfirmRequest([]))
         return not answer.error and answer.version <= self._shard.view.version
 
@@ -347,7 +359,7 @@ class ReplicaMover:
         _log.info("%s: voters %s, learners %s", replica.name, step.voters, step.learners)
 
     async def _report(self, partition: Partition, record: PartitionRecord) -> None:
-        """Say which of those that leave are no members any more, once that is committed."""
+        """Report which leaving replicas are no members any more, once that is committed."""
         history = partition.tables.configurations_up_to(partition.committed_index)
         if not history or not partition.leads:
             return
@@ -362,7 +374,7 @@ class ReplicaMover:
             )
 
     async def look(self) -> None:
-        """One pass of both roles; what the catalog can't be asked now comes with the next."""
+        """Do one pass in both roles; what the catalog cannot be asked now waits for the next."""
         try:
             await self.as_leader()
             await self.at_home()
@@ -370,5 +382,5 @@ class ReplicaMover:
             _log.debug("moving replicas is delayed: %s", error)
 
     def statistics(self) -> dict[str, int]:
-        """Counters."""
+        """Return counters."""
         return {"steps": self.steps, "made": self.made, "deleted": self.deleted}

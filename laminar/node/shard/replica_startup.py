@@ -1,11 +1,11 @@
-"""How a shard's replicas come from their logs back into their groups.
+"""The start of a shard's replicas: from their logs back into their groups.
 
 A replica takes part only when what it may have promised is there: its log, and its term and vote. Where
 entries that its state needs are damaged, others have them: it waits for these a while, then votes without
-them, and leads when it is whole. An only voter stands when the catalog has confirmed that this folder is the
-newest. One that power may have left with other last entries than its group, and that was never a voter as far
-as it knows, begins again with an empty log. It decides for one replica at a time; which replicas there are is
-the manifest's.
+them, and leads when it is complete. A lone voter campaigns when the catalog has confirmed that this folder is
+the newest. A replica that a power loss may have left with other last entries than its group, and that was
+never a voter as far as it knows, starts again with an empty log. This module decides for one replica at a
+time; which replicas there are, the manifest says.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DISPENSABLE = (
 
 
 class ReplicaOpener:
-    """Of one shard."""
+    """Opens the replicas of one shard."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
@@ -63,7 +63,10 @@ class ReplicaOpener:
         self._alone: list[Partition] = []
 
     async def open_all(self) -> None:
-        """Open what the manifest names. One in `making` never sent a message: it is made anew."""
+        """Open the replicas that the manifest names.
+
+        One in `making` never sent a message: it is deleted, and made again later.
+        """
         shard = self._shard
         entries = shard.storage.manifest.entries
         unfinished = [entry for entry in entries if entry.state == "making"]
@@ -78,7 +81,7 @@ class ReplicaOpener:
         self.campaign_lone_voters()
 
     def campaign_lone_voters(self) -> None:
-        """Let those stand whose groups have no other voter, once they may."""
+        """Let the lone voters of their groups campaign, once they may."""
         shard = self._shard
         for partition in list(self._alone):
             if self._may_lead_alone(partition):
@@ -88,10 +91,11 @@ class ReplicaOpener:
                     shard.driver.campaign(partition.replica)
 
     def _may_lead_alone(self, partition: Partition) -> bool:
-        """Nobody could object to an only voter that has forgotten that there are others, so the catalog must.
+        """Return whether the catalog confirms that a lone voter may lead.
 
-        It says whether this node's folder is the newest; and of a marked replica, whose log may lack a
-        configuration, whether its group has ever had another place since.
+        No other replica could object to a lone voter that has forgotten that there are others. The
+        catalog says whether this node's folder is the newest, and of a recovering replica, whose log
+        may lack a configuration, whether its group has ever had another place since.
         """
         message, replica = self._shard.view.message, partition.replica
         if message is None or not message.confirmed:
@@ -109,7 +113,7 @@ class ReplicaOpener:
     async def open(self, entry: ReplicaEntry, *, comes_back: bool = False) -> None:
         """Let a replica of the manifest take part, if what it may have promised is there.
 
-        `comes_back`: its log is from an earlier life of this process, not from its group just now.
+        `comes_back`: its log is from an earlier run of this process, not from its group just now.
         """
         shard = self._shard
         log = shard.storage.logs.get(shard.storage.resolve(entry.log_id))
@@ -139,9 +143,9 @@ class ReplicaOpener:
             self._mark_failed(entry, error)
 
     def _mark_failed(self, entry: ReplicaEntry, error: Exception) -> None:
-        """A mistake was met while a replica was made from its log: it takes no part before a restart.
+        """Keep a replica out until a restart, after a mistake of ours while its state was made.
 
-        It is not lost: nothing of it is missing, and nobody takes its place for that.
+        It is not lost: nothing of it is missing, and no other replica takes its place for that.
         """
         shard = self._shard
         shard.repairs.forget(entry.group)
@@ -153,10 +157,13 @@ class ReplicaOpener:
     async def _start(
         self, entry: ReplicaEntry, log: Log, *, comes_back: bool, leave_out: bool = False
     ) -> Partition:
-        """Make a replica's state from its log and let it take part. Raises `DamagedRange`.
+        """Make a replica's state from its log and let it take part.
 
-        `comes_back` as in `open`. `leave_out`: it votes and acknowledges also where damaged entries can be
-        done without for that only.
+        `comes_back` as in `open`. With `leave_out` it votes and acknowledges also without damaged
+        entries that are not needed for that.
+
+        Raises:
+            DamagedRange: an entry that its state needs is damaged.
         """
         shard = self._shard
         partition = Partition(
@@ -215,7 +222,7 @@ class ReplicaOpener:
         return partition
 
     def _min_replicas(self, entry: ReplicaEntry) -> int:
-        """The topic's `min_replicas` now; as it was written down here until a view has come."""
+        """Return the topic's `min_replicas`; until a view has come, as the manifest has it."""
         topic = self._shard.view.topics().get(entry.topic)
         settings = topic.settings if topic is not None else entry.settings
         return int(settings.get("min_replicas", 1))
@@ -253,7 +260,7 @@ class ReplicaOpener:
         return await self._start(named, new, comes_back=False)
 
     async def _start_damaged(self, entry: ReplicaEntry, log: Log, *, comes_back: bool) -> None:
-        """A replica whose state needs damaged entries: fetch them first; vote without them if that lasts."""
+        """Start a replica whose state needs damaged entries: fetch them, or after a while vote without."""
         shard = self._shard
         loop = asyncio.get_running_loop()
         name, patient_until = f"{entry.topic}/{entry.partition}", loop.time() + REPAIR_PATIENCE_S
@@ -297,7 +304,7 @@ class ReplicaOpener:
                 shard.repairs.drives(partition.replica)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
-        """Wait for news of a log's damage, a while."""
+        """Wait up to `timeout_s` for news of a log's damage."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._shard.repairs.news(entry.group)
@@ -305,7 +312,7 @@ class ReplicaOpener:
             pass
 
     async def _complete_state(self, partition: Partition) -> None:
-        """What was left out is there: make producers and cursors anew, while the replica goes on."""
+        """Make producers and cursors again with the entries that were left out, while the replica runs."""
         log = partition.log
         whole = Tables(log.start.index)
         known = snapshot.read(log)
@@ -328,15 +335,15 @@ class ReplicaOpener:
 
 
 def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEntry]:
-    """With the entry of one replica changed. The shard may be adding others meanwhile: they stay."""
+    """Return the entries with one replica's changed; those that the shard adds meanwhile stay."""
     return [new if each.replica_id == new.replica_id else each for each in entries]
 
 
 def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
-    """Whether a loss of power may have left this log and those of its group with different ends.
+    """Return whether a power loss may have left this log and its group's with different ends.
 
-    A new replica's log is synced with each append until its topic's `interval` policy reaches it. Till then
-    no mark tells of a loss of power, which took more from the others.
+    A new replica's log is synced with each append until its topic's `interval` policy reaches it. Until
+    then no mark tells of a power loss, which took more from the others.
     """
     if log.last_index == log.start.index:
         return False
@@ -344,6 +351,6 @@ def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
 
 
 def _was_never_voter(entry: ReplicaEntry, partition: Partition) -> bool:
-    """Whether no configuration that a replica has ever known, as its log was replayed, has it as a voter."""
+    """Return whether no configuration that the replica ever knew has it as a voter."""
     known = [record for _, record in partition.tables.configurations_up_to(partition.log.last_index)]
     return all(entry.replica_id not in dict(voters) for voters in (entry.voters, *(r.voters for r in known)))

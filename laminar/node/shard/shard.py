@@ -77,10 +77,10 @@ LOW_TRASH_CHECK_S = 1.0
 
 
 def max_connections(open_files: int) -> int:
-    """How many HTTP connections a process may have that may open so many files.
+    """Return how many HTTP connections a process may have that may open `open_files` files.
 
-    The logs take half at most. An eighth is left for the journal, for other nodes, and for connections that
-    are accepted only to be closed.
+    The logs take half at most. An eighth is left for the journal, for other nodes, and for connections
+    that are accepted only to be closed.
     """
     return min(ServerLimits().max_connections, max(8, open_files * 3 // 8))
 
@@ -89,7 +89,7 @@ _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
 
 
 class Shard(Process):
-    """One shard of a node. `run` ends when it is stopped or can't go on."""
+    """One shard of a node: `run` ends when it is stopped or cannot continue."""
 
     def __init__(
         self, boot: Boot, *, storage: Storage, make_application: Callable[[Shard], ShardApplication]
@@ -273,7 +273,7 @@ class Shard(Process):
         await self.close()
 
     async def _first_view(self) -> None:
-        """Wait for the controller to say what the cluster looks like: pushed to us, or asked for here."""
+        """Wait for the first view: pushed by the controller, or asked for here."""
         address = UnixAddress(self.boot.unix_name(CONTROLLER))
         while self.view.message is None and not self.stopping.is_set():
             try:
@@ -312,10 +312,12 @@ class Shard(Process):
         self.request_reconcile()
 
     async def refresh_view(self) -> None:
-        """Return once the view is at least as new as the catalog was when this was called.
+        """Wait until the view is at least as new as the catalog was at the call.
 
-        A view may be old, so what is missing in it may exist all the same. Raises `Problem` while the
-        catalog has no leader, and where this node does not hear what is new: then nobody can say.
+        A view may be old, so what is missing in it may still exist.
+
+        Raises:
+            Problem: `no_leader` while the catalog has no leader, or no new view reaches this node.
         """
         try:
             answer = await self.ask_catalog(ConfirmRequest([]))
@@ -338,7 +340,7 @@ class Shard(Process):
         return self._ready and self._opened
 
     async def view_change(self, timeout_s: float) -> bool:
-        """Wait until the controller sends another view."""
+        """Wait for the controller's next view; return whether one came in time."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._view_changed.append(future)
         try:
@@ -362,7 +364,7 @@ class Shard(Process):
         return self.view.message.boots.get(node) if self.view.message is not None else None
 
     def admits(self, peer: Peer) -> bool:
-        """See Process; nobody of another node before it is known who was put back."""
+        """Return whether a peer's messages count; none of another node before the first view."""
         return self.view.message is not None and super().admits(peer)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
@@ -395,7 +397,7 @@ class Shard(Process):
         await self._opener.open(entry)
 
     def refusal(self) -> Problem | None:
-        """Why this shard takes no appends now; None if it does."""
+        """Return why this shard takes no appends now; None if it does."""
         resource = self.storage.refusal
         if resource == "disk":
             return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
@@ -422,11 +424,11 @@ class Shard(Process):
         return Rules.of(record.settings) if record is not None else Rules()
 
     def _retain(self) -> Work | None:
-        """Give up what the topics' retention no longer keeps, in the partitions that are led here."""
+        """Trim the logs led here to their topics' retention."""
         return self.retention.look_at_all(self.partitions.values())
 
     def _check_snapshots(self) -> Work | None:
-        """So that a start after a crash has little to replay."""
+        """Write the snapshots that are due, so that a start after a crash has little to replay."""
         due = [partition for partition in self.partitions.values() if self._snapshots.due(partition)]
         return self._write_snapshots(due) if due else None
 
@@ -435,7 +437,7 @@ class Shard(Process):
             await self._snapshots.write(partition)
 
     async def _purge_trash(self) -> None:
-        """At the start, every hour, and as long as space is low: then nothing is kept."""
+        """Purge the trash at the start and every hour; while space is low, keep nothing in it."""
         directory = trash_directory(self.boot.data_directory)
         trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
         low = asyncio.Event()
@@ -452,12 +454,12 @@ class Shard(Process):
     # -- in line with the catalog --------------------------------------------------------
 
     def request_reconcile(self) -> None:
-        """Look soon what the catalog wants of this shard."""
+        """Let the reconcile loop compare this shard with the view soon."""
         self._view_is_new = True
         self._reconcile_due.set()
 
     def _check_reconcile(self) -> None:
-        """What goes on by itself, without another view."""
+        """Continue what needs no new view: lone voters, and replicas that move."""
         self._opener.campaign_lone_voters()
         if self.moves.needed:
             self._reconcile_due.set()
@@ -476,7 +478,7 @@ class Shard(Process):
                 await self.moves.look()
 
     async def _knows_its_replicas(self) -> bool:
-        """Whether the manifest names all that was here. If it was lost, nothing is born before it does."""
+        """Return whether the manifest names all that was here; nothing is created before it does."""
         again_s = RETRY_S
         try:
             if await self._lost_manifest.settle():
@@ -490,7 +492,7 @@ class Shard(Process):
         return False
 
     async def _follow_view(self) -> None:
-        """Each step by itself: what one waits for, as room on the disk, another may bring."""
+        """Take each step on its own: one may bring what another waits for, such as room on the disk."""
         self._opener.campaign_lone_voters()
         again_s = 0.0
         reconciler = self._reconciler
@@ -514,11 +516,15 @@ class Shard(Process):
         reconciler.campaign_first_replicas()
 
     def owns(self, record: PartitionRecord) -> bool:
-        """Whether a partition belongs to this shard, wherever its replicas are."""
+        """Return whether this shard owns a partition, wherever its replicas are."""
         return owner_shard(partition_hash(record.topic, record.number), self.boot.shards) == self.number
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
-        """Ask the catalog's leader through this node's controller. Raises TransportError."""
+        """Ask the catalog's leader through this node's controller.
+
+        Raises:
+            TransportError: no answer came.
+        """
         address = UnixAddress(self.boot.unix_name(CONTROLLER))
         payload = await self.transport.call(
             address, "catalog", encode_request(request), timeout=CATALOG_TIMEOUT_S
@@ -526,7 +532,7 @@ class Shard(Process):
         return decode_answer(payload)
 
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
-        """A replica is no more: nothing drives, repairs or serves it."""
+        """Stop driving, repairing and serving a replica; its waiters get `error`."""
         self.driver.remove(entry.group, error)
         self.repairs.forget(entry.group)
         self.lost = [each for each in self.lost if each.replica_id != entry.replica_id]
@@ -538,7 +544,7 @@ class Shard(Process):
 
 
 def home_of(boot: Boot) -> str:
-    """Where the shard's home lies. Blocks."""
+    """Return the shard's store directory. Blocks."""
     assert isinstance(boot.role, int)
     payload = Document(boot.environment.disk, boot.data_directory, "map").read()
     assert payload is not None, f"no map of shards in {boot.data_directory}: recovery comes first"
