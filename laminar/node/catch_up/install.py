@@ -1,13 +1,13 @@
 """The receiving side of a catch-up: a new log beside the old one, then one record that switches.
 
-The old replica goes on while the new log grows: it answers its leader and votes, but does not stand. Nothing
-refers to the new log before the switch, so a crash, a source that dies or a leader that changes leaves the
-old replica as it was; the new log is then thrown away, and the next offer begins again.
+The old replica goes on while the new log grows: it answers its leader and votes, but does not campaign.
+Nothing refers to the new log before the switch, so a crash, a source that dies or a leader that changes
+leaves the old replica as it was; the new log is then deleted, and the next offer begins again.
 
 The switch must take nothing back that the old replica acknowledged (`refusal_to_replace`). All of the new log
 is committed. So whatever the old one holds up to the new one's end is in it or was never committed; what the
-old one holds *behind* that end may be acknowledged, unless it follows an entry that differs from the
-committed one there. Hard state, mark and incarnation are the replica's and stay.
+old one holds *after* that end may be acknowledged, unless it follows an entry that differs from the committed
+one there. Hard state, mark and incarnation are the replica's and stay.
 """
 
 from __future__ import annotations

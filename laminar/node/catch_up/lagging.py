@@ -1,8 +1,9 @@
-"""The leader's eye on followers that appends cannot serve, or not well: it offers them a new log.
+"""Detection, on the leader, of followers that appends serve badly or not at all: they are offered a new log.
 
 Raft itself says which replicas lack entries that are no longer here. One more kind is found here: a replica
-that lacks more than half of the log, and much: for it whole segments, paced, are better than appends, which
-know no pace. That is a matter of speed only, so when no new log comes about, appends take over again.
+that lacks more than half of the log, and much: for it whole segments, at a bounded rate, are better than
+appends, which have no such bound. That is a matter of speed only, so when no new log is built, appends take
+over again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the two sides of a catch-up say to each other: calls between two shards.
+"""The calls between the two sides of a catch-up.
 
 The leader *offers*; the replica's shard then asks for the log's *beginning*, and for *pieces* from an entry
-on, until it has what was committed. Every answer stands for itself, so either side may be started anew in
-between, and a piece may as well come from a replica that has ceased to lead: what is committed stays so.
+on, until it has what was committed. Every answer is self-contained, so either side may restart in between,
+and a piece may as well come from a replica that has ceased to lead: what is committed stays so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A brake: bytes that may be taken in a second, with no more saved up than one second's worth."""
+"""A rate limit in bytes per second, which saves up no more than one second's worth."""
 
 from __future__ import annotations
 

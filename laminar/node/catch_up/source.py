@@ -1,8 +1,8 @@
-"""The serving side of a catch-up: committed batches of this shard's replicas, at a bounded pace.
+"""The serving side of a catch-up: committed batches of this shard's replicas, at a bounded rate.
 
-Sealed segments are read as files; what lies behind them, or cannot be taken from its file, by the log. It
-doesn't matter whether the replica leads: what it knows as committed is committed for ever. It remembers who
-reads where, so that retention doesn't saw off the branch (`reading_from`).
+Sealed segments are read as files; entries after them, or that cannot be taken from a file, through the log.
+The replica need not lead: what it knows as committed is committed for ever. It remembers which replica reads
+where, so that retention does not trim what is still to be read (`reading_from`).
 """
 
 from __future__ import annotations

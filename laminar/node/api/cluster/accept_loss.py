@@ -1,10 +1,10 @@
-"""A person's word for a partition that waits: the loss of what only absent replicas may hold is accepted.
+"""An operator's decision to accept a loss, for a partition that would otherwise wait for absent replicas.
 
 Two cases (docs/consensus.md#accepting-a-loss). A majority answers, and some of it may have forgotten what it
-acknowledged: the votes of these count for the latest log of those that answer. Or a majority is gone for
-good: the catalog records that the group goes on with the best log that is left, and without the replicas that
-don't answer, which never take part again. This route names what may be lost, and with `accept_loss` does it.
-Nothing calls it by itself.
+acknowledged: the votes of these count for the best log of those that answer. Or a majority is gone for good:
+the catalog records that the group continues with the best log that is left, and without the replicas that
+don't answer, which never take part again. The route reports what may be lost, and does it with `accept_loss`.
+Nothing calls it automatically.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the replicas of a topic say of themselves, gathered from the shards that have them.
+"""States of a topic's replicas, gathered from the shards that have them.
 
-Each shard knows its own replicas only. Who is asked for a topic asks all shards that own a part of it, and
-shows those that do not answer as unreachable: so a description never waits for a dead node.
+Each shard knows its own replicas only. A shard that is asked for a topic asks all shards that own a part of
+it, and shows those that do not answer as unreachable: so a description never waits for a dead node.
 """
 
 from __future__ import annotations

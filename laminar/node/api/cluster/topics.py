@@ -1,4 +1,4 @@
-"""Routes about topics and their partitions as resources."""
+"""Routes of topics: create, describe, change, delete."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""JSON bodies of requests about resources: read into a struct, and what is wrong with them said by name.
+"""JSON bodies of requests about resources: decoded into a struct, with errors that name the field.
 
-Apart from `laminar.http.api.append_body`, which reads records: here a body is small, and its fields are ours.
+Apart from `laminar.http.api.append_body`, which reads records: here a body is small, and its fields are
+fixed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Routes about groups of consumers: who is a member, and what each owns.
+"""Routes of consumer groups: their members, and what each owns.
 
-A group's members are known to the leader of one partition of the topic, chosen by the group's name: its
-roster is soft (`laminar.node.partition.state.group_members`). Before each answer it makes sure that it leads
-still: of two that think so, members would hear of different others. What members own is in the cursors.
+A group's members are known to the leader of one partition of the topic, chosen by the group's name: the list
+is soft state (`laminar.node.partition.state.group_members`). Before each answer the leader confirms that it
+still leads: of two that believe so, each would hear of other members. What members own is in the cursors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Appends that are answered before they are durable, and what every append's answer says of the window.
+"""Appends that are answered before they are durable, and the window headers of every append's answer.
 
-202 is no receipt: the batch is in its leader's log, and goes with the leader if it dies before a majority has
-it. So only batches of a producer are taken this way, which may be sent again, and the answer has none of a
-receipt's members. What is durable, whoever appended it, is what lies before `Laminar-Committed` of an answer
-in the same term (after Swift's accepted and persisted).
+202 is no receipt: the batch is in its leader's log, and is lost with the leader if it dies before a majority
+has it. So only batches of a producer are taken this way, which may be sent again, and the answer has none of
+a receipt's members. Everything before `Laminar-Committed` of an answer in the same term is durable, whichever
+client appended it (after Swift's accepted and persisted).
 """
 
 from __future__ import annotations

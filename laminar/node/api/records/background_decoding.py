@@ -1,8 +1,8 @@
-"""Bodies that take long to read: in a thread, in the order in which they came for a partition.
+"""Decoding of large bodies in a thread, in the order in which they came for a partition.
 
-A batch from outside is decoded whole before it is appended, which for megabytes takes longer than the loop's
-other business may wait. What arrives for the same partition meanwhile is read after it, however short: else
-the batches of a producer, which are numbered, would change their order.
+A batch from outside is decoded completely before it is appended, which for megabytes takes longer than the
+loop's other work may wait. What arrives for the same partition meanwhile is decoded after it, however short:
+else the batches of a producer, which are numbered, would change their order.
 """
 
 from __future__ import annotations

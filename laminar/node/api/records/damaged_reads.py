@@ -1,9 +1,9 @@
-"""Reads that meet damaged records: another replica answers, or the reader is told, or goes on behind them.
+"""Reads that meet damaged records: another replica answers, or the reader gets an error, or skips them.
 
 Committed data is the same on all replicas, so what is damaged here is fetched there, without the client's
-doing. Where nobody has it, `on_damage=skip` leaves the range out and says so; else the answer is 503
-`damaged`, naming the offsets. What a producer wrote so that nobody can read it is on all replicas: it is
-left out in the same way, or 422 `unreadable`. Nobody outside is told where in a node's folder the bytes lie.
+doing. Where no replica has it, `on_damage=skip` leaves the range out and says so; else the answer is 503
+`damaged`, with the offsets. A batch that its producer wrote unreadably is so on all replicas: it is skipped
+in the same way, or answered 422 `unreadable`. No answer reveals where in a node's folder the bytes are.
 """
 
 from __future__ import annotations

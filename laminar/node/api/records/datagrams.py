@@ -1,13 +1,14 @@
-"""Appends by datagram: what comes on this shard's UDP socket, and what goes back.
+"""Appends by datagram: requests on this shard's UDP socket, and their answers.
 
 For many small producers that keep no connection. The kernel gives a datagram to the shard that owns its
-partition, so the usual path is that of an append by HTTP without HTTP: prove, verify, append, and answer when
-the receipt is there. Where this node does not lead, the answer is the leader's address: nothing is passed on.
+partition, so the usual path is that of an append over HTTP without HTTP: authenticate, verify, append, and
+answer when the receipt is there. Where this node does not lead, the answer is the leader's address: nothing
+is passed on.
 
-A datagram may come twice, late, or never; so every batch must carry a producer's id and sequence, by which
-the partition knows one that it has (`laminar.node.partition.state.producers`). Nothing is answered before the
-MAC is found right, and then with no more than about the question's size. What there is no room for is
-dropped: who asked asks again.
+A datagram may come twice, late, or never; so every batch must carry a producer id and a sequence, by which
+the partition recognises one that it has (`laminar.node.partition.state.producers`). Nothing is answered
+before the MAC is found right, and then with no more than about the request's size. Without room a datagram is
+dropped: the client asks again.
 """
 
 from __future__ import annotations

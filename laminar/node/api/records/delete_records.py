@@ -1,9 +1,8 @@
-"""Giving up records before an offset, because a user says so.
+"""Deletion of records before an offset, on a user's request.
 
-The leader proposes a `log_start` entry, as retention does (laminar.node.partition.retention): so the start
-lies at the border of a batch, at or before the offset that was named, and the end of a partition is never
-touched. What is answered is what the leader knew when the entry was committed. A repetition finds nothing
-left to do.
+The leader proposes a `log_start` entry, as retention does (laminar.node.partition.retention): so the start is
+at the border of a batch, at or before the offset that was named, and the end of a partition is never touched.
+The answer has what the leader knew when the entry was committed. A repetition finds nothing left to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Routes about one producer in one partition: how far it got, and the begin of its next epoch.
+"""Routes about one producer in one partition: its last sequence, and the start of its next epoch.
 
-The partition's leader answers; any other shard passes the request on. What a producer is called, and which
-epoch is the next, is not known here: it is told an id and an epoch.
+The partition's leader answers; any other shard passes the request on. A producer's name, and which epoch is
+the next, is not known here: the request has an id and an epoch.
 """
 
 from __future__ import annotations

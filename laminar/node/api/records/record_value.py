@@ -1,8 +1,8 @@
-"""One record by its offset: its value, raw, with all else that it has in headers.
+"""One record by its offset: its value, raw, with everything else that it has in headers.
 
 A record larger than a batch is answered from its parts, one read and verified at a time and written as the
-peer takes it, so that it costs the memory of one part whatever its size; `Range` asks for some of it. Between
-shards go pieces, as an answer is passed on whole: the shard that was asked fetches them one by one.
+peer takes it, so it costs the memory of one part whatever its size; `Range` asks for some of it. Between
+shards pieces are passed, as an answer is passed on whole: the shard that was asked fetches them one by one.
 """
 
 from __future__ import annotations

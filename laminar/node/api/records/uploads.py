@@ -1,7 +1,7 @@
-"""Records larger than a request: their parts come one by one, then the record is appended at once.
+"""Uploads of records larger than a request: the parts come one by one, then the record is appended at once.
 
-Whoever appends names the upload, and that name is its idempotency key: each step may be sent again, to any
-node. The leader of the partition carries it out (`laminar.node.transactions.uploads`); nobody else is asked.
+The client names the upload, and that name is its idempotency key: each step may be sent again, to any node.
+The leader of the partition carries it out (`laminar.node.transactions.uploads`); no coordinator is involved.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What was staged and never committed goes: where it can't be decided any more, or by its age.
+"""Removal of stages that were never committed: once they cannot be decided any more, or by their age.
 
-The leader of a partition looks at it every now and then. What is an hour old a coordinator may have decided,
-or may decide yet, so it is asked: by what it has committed the batch is over when a newer epoch began, or
-when that number was decided otherwise. What is not over may be of a job that takes long, so it stays; what
-nobody has pinned for a day, as a driver that is gone for good tells nobody. Of a sink that writes once no
-newer epoch ever comes: so in time one is made for what it had pinned.
+The leader of a partition checks it regularly. A batch that is an hour old a coordinator may have decided, or
+may still decide, so it is asked: the batch is over when a newer epoch began, or when that number was decided
+otherwise. A batch that is not over may belong to a job that takes long, so it stays; one that was not
+prepared for a day is removed, as a driver that is gone for good tells no one. A single-use sink never gets a
+newer epoch: so in time one is made for what it had prepared.
 
-The parts of an upload no coordinator knows: they go an hour after the last of them.
+The parts of an upload no coordinator knows: they are removed an hour after the last of them.
 
-Which batch a sink has published a partition keeps, to recognise a publish that comes again. Of sinks that
-write once that would be an entry for each, for ever: they go two hours after, or when there are many newer
-ones, if their coordinator has committed that nothing of them is under way. A publish that comes later yet is
-refused: it names a pin that is used up.
+Which batch a sink has published a partition remembers, to recognise a repeated publish. Of single-use sinks
+that would be an entry for each, for ever: they are removed two hours after, or when there are many newer
+ones, if their coordinator has committed that nothing of them is under way. A publish that comes even later is
+refused: it names a preparation that is used up.
 """
 
 from __future__ import annotations

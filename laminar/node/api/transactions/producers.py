@@ -1,10 +1,10 @@
-"""Who is a producer: an id and an epoch, for programs that number their appends themselves.
+"""Producers' identities: an id and an epoch, for programs that number their appends themselves.
 
-Without a name it is an id that nobody else has, and nothing is remembered. A name belongs to one id: each
-that takes it gets the next epoch, so partitions refuse who had it before, from the newer's first batch on.
-Names are kept where sinks are, by the coordinators (`laminar.node.partition.state.sinks`). Not in the
-catalog, whose log is never trimmed and replayed at each start, and whose every change goes to all processes:
-programs begin often.
+Without a name it is an id that no other producer has, and nothing is remembered. A name belongs to one id:
+each program that takes it gets the next epoch, so partitions refuse its previous holder from the newer one's
+first batch on. Names are kept with sinks, by the coordinators (`laminar.node.partition.state.sinks`). Not in
+the catalog, whose log is never trimmed and is replayed at each start, and whose every change goes to all
+processes: programs begin often.
 """
 
 from __future__ import annotations
