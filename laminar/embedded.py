@@ -48,7 +48,7 @@ class NodeFailed(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _Boot(Boot):
-    """A start without a supervisor: being ready is told by a call, not through a pipe."""
+    """A start without a supervisor: readiness is reported by a call, not through a pipe."""
 
     on_ready: Callable[[], None]
 
@@ -57,7 +57,7 @@ class _Boot(Boot):
 
 
 class EmbeddedNode:
-    """A running node. `client` is connected to it, for this loop; `url` is for everybody else."""
+    """A running node: `client` is connected to it in this loop, other programs connect to `url`."""
 
     def __init__(self, settings: Settings, folder: DataFolder, sockets: NodeSockets) -> None:
         self._settings = settings
@@ -88,7 +88,11 @@ class EmbeddedNode:
         return None
 
     async def start(self, *, timeout_s: float) -> None:
-        """Open both homes and serve. Raises `NodeFailed`."""
+        """Open both store directories and serve.
+
+        Raises:
+            NodeFailed: the node is not ready within `timeout_s`.
+        """
         loop = asyncio.get_running_loop()
         for role in _ROLES:
             boot = self._boot(role)

@@ -1,4 +1,4 @@
-"""What the children of a supervisor run: the real controller, shard and recovery, or those of a test.
+"""The functions that a supervisor's children run: controller, shard and recovery, or those of a test.
 
 Apart from the supervisor, which needs to know no more of them than that they are functions.
 """
@@ -17,7 +17,7 @@ from router import owner_shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryPoints:
-    """What the children run. Tests put their own here."""
+    """The functions that the children run; tests put their own here."""
 
     controller: Callable[[Boot], int]
     shard: Callable[[Boot], int]
@@ -28,7 +28,7 @@ class EntryPoints:
 
 
 def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
-    """The real controller, shard and recovery, with all they need loaded: the children find it in memory."""
+    """Return the real controller, shard and recovery, loaded so that children find them in memory."""
     # Here and not at the top: whoever only asks for a `Supervisor` with children of his own pays nothing.
     from laminar.node.assembly import run_shard
     from laminar.node.catalog import controller

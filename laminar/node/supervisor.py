@@ -82,10 +82,10 @@ class _Child:
 def serve(
     settings: Settings, *, entry_points: EntryPoints | None = None, environment: Environment | None = None
 ) -> int:
-    """Run a node until it is told to stop; the exit code of this process. Call it in the main thread, with
-    no other.
+    """Run a node until it is told to stop; return the exit code. Call it in the main thread, with no other.
 
-    What prevents a start is one line on the log, and code 1 (2 for a way of starting that can't work).
+    What prevents a start is one line in the log, and code 1 (2 for settings under which no node can
+    start).
     """
     set_up_logging(process=settings.node or "supervisor", level=settings.log_level, style=settings.log_format)
     if not __debug__:
@@ -124,7 +124,7 @@ def serve(
 
 
 def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
-    """A node's sockets, on ports by its settings; for port 0 on those of the last start, if they are free."""
+    """Open a node's sockets by its settings; for port 0 on the ports of the last start, if they are free."""
     # `Settings` made without `load` pass here too: no listener may be reachable when nobody has to show a
     # secret.
     if not settings.secret and not is_loopback(settings.host):
@@ -139,7 +139,7 @@ def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> Node
 
 
 class Supervisor:
-    """One node's children and everything they share. `run` does all."""
+    """One node's child processes and everything they share; `run` does all."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Supervisor:
     # ---- life
 
     def run(self) -> int:
-        """Recover, start the children, watch them, and end with them."""
+        """Recover, start the children, watch them, and end with them; return the exit code."""
         for end in self._signal_pipe:
             os.set_blocking(end, False)
         self._selector.register(self._signal_pipe[0], selectors.EVENT_READ, self._take_signals)
@@ -219,7 +219,7 @@ class Supervisor:
         return EXIT_FAILED
 
     def _turn(self) -> None:
-        """Wait for the next thing to happen, and deal with it."""
+        """Wait for the next event, and handle it."""
         for key, _ in self._selector.select(self._timeout_s()):
             key.data()
         now_ms = _now_ms()
@@ -245,9 +245,7 @@ class Supervisor:
         return [child for child in self._children.values() if child.start_at_ms is not None]
 
     def _recover(self) -> bool:
-        """Run recovery in a child: what it needs of memory is gone afterwards, and a failure is only an
-        exit code.
-        """
+        """Run recovery in a child: its memory is returned, and a failure is only an exit code."""
         began_ms = _now_ms()
         directory, shards = self._folder.directory, self._shards
 
@@ -340,7 +338,7 @@ class Supervisor:
         self._set_state(child, ChildState.STARTING)
 
     def _fork(self, name: str, work: Callable[[], int]) -> int:
-        """Fork a child that gives up everything that is the supervisor's, and then runs `work`; its pid."""
+        """Fork a child that closes everything of the supervisor's and then runs `work`; return its pid."""
 
         def child() -> int:
             self._selector.close()
@@ -411,7 +409,7 @@ class Supervisor:
         log.error("%s (pid %d) ended: %s; starts again in %d ms", role_name(child.role), pid, how, pause_ms)
 
     def _reap(self, child: _Child) -> int:
-        """Take a dead child's exit code (negative: the signal), and forget its descriptors."""
+        """Return a dead child's exit code (negative: the signal), and forget its descriptors."""
         _, status = os.waitpid(child.pid, 0)
         self._forget_fd(child.pidfd)
         child.pid, child.pidfd = 0, -1
@@ -429,9 +427,9 @@ class Supervisor:
         self._board.write(child.role, state=state, pid=child.pid, restarts=child.restarts)
 
     def _write_node_file(self) -> bool:
-        """Write `node.json` once every child serves or has been given up, and again when one was replaced.
+        """Write `node.json` once every child serves or is abandoned, and again after a replacement.
 
-        Whether it was written.
+        Returns whether it was written.
         """
         states = [child.state for child in self._children.values()]
         if any(state not in (ChildState.READY, ChildState.GIVEN_UP) for state in states):
@@ -453,7 +451,7 @@ class Supervisor:
         return True
 
     def _identity(self) -> Identity:
-        """The identity as it is now: the controller may have joined a cluster since."""
+        """Return the identity as it is now: the controller may have joined a cluster since."""
         try:
             return self._folder.read_identity()
         except StorageError as error:

@@ -46,7 +46,7 @@ _log = logging.getLogger("laminar.catch_up")
 
 # New logs that are built at one time; others wait for the leader's next offer.
 AT_ONCE = 2
-# A round of so many pieces, or less, is the last: what came meanwhile is left to appends.
+# A round of at most this many pieces is the last: what came meanwhile is left to appends.
 LAST_PIECES = 4
 # For a piece of 256 KiB, at the source's pace. A source that hangs keeps the replica from standing so long.
 CALL_TIMEOUT_S = 20.0
@@ -56,7 +56,7 @@ ROOM_PATIENCE_S = 30.0
 # After a try that came to nothing the next from the same source waits so long, and each time twice as long.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-# A log that is being built has this behind its name: if it stands at a start, its replica never switched.
+# Suffix of the name of a log being built: if it is there at a start, its replica never switched.
 UNFINISHED = "+"
 
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
@@ -310,7 +310,7 @@ class Installer:
         request = PieceRequest(offer.group, offer.receiver, index)
         frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:
-            # What lies in the file is not what it should be: the source is to look closer.
+            # The file's bytes are not what they should be: let the source check each frame.
             request = msgspec.structs.replace(request, verified=True)
             frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:

@@ -110,7 +110,7 @@ class Lagging:
 
     async def _offer(self, replica: Replica, progress: Progress) -> None:
         receiver = progress.replica_id
-        # Again and again: one that works on it says so, one that had to give up begins anew.
+        # Repeatedly: a replica that works on it says so, one that had to stop begins again.
         await self._call(replica, receiver)
         key = (replica.group, receiver)
         now_s = asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ OFFER = "catch_up_offer"
 BEGINNING = "catch_up_beginning"
 PIECE = "catch_up_piece"
 
-# A piece on the wire: small enough that another call waits a few milliseconds behind it.
+# A piece on the wire: small enough that another call waits only a few milliseconds for it.
 PIECE_BYTES = 256 * 1024
 
 # Codes of refusals: the source has not got these entries (any more), or not whole.

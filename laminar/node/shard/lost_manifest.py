@@ -25,7 +25,7 @@ from router import owner_shard, partition_hash
 
 _log = logging.getLogger("laminar.shard")
 
-# No log has this id: whoever looks for it finds that the replica is lost.
+# No log has this id, so the replica is found to be lost.
 NO_LOG = 0
 # So many partitions are named in one line.
 MOST_NAMES = 50

@@ -181,7 +181,7 @@ class ReplicaMover:
                     elif await self._is_filled(entry):
                         report.made.append(replica.replica_id)
                 elif (entry := entries.get(replica.replica_id)) is not None and entry.state == EMPTY:
-                    await self._is_filled(entry)  # it began anew
+                    await self._is_filled(entry)  # it started again with an empty log
             for replica in record.removed:
                 if self._is_own(replica):
                     removed.append((record, replica.replica_id))

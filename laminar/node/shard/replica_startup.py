@@ -178,7 +178,7 @@ class ReplicaOpener:
 
         def past_damage(index: int) -> bool:
             if shard.repairs.is_trimmed(entry.group, index):
-                # What its group kept of it comes with the entry that lets this log, too, begin behind it.
+                # What its group kept of it comes with the entry after which this log, too, will start.
                 partition.tables.left_out.append(index)
                 return True
             # No other replica could answer, and most of it can be served.
@@ -240,7 +240,7 @@ class ReplicaOpener:
         name = f"{entry.topic}/{entry.partition}"
         _log.warning("%s: this learner may have lost entries; it starts again with an empty log", name)
         anew = msgspec.structs.replace(entry, state=EMPTY, voters=[])
-        # First: a crash behind it finds the old log, and comes here again.
+        # First: after a crash the old log is found, and this is repeated.
         await storage.change_manifest(lambda entries: _replaced(entries, anew))
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was let go meanwhile")

@@ -52,7 +52,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     last_offset: int = 0
     # It holds committed entries that the others gave up: it takes no part any more.
     given_up: bool = False
-    # (first offset, offset behind the last) of each range whose bytes are damaged there; a control entry
+    # (first offset, offset after the last) of each range whose bytes are damaged there; a control entry
     # has none.
     damaged: list[tuple[int, int]] = []
     # While a new log is built for it from whole segments: bytes that have come, and those of the source.

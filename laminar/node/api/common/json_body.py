@@ -55,7 +55,7 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            # What comes behind the place that doesn't fit was not read yet, and may be no JSON.
+            # What comes after the place that doesn't fit was not read yet, and may be no JSON.
             raise _invalid(str(error), msgspec.json.decode(body), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error

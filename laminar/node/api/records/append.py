@@ -216,7 +216,7 @@ class AppendRoutes:
         self, answer: asyncio.Future[Response], done: asyncio.Future[Receipt], partition: Partition
     ) -> None:
         if answer.done():
-            done.exception()  # taken note of: nobody waits any more
+            done.exception()  # retrieved, so that it is not logged: the client has gone
             return
         error = done.exception()
         if error is not None:

@@ -62,6 +62,6 @@ class BackgroundDecoding:
             return answered if isinstance(answered, Response) else await answered
 
         task = self._loop.create_task(answer())
-        # Also where it was refused, or nobody waits for it any more.
+        # Also if it was refused, or its client has gone.
         task.add_done_callback(lambda done: let_pass())
         return task

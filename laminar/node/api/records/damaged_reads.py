@@ -63,7 +63,7 @@ async def elsewhere(
         return None
     target = request.target.partition("?")[0]
     if offset is not None:
-        # It must have the record: one that is behind says so at once.
+        # It must have the record: a replica that lags says so at once.
         query = {name: request.query[name] for name in _KEPT if name in request.query}
         target += "?" + urlencode({**query, "offset": offset, "min_offset": offset + 1})
     passed = Request(RequestHead(request.method, target, request.headers), b"", request.connection)

@@ -37,7 +37,7 @@ _log = logging.getLogger("laminar.datagrams")
 MOST_WAITING = 10_000
 """Questions of this shard that may wait for their answers; what comes then is dropped."""
 
-# What whoever asked finds by the code in its own table.
+# What the client finds by the code in its own table of errors.
 _LEFT_OUT = ("type", "title", "hint")
 
 
@@ -182,7 +182,7 @@ class Datagrams(asyncio.DatagramProtocol):
                 outcome="not_applied",
             )
         if partition is None:
-            # Learned from another: asked for again next time, as nobody tells us when it changes.
+            # Learned from another shard, which does not say when it changes: asked again next time.
             self._locator.forget(topic, number)
         return Leader(record.host, record.http_port)
 

@@ -45,7 +45,7 @@ from laminar.node.partition.reads import expired
 DEFAULT_BYTES = 1024 * 1024
 MOST_BYTES = 32 * 1024 * 1024
 MOST_RECORDS = 1_000_000
-# The text of an answer may be so many times `max_bytes`, which counts batches as they are stored, and 1 MiB.
+# An answer's text may have this many times `max_bytes`, which counts batches as stored, and 1 MiB more.
 _SHOWN = 4
 LONGEST_WAIT_MS = 30_000
 OFFSET_LIMIT = 2**53

@@ -38,7 +38,7 @@ PASSED_BYTES = 1024 * 1024
 HEAD_BYTES = 32 << 10
 HEAD_FIELDS = 80
 KNOWN_PARTS = 8
-# Of an answer that was passed on in part: the range of bytes behind it.
+# Header of an answer that was passed on in part: the range of bytes after it.
 _REST = "laminar-rest"
 _RANGE = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})\Z", re.ASCII)
 

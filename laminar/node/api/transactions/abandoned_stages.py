@@ -32,7 +32,7 @@ _log = logging.getLogger("laminar.transactions")
 
 # Of what nothing was added to for so long, and of an older pin, the coordinator is asked.
 STAGE_AGE_MS = 3_600_000
-# What nobody has pinned goes so long after its first stage, whatever a coordinator would say.
+# Stages that were not prepared are removed this long after the first, without asking the coordinator.
 OPEN_AGE_MS = 24 * 3_600_000
 JANITOR_S = 10.0
 # Batches of one partition that are asked for in one look, by lot: none is passed over for ever.
@@ -69,7 +69,7 @@ class AbandonedStages:
     def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:
         self._services = services
         self._coordinators = coordinators
-        # What was heard of sinks since the last look began: that a batch is over stays so.
+        # Coordinators' answers since the last pass began: a batch that is over stays so.
         self._heard: dict[bytes, Sink | Problem] = {}
         services.spawn(self._clean_up())
 
@@ -131,7 +131,7 @@ class AbandonedStages:
             if held.first.records and (held.pinned_ms or held.last.append_time_ms) < hour_ago_ms
         ]
         asked = old if len(old) <= ASKED_AT_ONCE else self._services.rng.sample(old, ASKED_AT_ONCE)
-        # At once: one whose coordinator is away keeps nobody else waiting. Each once, for all partitions.
+        # Concurrently: an absent coordinator delays no other. Each sink once, for all partitions.
         await asyncio.gather(*map(self._ask, {key[0] for key, _ in asked} - self._heard.keys()))
         await asyncio.gather(*(self._drop_if_over(partition, key, age_ms) for key, age_ms in asked))
 
@@ -165,7 +165,7 @@ class AbandonedStages:
                 # epoch that is committed keeps both him and what he sent from deciding this yet.
                 known = await self._coordinators.end(sink, epoch)
         if known.number < number:
-            # One that wrote once, was forgotten, and is kept since: its epochs began anew, below all those.
+            # It was single-use, was forgotten, and is kept since: its epochs began again, below all those.
             return known.epoch > epoch or 0 < known.epoch < FIRST_ONCE_EPOCH <= epoch
         decision = known.undone
         if decision is None or (decision.number, decision.epoch) != (number, epoch):

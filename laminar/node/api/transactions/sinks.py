@@ -157,7 +157,7 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     producer: bytes = b""
     # What names a `begin` or `name`, so that it may be asked again.
     request: str = ""
-    # Of a sink that begins: it writes one batch and is never heard of again.
+    # Of a sink that begins: it is single-use, for one batch.
     once: bool = False
     # Of a commit: what tells this batch from others.
     fingerprint: str = ""
@@ -499,7 +499,7 @@ class SinkRoutes:
         if isinstance(request, OverRequest):
             return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
-            # One that was deposed unawares has not heard of all that it would have to forget.
+            # A leader that was deposed unawares does not know of all that it would have to forget.
             await partition.confirmed_end()
             await Staging(partition).forget(request.sink, request.epoch)
             return None
@@ -525,7 +525,7 @@ class SinkRoutes:
             detail = f"{request.topic}/{request.partition} here is another group's"
             raise Problem("not_leader", detail, outcome="not_applied")
         if not staging.knows(batch, request.pin):
-            # Who was deposed unawares has not heard of the pin: only a leader may say that it is lost.
+            # A leader that was deposed unawares does not know of the pin: only a real one may call it lost.
             await partition.confirmed_end()
         await staging.publish(batch, request.pin)
         return None
