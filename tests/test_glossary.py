@@ -19,7 +19,6 @@ STILL = {
     "knock": 60,
     "rumours": 20,
     "whereabouts": 10,
-    "in_line": 25,
     "comeback": 15,
     "rosters": 20,
     "mark_fell": 12,
