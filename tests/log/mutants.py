@@ -633,6 +633,14 @@ MUTANTS = (
         LOST_MANIFEST,
     ),
     _one(
+        "a deletion that is cancelled ends half done",
+        "library.folder",
+        "LogFolder.delete",
+        "await asyncio.shield(deleting)",
+        "await deleting",
+        "tests/log/library/test_library.py::test_a_deletion_that_is_cancelled_takes_no_log_that_is_asked_for_after_it",
+    ),
+    _one(
         "homes that hold no replicas make a map an older one",
         "recovery.node",
         "_holds_replicas",

@@ -191,20 +191,32 @@ class LogFolder:
     async def delete(self, name: str) -> None:
         """Forget a log and all its records; durable when it returns. Its files go to the folder's trash.
 
-        Readers and appenders of it get `StorageClosed`. Raises `KeyError` where there is no such log.
+        Readers and appenders of it get `StorageClosed`. Cancelled, it goes on, and calls of `log` wait until
+        it has ended. Raises `KeyError` where there is no such log.
         """
-        async with self._changing:
-            self._check_open()
-            entries = self._storage.manifest.entries
-            entry = next((each for each in entries if each.topic == name), None)
-            if entry is None:
-                raise KeyError(name)
-            opened = self._logs.pop(name, None)
-            if opened is not None:
-                opened.end(f"log {name!r} was deleted")
-            await self._storage.write_manifest([each for each in entries if each is not entry])
-            if entry.log_id in self._storage.logs:
-                await self._storage.delete_log(entry.log_id)
+        await self._changing.acquire()
+        deleting = asyncio.ensure_future(self._delete(name))
+        # The one that was cancelled hears of no error; no other change comes between, however it ends.
+        deleting.add_done_callback(self._changed)
+        await asyncio.shield(deleting)
+
+    def _changed(self, change: asyncio.Future[None]) -> None:
+        self._changing.release()
+        if not change.cancelled():
+            change.exception()
+
+    async def _delete(self, name: str) -> None:
+        self._check_open()
+        entries = self._storage.manifest.entries
+        entry = next((each for each in entries if each.topic == name), None)
+        if entry is None:
+            raise KeyError(name)
+        opened = self._logs.pop(name, None)
+        if opened is not None:
+            opened.end(f"log {name!r} was deleted")
+        await self._storage.write_manifest([each for each in entries if each is not entry])
+        if entry.log_id in self._storage.logs:
+            await self._storage.delete_log(entry.log_id)
 
     def _check_open(self) -> None:
         if self._closing is not None:

@@ -603,3 +603,24 @@ async def test_logs_that_cannot_be_made_together_are_tried_each_for_itself() -> 
     await asyncio.gather(*(folder.log(f"log-{n}") for n in range(20)))
     assert 20 == len(folder.names)
     await folder.close()
+
+
+async def test_a_deletion_that_is_cancelled_takes_no_log_that_is_asked_for_after_it(tmp_path: Path) -> None:
+    """It ends all the same, before anything else: else what is appended meanwhile would go with it."""
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        await (await folder.log("one")).append([b"old"])
+        may_go_on = threading.Event()
+        folder._storage._errands.write(may_go_on.wait)  # type: ignore[arg-type]
+        deleting = asyncio.ensure_future(folder.delete("one"))
+        await asyncio.sleep(0)
+        deleting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deleting
+        asking = asyncio.ensure_future(folder.log("one"))
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await (await asking).append([b"new"])
+    async with open_folder(tmp_path / "data", settings=SMALL) as folder:
+        assert ["one"] == folder.names
+        log = await folder.log("one", create=False)
+        assert [b"new"] == [each.value async for each in log.read()]
