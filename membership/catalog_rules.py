@@ -107,7 +107,7 @@ def _how_old(record: NodeRecord, known: NodeRecord) -> str:
     number = record.boot.number if record.boot is not None else 0
     return (
         f"the data directory of {record.node!r} is an older copy: it begins start {number} of a history that "
-        f"is not the one the cluster knows up to start {known.boot.number}, page {known.boot.tick}"
+        f"is not the one the cluster knows up to start {known.boot.number}, tick {known.boot.tick}"
     )
 
 

@@ -1,9 +1,9 @@
-"""The controller: a node's process for gossip and the catalog; no data path.
+"""The controller: a node's process for gossip and the catalog; it has no data path.
 
 It holds the node's replica of group 0 (`local_replica`), feeds the shards with a view of the cluster
-(`view_publisher`), and brings the node into line with the catalog: registers it, keeps its addresses current,
-and, while it leads group 0, does what `leader_duties` says. What it learns by gossip wakes, suggests and
-finds addresses; it decides nothing (docs/consensus.md#the-catalog).
+(`view_publisher`), and reconciles the node with the catalog: registers it, keeps its addresses current, and,
+while it leads group 0, performs `leader_duties`. Gossip gives it hints and addresses, and decides nothing
+(docs/consensus.md#the-catalog).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _log = logging.getLogger("laminar.controller")
 RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
 CHECK_CLUSTER_S = 2.0
-# So long a start waits for the catalog's word on this node, before it serves without.
+# A start waits this long for the catalog's confirmation of this node, before it serves without.
 UNCONFIRMED_S = 3.0
-# A founder with a damaged catalog finds nobody without these addresses: rot must not get at both copies.
+# A founder with a damaged catalog finds no other node without these addresses: they must not rot too.
 REMEMBER_MS = 60_000
 
 
@@ -126,7 +126,7 @@ class Controller(Process):
         return self.directory.state()
 
     def knows(self, node: str) -> bool:
-        """See Process. Also by gossip: our copy of the catalog may be older than the leader's node."""
+        """See Process. Gossip counts too: our copy of the catalog may be older than the leader's node."""
         return self.directory.address(node) is not None
 
     def known_boot(self, node: str) -> BootRecord | None:
@@ -153,7 +153,7 @@ class Controller(Process):
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """See Process: without its catalog a controller has little to do, so it may start again."""
+        """See Process: without its catalog a controller has little to do, so it may restart."""
         failure = self._replica.failure
         own = [] if failure is None else [f"the catalog ({failure})"]
         return [*super().awaiting_restart(), *own]
@@ -167,7 +167,7 @@ class Controller(Process):
         else:
             await self._join()
         if self.cluster_id is None:
-            await self.close()  # told to stop before any member answered
+            await self.close()  # asked to stop before any member answered
             return
         self.spawn(self.storage.scrubber.run())
         self.every(FAILED_CHECK_S, self.look_for_failed)
@@ -233,19 +233,22 @@ class Controller(Process):
             shards=self.boot.shards,
             weight=self.boot.settings.weight,
             catalog_replica=self._catalog_replica(known),
-            boot=self._guard.life,
+            boot=self._guard.boot,
         )
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
-        """This node's replica id in group 0; 0 asks the catalog for one."""
+        """Return this node's replica id in group 0; 0 asks the catalog for one."""
         if known is not None:
             return known.catalog_replica
         return self.group.replica.replica_id if self.group is not None else 0
 
     async def _check_cluster(self) -> None:
-        """With `--join` on a folder that is of a cluster already: raise `Hopeless` if that is another one.
+        """Refuse `--join` of another cluster than the one that the data folder belongs to.
 
-        If nobody answers now it goes on with what it has, as when all nodes start together.
+        If no member answers now it goes on with what it has, as when all nodes start together.
+
+        Raises:
+            Hopeless: the cluster at `--join` is another one.
         """
         joins = self.boot.settings.join
         if not joins:
@@ -261,23 +264,25 @@ class Controller(Process):
             )
 
     async def _join(self) -> None:
-        """Ask a member of the cluster for a place in it, until one answers."""
+        """Ask members of the cluster to take this node in, until one answers."""
         request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._guard.former))
-        said: set[str] = set()
+        logged: set[str] = set()
         while not self.stopping.is_set():
             addresses = await self.environment.find_controllers(self.boot.settings.join)
-            if not addresses and not said:
-                said.add("")
-                _log.warning("joining: nobody answers at %s; asking on", ", ".join(self.boot.settings.join))
+            if not addresses and not logged:
+                logged.add("")
+                _log.warning(
+                    "joining: no member answers at %s; still trying", ", ".join(self.boot.settings.join)
+                )
             for address in addresses:
                 try:
                     payload = await self.transport.call(address, "join", request, timeout=10.0)
                 except TransportError as error:
-                    # Digits are ports and counts: the same refusal is said once.
+                    # Digits are ports and counts: the same refusal is logged once.
                     reason = re.sub(r"[0-9]+", "", str(error))
-                    if reason not in said:
-                        said.add(reason)
-                        _log.warning("joining through %s: %s; asking on", address, error)
+                    if reason not in logged:
+                        logged.add(reason)
+                        _log.warning("joining through %s: %s; still trying", address, error)
                     continue
                 answer = msgspec.msgpack.decode(payload, type=JoinAnswer)
                 if answer.refused:
@@ -318,7 +323,7 @@ class Controller(Process):
             )
         )
 
-    # -- keeping the node in line --------------------------------------------------------
+    # -- reconciling the node with the catalog -------------------------------------------
 
     def _applied(self) -> None:
         self.service.changed()
@@ -332,12 +337,12 @@ class Controller(Process):
         self._reconcile_now.set()
 
     async def _remember(self) -> None:
-        """Keep the other controllers' addresses: when one is new, and now and then, as they may rot."""
+        """Record the other controllers' addresses: when one is new, and periodically, as the file may rot."""
         known: dict[str, Address] = {
             name: TcpAddress(record.host, record.peer_ports[0])
             for name, record in self.directory.known_nodes().items()
         }
-        # What a catalog that stands still says is old: that is when the others must be remembered.
+        # A catalog that has stopped is old: that is when the remembered addresses are needed.
         group = self.group
         if group is None or group.stalled or self._replica.sits_out or not known:
             return
@@ -352,7 +357,9 @@ class Controller(Process):
                 self.storage, group.replica.log, controller_addresses.Peers(known, boots)
             )
         except StorageError as error:
-            _log.debug("where the others are is not kept: %s", error)  # if new: again at the next tick
+            _log.debug(
+                "the addresses of the others are not written: %s", error
+            )  # if new: again at the next tick
         else:
             self._addresses.remembered, self._addresses.boots = known, boots
 
@@ -373,7 +380,7 @@ class Controller(Process):
             await self._reconcile_now.wait()
 
     async def _register(self) -> None:
-        """Make the catalog say where this node really is."""
+        """Register this node's present addresses and start in the catalog."""
         group = self.group
         assert group is not None and self.cluster_id is not None
         state = group.catalog.state()
@@ -388,28 +395,28 @@ class Controller(Process):
             if answer.result is not None and answer.result.outcome == "rolled_back":
                 await self._end_as_older_copy(answer.result)
                 return
-        if self._guard.heard(group.catalog.state().nodes.get(self.boot.node)):
+        if self._guard.confirms(group.catalog.state().nodes.get(self.boot.node)):
             self._publisher.changed()
             self._reconcile_now.set()
         self._be_ready()
 
     async def _end_as_older_copy(self, result: Result) -> None:
-        """The catalog knows a later state of this node's folder: let the others see that, and end."""
+        """Report that this node's folder is an older copy, and end: the catalog knows a later state of it."""
         report = self._guard.report(result)
         if report is not None:
             await self.service.ask(ReplicaRequest(report))
         self.fatal(Hopeless(f"{result.detail}. {NEWEST_COPY}"))
 
     def _be_ready_unconfirmed(self) -> None:
-        """Nobody leads the catalog, it seems: what this node holds is served all the same."""
+        """Serve what this node holds without a confirmation: no leader of the catalog has answered."""
         self._patient = False
         self._be_ready()
 
     def _be_ready(self) -> None:
-        """Let the shards have their first view, and so hear the processes of other nodes.
+        """Give the shards their first view, and with it the Raft messages of other nodes.
 
-        A moment is waited for the catalog's word: by it this node learns which of its replicas were given up
-        while it was away, before they take part (docs/consensus.md#accepting-a-loss).
+        It waits a moment for the catalog's confirmation: with it this node learns which of its replicas were
+        abandoned while it was away, before they take part (docs/consensus.md#accepting-a-loss).
         """
         if self._patient and not self._guard.confirmed:
             return
@@ -421,7 +428,7 @@ class Controller(Process):
     # -- the view that shards get --------------------------------------------------------
 
     def view_message(self) -> ViewMessage:
-        """What the shards are to know now."""
+        """Return the view that the shards should have now."""
         return ViewMessage(
             cluster_id=self.cluster_id or b"",
             catalog=self.state(),
@@ -433,7 +440,7 @@ class Controller(Process):
         )
 
     def _leader(self) -> str:
-        """The node that leads group 0, as far as is known here."""
+        """Return the node that leads group 0, as far as is known here; empty if unknown."""
         return (self.group.replica.leader_node if self.group is not None else None) or ""
 
     # -- statistics ----------------------------------------------------------------------
@@ -462,6 +469,6 @@ class Controller(Process):
 
 
 def run(boot: Boot) -> int:
-    """The controller's process."""
+    """Run the controller's process and return its exit code."""
     home = controller_home(boot.data_directory)
     return run_process(boot, home, lambda boot, storage: Controller(boot, storage=storage))

@@ -1,13 +1,13 @@
-"""Where the controllers of the other nodes are.
+"""The addresses of the other nodes' controllers.
 
-The catalog says so. But a copy of it that is old, or stands still because an entry is damaged, does not know
-who has joined or moved since, and without an address its node can't even answer the leader that would bring
-it up to date. So there are other sources, and a wrong one does no harm, as every message names whom it is
-for: what a node says of itself by gossip comes first, as nobody has later news; then the catalog; then what
-this node was given when it joined; then a small document beside the catalog's log, which is a help and no
-source of truth: one that is missing or damaged is passed over. That document also keeps the newest life of
-each node's data folder, so that an older copy of one is not heard when our own catalog begins with an old
-state after a restart.
+The catalog has them. But an old copy of it, or one that stopped at a damaged entry, does not have the nodes
+that joined or moved since, and without an address its node can't even answer the leader that would bring it
+up to date. So there are other sources, and a wrong address does no harm, as every message names its receiver:
+gossip about a node by itself comes first, as no source is newer; then the catalog; then the one that this
+node was given when it joined; then a small document beside the catalog's log, which is a help and no source
+of truth: one that is missing or damaged is ignored. That document also keeps the newest boot record of each
+node's data folder, so that an older copy of one is not admitted when our own catalog begins with an old state
+after a restart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger("laminar.controller")
 
 NAME = "peers"
 
-# What a node says of itself by gossip.
+# Keys of what a node announces about itself by gossip.
 HOST, PORT = "peer_host", "peer_port"
 
 
@@ -39,13 +39,13 @@ class AddressBook:
 
     def __init__(self) -> None:
         self._announced: dict[str, Address] = {}
-        # With what it joined: until its own copy says more, the catalog for this node.
+        # The catalog that it joined with, used while its own copy is empty.
         self.joined = CatalogState()
         self.remembered: dict[str, Address] = {}
         self.boots: dict[str, BootRecord] = {}
 
     def announce(self, members: Mapping[str, Member], *, cluster: str) -> None:
-        """What gossip knows now; of nodes that seem dead nothing is believed."""
+        """Take over the addresses that gossip announces now; those of dead nodes are ignored."""
         self._announced = {
             name: TcpAddress(host, port)
             for name, member in members.items()
@@ -55,7 +55,11 @@ class AddressBook:
         }
 
     def address(self, node: str, state: CatalogState) -> Address | None:
-        """Of the controller of `node`, `state` being this node's copy of the catalog."""
+        """Return the address of `node`'s controller; None if unknown.
+
+        In this order: as gossip announces it, from `state` (our copy of the catalog), from the catalog that
+        this node joined with, as remembered on disk.
+        """
         announced = self._announced.get(node)
         if announced is not None:
             return announced
@@ -65,7 +69,7 @@ class AddressBook:
         return self.remembered.get(node)
 
     def boot(self, node: str, state: CatalogState) -> BootRecord | None:
-        """The newest of the data folder of `node` that the catalog has ever said here."""
+        """Return the newest start of `node`'s data folder that the catalog has ever named here."""
         record = state.nodes.get(node)
         return newer(record.boot if record is not None else None, self.boots.get(node))
 
@@ -73,11 +77,11 @@ class AddressBook:
 class _Where(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
-    life: BootRecord | None = None
+    boot: BootRecord | None = None
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """By node: where its controller was, and the newest life of its folder (`membership.boot_history`)."""
+    """By node: its controller's address, and the newest boot record of its folder."""
 
     addresses: dict[str, Address] = {}
     boots: dict[str, BootRecord] = {}
@@ -87,21 +91,25 @@ _decoder = msgspec.msgpack.Decoder(dict[str, _Where])
 
 
 def read(log: Log) -> Peers:
-    """Nothing where nothing can be read. Blocks shortly."""
+    """Return what the document beside `log` holds; nothing if it can't be read. Blocks shortly."""
     try:
         payload = Document(log.files.disk, log.files.directory, NAME).read()
         known = _decoder.decode(payload) if payload is not None else {}
     except (DamagedDocument, DiskError, msgspec.DecodeError) as error:
-        _log.warning("where the other controllers were is not known: %s", error)
+        _log.warning("the document of the other controllers' addresses cannot be read: %s", error)
         return Peers()
     return Peers(
         {node: TcpAddress(where.host, where.port) for node, where in known.items()},
-        {node: where.life for node, where in known.items() if where.life is not None},
+        {node: where.boot for node, where in known.items() if where.boot is not None},
     )
 
 
 async def keep(storage: Storage, log: Log, peers: Peers) -> None:
-    """Replace the document. Raises `StorageError`; then the former one stands, if there is one."""
+    """Replace the document beside `log`.
+
+    Raises:
+        StorageError: it could not be written; the previous one stays.
+    """
     where = {
         node: _Where(address.host, address.port, peers.boots.get(node))
         for node, address in peers.addresses.items()

@@ -1,13 +1,13 @@
-"""Group 0: the catalog's log, and the machine that applies it.
+"""Group 0: the catalog's log, and the state machine that applies it.
 
-The catalog's commands are entries of kind `command` in a group like any other. This module
-proposes them, applies them in log order once committed, and reads a catalog leader's
-standing. What a command does is membership.catalog's business.
+The catalog's commands are entries of kind `command` in a group like any other. This module proposes them,
+applies them in log order once committed, and confirms that this replica leads. What a command does is the
+business of `membership.catalog`.
 
-This log is never trimmed: it has no retention and no snapshots, as it grows only when nodes,
-topics or places of replicas change, by a few hundred bytes each time. So a replica that is
-new or was away for years lacks nothing that others do not hold; it gets it all as appends,
-which the windows of bytes in flight keep small, and a restart replays it in pieces of a MiB.
+This log is never trimmed: it has no retention and no snapshots, as it grows only when nodes, topics or places
+of replicas change, by a few hundred bytes each time. So a replica that is new or was away for years lacks
+nothing that others do not hold; it gets it all as appends, which the windows of bytes in flight keep small,
+and a restart replays it in pieces of a MiB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READ_BYTES = 1024 * 1024
 
 
 class CatalogGroup:
-    """The machine of group 0's replica, and the proposer its catalog uses."""
+    """The state machine of group 0's replica, and the proposer that its catalog uses."""
 
     def __init__(
         self,
@@ -41,7 +41,10 @@ class CatalogGroup:
         on_failed: Callable[[Exception], None],
         mended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`mended()` waits until damage that was met may be repaired; without it, damage is a failure."""
+        """Make the state machine of `log`.
+
+        `mended()` waits until damage that was met may be repaired; without it, damage is a failure.
+        """
         self.replica: Replica
         self.catalog = Catalog(self)
         self._driver = driver
@@ -51,7 +54,7 @@ class CatalogGroup:
         self._on_led = on_led
         self._on_failed = on_failed
         self._mended = mended
-        # A committed command is damaged here: the catalog stands still until its bytes are there again.
+        # A committed command is damaged here: the catalog stops until the entry is repaired.
         self._stalled = asyncio.Event()
         self._waiters: dict[int, tuple[int, asyncio.Future[int]]] = {}
         self.committed_index = log.start.index
@@ -64,7 +67,7 @@ class CatalogGroup:
 
     @property
     def is_whole(self) -> bool:
-        """See Machine: nothing is left out here; what is committed is applied when its bytes are there."""
+        """See Machine: nothing is left out; committed entries are applied when they are readable."""
         return True
 
     @property
@@ -94,7 +97,7 @@ class CatalogGroup:
         self._on_led(leading)
 
     def failed(self, error: Exception) -> None:
-        """See Machine: without its catalog a controller has nothing to do. What is committed is applied."""
+        """See Machine: proposals not committed get an unknown outcome; committed ones are applied."""
         for index in [waiting for waiting in self._waiters if waiting > self.committed_index]:
             _, future = self._waiters.pop(index)
             if not future.done():
@@ -113,7 +116,7 @@ class CatalogGroup:
                         self.catalog.apply(header.index, bytes(body_of(frame)))
                     self.applied_index = header.index
                     self._resolve(header)
-        except Exception as error:  # noqa: BLE001  # ends the process: this node's catalog stands still
+        except Exception as error:  # noqa: BLE001  # ends the process: this node's catalog has stopped
             self._on_failed(error)
             return
         finally:
@@ -128,7 +131,9 @@ class CatalogGroup:
             self._on_applied()
 
     async def _read(self, index: int) -> list[Buffer]:
-        """Committed entries from `index` on. What is damaged is waited for: nothing is applied behind it."""
+        """Return committed entries from `index` on. Damaged ones are waited for: none is applied out of
+        order.
+        """
         while True:
             try:
                 frames = await self._catalog_log.read(index, self.committed_index, max_bytes=_READ_BYTES)
@@ -156,7 +161,12 @@ class CatalogGroup:
     # -- the proposer ------------------------------------------------------------------
 
     async def propose(self, command: bytes) -> int:
-        """Append a catalog command; its index once it is committed and applied here."""
+        """Append a catalog command and return its index once it is committed and applied here.
+
+        Raises:
+            NotCatalogLeader: this replica does not lead, or lost the leadership before the command was
+                committed.
+        """
         if not self.replica.core.is_leader:
             raise NotCatalogLeader(self.replica.leader_node)
         future: asyncio.Future[int] = self._loop.create_future()
@@ -165,7 +175,7 @@ class CatalogGroup:
         try:
             placed, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
         except (NotLeader, TooMuchUncommitted) as error:
-            # With so much that waits for a majority there is nobody who leads one.
+            # With that much waiting for a majority this replica does not lead one.
             del self._waiters[index]
             raise NotCatalogLeader(None) from error
         except EntryTooLarge:
@@ -177,8 +187,11 @@ class CatalogGroup:
     async def confirm(self) -> None:
         """Return once this replica is known to lead and has applied all that was committed before.
 
-        Raises NotCatalogLeader. Used where the catalog's own copy is not enough: it passes
-        through old states while it is replayed (docs/consensus.md#the-catalog).
+        Used where the catalog's own copy is not enough: it passes through old states while it is replayed
+        (docs/consensus.md#the-catalog).
+
+        Raises:
+            NotCatalogLeader: this replica does not lead.
         """
         if not self.replica.core.is_leader:
             raise NotCatalogLeader(self.replica.leader_node)
@@ -189,7 +202,7 @@ class CatalogGroup:
         await self.applied(index)
 
     async def applied_or_stalled(self, index: int) -> None:
-        """As `applied`, or once damage is met that must be repaired first."""
+        """Return as `applied` does, or once damage is met that must be repaired first."""
         applied = self._loop.create_task(self.applied(index))
         stalled = self._loop.create_task(self._stalled.wait())
         await asyncio.wait((applied, stalled), return_when=asyncio.FIRST_COMPLETED)

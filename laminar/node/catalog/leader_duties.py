@@ -1,8 +1,8 @@
-"""What the leader of group 0 does for the cluster: the catalog's own voters, and replicas that move.
+"""The duties of group 0's leader for the cluster: the catalog's own voters, and replicas to be replaced.
 
-The controller calls `look` again and again; where this node doesn't lead, it does nothing. The rules are
-elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both go by the same
-clock of absence, which begins anew with each leader.
+The controller calls `look` periodically; where this node doesn't lead, it does nothing. The rules are
+elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both use the same measure
+of absence, which starts again with each leader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEXT_STEP_S = 0.02
 
 
 class LeaderDuties:
-    """Those of one controller. `again()` is called when a step was taken that another may follow."""
+    """The duties of one controller. `again()` is called when a step was taken that another may follow."""
 
     def __init__(
         self,
@@ -45,7 +45,11 @@ class LeaderDuties:
         self._absence = Absence()
 
     async def look(self, group: CatalogGroup) -> None:
-        """One pass. Raises `NotCatalogLeader`, `NotLeader` and `ConfigurationRefused`: later, then."""
+        """Perform one pass.
+
+        Raises:
+            NotCatalogLeader: try again later; likewise `NotLeader` and `ConfigurationRefused`.
+        """
         replica = group.replica
         if not replica.core.is_leader:
             self._absence.forget()
@@ -60,7 +64,7 @@ class LeaderDuties:
             await self._replace(group, gone=gone)
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
-        """Take group 0 a step further; whether there was one to take."""
+        """Take group 0's configuration one step further; return whether there was one to take."""
         if not self._boot.has_peers:
             return False  # its folder does not say yet that there are others
         replica = group.replica
@@ -81,7 +85,7 @@ class LeaderDuties:
         return True
 
     async def _replace(self, group: CatalogGroup, *, gone: set[str]) -> None:
-        """Give replicas of nodes long gone, and lost ones, new places."""
+        """Replace replicas of nodes that are gone for long, and lost ones."""
         voting = {node for _, node in group.replica.configuration_record.voters}
         weights = self._directory.placement_weights()
         for step in plan(group.catalog.state(), gone=gone, weights=weights, voting=voting):
@@ -97,13 +101,13 @@ class LeaderDuties:
             )
 
     def _absent(self, group: CatalogGroup) -> set[str]:
-        """Nodes that neither gossip nor group 0 has seen lately."""
+        """Return the nodes that neither gossip nor group 0 has seen lately."""
         core = group.replica.core
         statuses = self._directory.statuses()
         absent = set()
         for name, record in group.catalog.state().nodes.items():
             seen = core.progress.get(record.catalog_replica)
-            # While the group is quiet nobody is asked; but it rests only on those whose process is heard.
+            # A quiet group sends no messages; but it is quiet only with members whose process is heard.
             heard = record.catalog_replica in core.rests_on or (
                 seen is not None and seen.active and not core.quiet
             )

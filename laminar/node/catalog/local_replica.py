@@ -1,8 +1,8 @@
 """This node's replica of group 0, the catalog: made, opened, and held back while it has forgotten the others.
 
-A founder makes it alone, a node that joins makes it as it is told, and from then on its data folder has it.
-Without it a node can't go on, so it is waited for: what is damaged in it is repaired by the other
-controllers, and where those are may be the very thing that it has lost.
+A founder makes it alone, a joining node makes it as the cluster answers, and from then on its data folder has
+it. A node can't go on without it, so it is waited for: damage in it is repaired from the other controllers,
+whose addresses may be the very thing that is damaged.
 """
 
 from __future__ import annotations
@@ -75,14 +75,18 @@ class LocalReplica:
         self._on_match = on_match
         self._on_fatal = on_fatal
         self.group: CatalogGroup | None = None
-        # It does not stand: it has forgotten that there are others.
+        # It does not campaign: it has forgotten that there are others.
         self.sits_out = False
         # Why it takes part in nothing any more.
         self.failure: Exception | None = None
         self._is_driven = False
 
     async def open(self) -> None:
-        """Open what the data folder has, or found a new cluster. Raises `Hopeless`."""
+        """Open the replica in the data folder, or found a new cluster.
+
+        Raises:
+            Hopeless: the folder has no usable replica of the catalog.
+        """
         entry = next((entry for entry in self._storage.manifest.entries if entry.topic == ""), None)
         if entry is None:
             if not self._boot.founding:
@@ -98,7 +102,7 @@ class LocalReplica:
         await self._start(entry)
 
     async def join(self, answer: JoinAnswer) -> None:
-        """Make the replica that the cluster has given to this node."""
+        """Make the replica that the cluster has assigned to this node."""
         record = msgspec.msgpack.decode(answer.configuration, type=ConfigurationRecord)
         log = self._storage.create_log(CATALOG_NAME)
         entry = self._entry(log.log_id, answer.cluster_id, replica_id=answer.replica_id, record=record)
@@ -180,9 +184,9 @@ class LocalReplica:
             self._driver.campaign(replica)
 
     def _failed(self, error: Exception) -> None:
-        """This node's catalog stands still, by its log or by a mistake; gossip and the shards' views go on.
+        """Stop the replica after a failure of its log or a mistake of ours; gossip and views go on.
 
-        It comes back with another start of the controller, after pauses that grow.
+        It recovers with a restart of the controller, after pauses that grow.
         """
         if self.group is None or (self.failure is None and not self._is_driven):
             self._on_fatal(error)  # it was not even opened
@@ -191,7 +195,7 @@ class LocalReplica:
         self._driver.stop_replica(self.group.replica, error)
 
     async def _open_replica(self, entry: ReplicaEntry, log: Log, group: CatalogGroup) -> Replica | None:
-        """The replica of group 0; None when told to stop before what it cannot do without was repaired."""
+        """Return the replica of group 0; None when asked to stop before it was repaired."""
         while not self._stopping.is_set():
             try:
                 return await self._factory.open(
@@ -215,13 +219,13 @@ class LocalReplica:
         return None
 
     async def _look_for_others(self) -> None:
-        """The catalog is damaged, and says of nobody where it is: ask where this node once joined."""
+        """Find controllers through `--join`, as the damaged catalog names none."""
         if not self._addresses.remembered:
             found = await self._boot.environment.find_controllers(self._boot.settings.join)
             self._addresses.remembered = {str(address): address for address in found}
 
     def stand_again(self) -> None:
-        """Once a leader has said who the others are."""
+        """Let the replica campaign again, once a leader has sent it the other members."""
         group = self.group
         if group is not None and self.sits_out and not _forgot_others(group.replica):
             self.sits_out = False
@@ -230,11 +234,11 @@ class LocalReplica:
 
 
 def _forgot_others(replica: Replica) -> bool:
-    """Whether a replica that lost its log's end is, by what is left of it, the only voter.
+    """Return whether a replica that lost its log's end is, by the remaining entries, the only voter.
 
-    A founder's log begins with one voter. If others have joined since, nobody else would be asked whether
-    this log is the latest (`laminar.node.consensus.lost_majority`), and it would lead a second group of the
-    same name.
+    A founder's log begins with one voter. If others have joined since, no other replica would be asked
+    whether this log is the latest (`laminar.node.consensus.lost_majority`), and it would lead a second group
+    of the same name.
     """
     return replica.core.marked and replica.configuration.voters == (replica.replica_id,)
 

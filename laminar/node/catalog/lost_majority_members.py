@@ -1,7 +1,7 @@
 """The members of group 0 for `consensus.lost_majority`: those that must answer before it is released.
 
-No catalog stands above group 0 that would know them. They are all nodes that this controller has a record of,
-as each node is a member.
+No catalog above group 0 has a record of them. They are all nodes that this controller knows, as each node is
+a member.
 """
 
 from __future__ import annotations

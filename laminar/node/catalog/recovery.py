@@ -1,13 +1,15 @@
-"""The catalog of a cluster that has lost a majority of its controllers' disks: it goes on with one copy.
+"""Recovery of the catalog of a cluster that lost a majority of its controllers' disks: it goes on with one
+copy.
 
-Run on a data folder whose node is stopped, by a person's decision (docs/consensus.md#accepting-a-loss). The
-copy of group 0 in that folder gets a configuration with itself as the only voter, and the cluster a new
-*epoch*, which the folder's identity keeps and every greeting names: nodes of different epochs do not talk, so
-the voters that were lost, should they come back, can neither count nor be counted, and end when they hear of
-it. The epoch is written first: a crash between the two leaves a folder that has no majority, as before.
+Run on a data folder whose node is stopped, by an operator's decision (docs/consensus.md#accepting-a-loss).
+The copy of group 0 in that folder gets a configuration with itself as the only voter, and the cluster a
+new *epoch*, which the folder's identity keeps and every handshake names: nodes of different epochs do not
+talk, so the voters that were lost, should they come back, can neither count nor be counted, and end when
+they learn of it. The epoch is written first: a crash between the two leaves a folder that has no majority,
+as before.
 
-A further folder that survived is taken into the epoch (`take_into`) and keeps the partitions that it holds;
-its own copy of the catalog follows that of the first.
+A further folder that survived is taken into the epoch (`take_into`) and keeps the partitions that it
+holds; its own copy of the catalog follows that of the first.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ _READ_BYTES = 4 << 20
 
 
 class Refused(Exception):
-    """This folder's catalog is not to be recovered; the text says why."""
+    """This folder's catalog cannot be recovered; the text says why."""
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What a folder holds of the catalog. The best of several is the one with the latest term, then index."""
+    """What a folder holds of the catalog. Of several, the best has the latest term, then the latest index."""
 
     node: str
     cluster: str
@@ -54,7 +56,12 @@ class StoppedNode:
     """An open folder of a node that does not run. `close` it."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
-        """Lock the folder. Raises `IdentityError` while the node runs, `StorageError` of the disk."""
+        """Lock the folder.
+
+        Raises:
+            IdentityError: the node runs.
+            StorageError: of the disk.
+        """
         self._disk = disk
         self._directory = directory
         self.folder = open_stopped(disk, directory)
@@ -63,18 +70,22 @@ class StoppedNode:
             raise Refused(f"{directory} belongs to no cluster yet")
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self.folder.close()
 
     def take_into(self, epoch: bytes) -> None:
-        """Let this folder's node take part in a cluster that another one recovered."""
+        """Let this folder's node take part in a cluster that was recovered from another folder.
+
+        Raises:
+            Refused: the folder is of that epoch, or a later one, already.
+        """
         mine = self.folder.identity.epoch
         if epoch[:8] <= mine[:8]:
             raise Refused(f"this folder is of epoch {mine.hex() or 'none'} already, not before {epoch.hex()}")
         self.folder.record_epoch(epoch)
 
     async def standing(self) -> Standing:
-        """What this folder holds."""
+        """Return what this folder holds."""
         async with self._catalog() as (_, entry, log, known):
             identity = self.folder.identity
             return Standing(
@@ -89,7 +100,11 @@ class StoppedNode:
             )
 
     async def recover(self) -> bytes:
-        """Let the catalog go on with this folder's copy; the new epoch. Durable when it returns."""
+        """Let the catalog go on with this folder's copy and return the new epoch. Durable when it returns.
+
+        Raises:
+            Refused: this copy cannot go on, or needs no recovery.
+        """
         identity = self.folder.identity
         count = int.from_bytes(identity.epoch[:8]) + 1
         epoch = count.to_bytes(8) + secrets.token_bytes(8)
@@ -109,7 +124,7 @@ class StoppedNode:
 
     @asynccontextmanager
     async def _catalog(self) -> AsyncIterator[tuple[Storage, ReplicaEntry, Log, ConfigurationRecord]]:
-        """Recover the controller's home, and close it again: its storage, and the catalog's log in it."""
+        """Recover the controller's store and yield it with the catalog's entry, log and configuration."""
         home = controller_home(self._directory)
         storage = Storage.open(self._disk, home, logs_directory(self._directory))
         try:
@@ -123,7 +138,7 @@ class StoppedNode:
 
 
 async def _configuration(entry: ReplicaEntry, log: Log) -> ConfigurationRecord:
-    """The newest in the log, committed or not."""
+    """Return the newest configuration in the log, committed or not."""
     newest = ConfigurationRecord(voters=tuple((replica_id, node) for replica_id, node in entry.voters))
     index = log.first_index
     while index <= log.last_index:
@@ -140,7 +155,7 @@ async def _configuration(entry: ReplicaEntry, log: Log) -> ConfigurationRecord:
 
 
 def _decision(entry: ReplicaEntry, node: str, log: Log, *, term: int) -> bytearray:
-    """The entry by which this replica is the only voter."""
+    """Return the entry that makes this replica the only voter."""
     alone = ConfigurationRecord(voters=((entry.replica_id, node),))
     frame = build_control(Kind.CONFIGURATION, alone.encoded())
     stamp(

@@ -1,14 +1,14 @@
 """Which replicas get a new place: the catalog leader's part of replacement (docs/consensus.md#replacement).
 
-`plan` decides from the catalog alone and from who is gone for long. A replica is given another place when its
-node is gone, when its node says that it is lost, or when its node has come back with another store or with an
-older copy of it. Nothing is planned while more than one node in four is gone: then it is not the nodes that
-are in trouble. (Those of which everything was replaced before do not count.) What is planned carries the
-version of the partition that it was decided on, and of each partition one replica moves at a time; of the
-nodes, each gets `AT_ONCE` at a time.
+`plan` decides from the catalog alone and from the nodes that are gone for long. A replica is given another
+place when its node is gone, when its node reports that it is lost, or when its node has come back with
+another store or with an older copy of it. Nothing is planned while more than one node in four is gone: then
+it is not the nodes that are in trouble. (Nodes of which everything was replaced before do not count.) A step
+carries the version of the partition that it was decided on. Of each partition one replica moves at a time,
+and each node gets `AT_ONCE` at a time.
 
-`Absence` is the leader's own clock of absence: a node counts as gone when it has been seen neither by gossip
-nor by group 0 for the whole time. Whoever leads anew begins to count anew.
+`Absence` is the leader's own measure: a node counts as gone when neither gossip nor group 0 has seen it for
+the whole time. A new leader starts to count again.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from membership.records import CatalogState, PartitionRecord, ReplaceReplica, Re
 from router import partition_hash, place
 
 AT_ONCE = 2
-# One node in so many may be gone.
+# One node in this many may be gone.
 GONE_PART = 4
 
 
 class Absence:
-    """Since when each node has not been seen, in ms of the steady clock."""
+    """Since when each node has not been seen, in ms of the monotonic clock."""
 
     def __init__(self) -> None:
         self._since_ms: dict[str, int] = {}
 
     def look(self, absent: Iterable[str], *, now_ms: int) -> None:
-        """These are not seen now; all others are."""
+        """Record that `absent` are not seen now, and all other nodes are."""
         self._since_ms = {node: self._since_ms.get(node, now_ms) for node in absent}
 
     def longer_than(self, ms: int, *, now_ms: int) -> set[str]:
-        """Nodes that have been away for so long; none where `ms` is 0."""
+        """Return the nodes that have been absent for `ms` or longer; none where `ms` is 0."""
         return {node for node, since_ms in self._since_ms.items() if ms and now_ms - since_ms >= ms}
 
     def forget(self) -> None:
-        """Somebody else counts."""
+        """Clear the record: another node leads."""
         self._since_ms = {}
 
 
 def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()) -> bool:
-    """Whether so many nodes are gone that nothing is replaced by itself.
+    """Return whether too many nodes are gone for an automatic replacement.
 
-    A node that is gone and of which everything was replaced counts no more, as if it had never been: one that
-    died a year ago does not stand in the way of what dies today. Nor does one of which a person has given
-    something up: that it is gone for good was decided. `voting`: nodes of the catalog's voters.
+    A node that is gone and of which everything was replaced no longer counts: one that died a year ago does
+    not prevent the replacement of what dies today. Nor does one of which an operator has abandoned a replica:
+    that it is gone for good was decided. `voting`: nodes of the catalog's voters.
     """
     holding = set(voting)
     decided: set[str] = set()
     for partition in state.partitions.values():
-        # What was given up is gone whatever comes: its node holds nothing of it that counts.
+        # An abandoned replica is gone for good: its node holds nothing of it that counts.
         holding.update(replica.node for replica in partition.replicas if not replica.given_up)
         holding.update(each.replica.node for each in partition.leaving)
         decided.update(each.node for each in (*partition.replicas, *partition.removed) if each.given_up)
@@ -71,7 +71,10 @@ def plan(
     weights: Mapping[str, float],
     voting: Collection[str] = (),
 ) -> list[ReplaceReplica]:
-    """What is to be replaced now. `weights`: nodes that may take replicas; `voting` as in `too_many_gone`."""
+    """Return what is to be replaced now.
+
+    `weights`: nodes that may take replicas; `voting` as in `too_many_gone`.
+    """
     if too_many_gone(state, gone, voting=voting):
         return []
     busy = Counter(

@@ -20,7 +20,7 @@ from membership.records import NodeRecord, ReportRolledBack, Result
 
 _log = logging.getLogger("laminar.controller")
 
-# A copy of a node's folder is seen to be one when it is older than this, or than the node's last start.
+# A copy of a node's folder is recognised when it is older than this, or than the node's last start.
 TICK_MS = 600_000
 NEWEST_COPY = (
     "What this node has promised since is not in it, so it may not vote: put the newest copy back, or start "
@@ -38,14 +38,14 @@ class RollbackGuard:
         self.confirmed = False
 
     @property
-    def life(self) -> BootRecord | None:
-        """The present one, at its page."""
-        lives = self._boot.boot_history
-        return lives[-1] if lives else None
+    def boot(self) -> BootRecord | None:
+        """This start's boot record, at its present tick; None before there is one."""
+        history = self._boot.boot_history
+        return history[-1] if history else None
 
     @property
     def former(self) -> list[BootRecord]:
-        """Those before it that the catalog may not know, and one that it does."""
+        """The boot records before it that the catalog may not have, after one that it has."""
         return list(self._boot.boot_history[:-1])
 
     async def keep(self, nodes: Iterable[str]) -> None:
@@ -65,9 +65,11 @@ class RollbackGuard:
         except StorageError as error:
             _log.debug("the identity stays as it was: %s", error)
 
-    def heard(self, record: NodeRecord | None) -> bool:
-        """The catalog's copy here says this of our node; whether that confirms the folder, as nothing did."""
-        if self.confirmed or record is None or record.boot != self.life or record.rolled_back:
+    def confirms(self, record: NodeRecord | None) -> bool:
+        """Take over what the catalog's copy here has of our node; return whether that confirms the folder
+        now.
+        """
+        if self.confirmed or record is None or record.boot != self.boot or record.rolled_back:
             return False
         self.confirmed = True
         return True

@@ -1,8 +1,8 @@
-"""Requests to the catalog, from whichever process of whichever node they come.
+"""Requests to the catalog, from any process of any node.
 
-A request is carried out by the controller that leads group 0; any other passes it on, once.
-Requests and answers are msgpack structs, never pickled calls: what reaches PySyncObj's
-decoder comes from the group's own log alone.
+A request is carried out by the controller that leads group 0; any other forwards it, once. Requests and
+answers are msgpack structs, never pickled calls: what reaches PySyncObj's decoder comes from the group's own
+log alone.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from membership.records import NodeRecord, ReplicaChange, Result, Setting
 from router import partition_hash, place
 
 LIVE_WAIT_S = 10.0
-# How long a topic's creation waits for nodes of which gossip has not heard yet; and for so long after this
-# node began to lead the catalog, for nodes that it has not heard yet as the leader.
+# How long a topic's creation waits for nodes that gossip has not heard of yet; and, counted from when this
+# node began to lead the catalog, for nodes that it has not heard as the leader yet.
 COME_UP_WAIT_S = 2.0
 FORWARD_TIMEOUT_S = 15.0
 LEADER_WAIT_S = 5.0
 LEADER_RETRY_S = 0.05
-# When this node's own copy of the catalog has known no leader for so long, the others are asked who leads,
-# each for so long.
+# When this node's own copy of the catalog has known no leader for the first time, the others are asked for
+# the leader, each for at most the second.
 ASK_OTHERS_AFTER_S = 1.0
 ASK_OTHER_TIMEOUT_S = 1.0
 
 
 class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
-    """Create a topic; placement is computed by the catalog's leader over the nodes alive.
+    """Create a topic; its placement is computed by the catalog's leader over the nodes alive.
 
     Refused with `too_few_nodes` where fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`.
     """
@@ -82,24 +82,24 @@ class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
 
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
-    """Make a node known, or its new addresses. `former`: see `RegisterNode`."""
+    """Register a node, or its new addresses. `former`: see `RegisterNode`."""
 
     record: NodeRecord
     former: list[BootRecord] = []
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
-    """Which of these groups are `creating`, or deleted, by the leader's own, confirmed word?
+    """Ask for the confirmed state of these groups: `creating`, or deleted.
 
-    And which replicas of theirs are promised but not made yet, and which are removed for good?
-    With no groups: which version of the catalog is the newest?
+    Also which of their replicas are promised but not made yet, and which are removed for good. Without
+    groups: the newest version of the catalog.
     """
 
     groups: list[bytes]
 
 
 class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
-    """One step of replicas on their way from node to node."""
+    """One step of moving replicas from node to node."""
 
     change: ReplicaChange
 
@@ -117,7 +117,7 @@ CatalogRequest = (
 
 
 class CatalogAnswer(msgspec.Struct, frozen=True):
-    """What came of a request. `error`: empty, `no_leader`, `unknown` or a code of the HTTP table."""
+    """The answer to a request. `error`: empty, `no_leader`, `unknown` or a code of the HTTP table."""
 
     result: Result | None = None
     error: str = ""
@@ -129,7 +129,7 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     joining: list[int] = []
     removed: list[int] = []
     kept: list[int] = []
-    """Replicas with which groups among those asked for go on without their majorities, by decision."""
+    """Replicas with which groups of the request go on without their majorities, by decision."""
     # With `too_few_nodes`: replicas that are wanted, and nodes that are alive. With `quota`: partitions that
     # there would be, and that there may be.
     wanted: int = 0
@@ -149,17 +149,17 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_request(request: CatalogRequest, *, passed_on: bool = False) -> bytes:
-    """A request as it travels to a controller's `catalog` method."""
+    """Return a request as it travels to a controller's `catalog` method."""
     return _encoder.encode(_Envelope(passed_on, request))
 
 
 def decode_answer(payload: bytes) -> CatalogAnswer:
-    """The controller's answer."""
+    """Return the controller's answer."""
     return _answer_decoder.decode(payload)
 
 
 class CatalogService:
-    """Carries out catalog requests on the leader, or passes them on to it."""
+    """Carries out catalog requests on the leader, or forwards them to it."""
 
     def __init__(
         self,
@@ -188,21 +188,21 @@ class CatalogService:
         return group
 
     async def handle(self, payload: bytes) -> bytes:
-        """The `catalog` method of a controller."""
+        """Answer a call of the controller's `catalog` method."""
         envelope = _envelope_decoder.decode(payload)
         answer = await self.ask(envelope.request, passed_on=envelope.passed_on)
         return _encoder.encode(answer)
 
     async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
-        """Carry out a request wherever the leader is. Waits a moment for a leader to be there.
+        """Carry out a request on the leader, on whichever node that is, waiting a moment for one.
 
-        This node's own copy of the catalog may know no leader while there is one: it hears none of a term
+        This node's own copy of the catalog may know no leader while there is one: it ignores those of a term
         below its own, which is later than all others' where its folder went back.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + LEADER_WAIT_S
-        told = ""
+        named = ""
         others: list[str] = []
         while True:
             leader: str | None = None
@@ -216,13 +216,13 @@ class CatalogService:
                 return CatalogAnswer(error="no_leader", leader=leader or "")
             if leader is None and loop.time() >= began + ASK_OTHERS_AFTER_S:
                 others = others or self._others()
-                leader = told or (await self._who_leads(others.pop()) if others else "")
-                told = ""
+                leader = named or (await self._who_leads(others.pop()) if others else "")
+                named = ""
             if leader and leader != self._directory.node:
                 answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
                 if answer is not None and answer.error != "no_leader":
                     return answer
-                told = answer.leader if answer is not None and answer.leader != leader else ""
+                named = answer.leader if answer is not None and answer.leader != leader else ""
             if loop.time() >= deadline:
                 return CatalogAnswer(error="no_leader", detail="the catalog has no leader now")
             await asyncio.sleep(LEADER_RETRY_S)
@@ -232,9 +232,9 @@ class CatalogService:
         return [node for node, status in statuses.items() if status == "alive" and node != own]
 
     async def _who_leads(self, node: str) -> str:
-        """The catalog's leader, as another node knows it; empty where it knows none, or does not answer soon.
+        """Return the catalog's leader as another node knows it; empty if it knows none or does not answer.
 
-        It is asked by a question alone. A request that is given up before its answer may be carried out all
+        It is asked by a question alone. A request that is abandoned before its answer may be carried out all
         the same; sent once more it would find its own work done: that there is no such topic, say.
         """
         answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
@@ -336,13 +336,14 @@ class CatalogService:
         return CatalogAnswer(result=result, version=self._group.catalog.state().version)
 
     def led(self, leading: bool) -> None:
-        """This node's controller leads the catalog from now on, or no longer."""
+        """Note that this node's controller leads the catalog from now on, or no longer."""
         if leading:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
 
     async def _first_round(self) -> None:
-        """Let a leader that has just begun hear all nodes once: until then nobody but itself seems alive, and
-        all replicas would be placed on it.
+        """Let a new leader hear from all nodes once before it places replicas.
+
+        Until then only itself seems alive, and all replicas would be placed on it.
         """
         rest_s = self._knows_all_s - asyncio.get_running_loop().time()
         if rest_s > 0:
@@ -358,9 +359,9 @@ class CatalogService:
         )
 
     def _weights_for(self, replicas: int) -> dict[str, float]:
-        """Nodes for new replicas: those that answer now, where they are enough.
+        """Return the weights of nodes for new replicas: those that answer now, where they are enough.
 
-        Gossip takes a second or two to see that a node is gone. That its connections broke is seen at once.
+        Gossip takes a second or two to see that a node is gone. Broken connections are seen at once.
         """
         directory, replica = self._directory, self._group.replica
         weights, statuses = directory.placement_weights(), directory.statuses()
@@ -373,9 +374,9 @@ class CatalogService:
         return answering if len(answering) >= replicas else weights
 
     def _may_come_up(self, wanted: int) -> bool:
-        """Whether too few nodes are seen alive, but of some it is only not known yet.
+        """Return whether too few nodes are seen alive, but the status of some is only not known yet.
 
-        Gossip of a controller that has just started has not heard of everybody.
+        Gossip of a controller that has just started has not heard of every node.
         """
         directory = self._directory
         alive, unknown = len(directory.placement_weights()), directory.unheard_nodes()
@@ -386,7 +387,7 @@ class CatalogService:
         return all(partition.state == "live" for partition in partitions)
 
     def changed(self) -> None:
-        """The catalog's state changed: whoever waits looks again."""
+        """Wake the requests that wait for a change of the catalog's state."""
         waiting, self._changed = self._changed, []
         for future in waiting:
             if not future.done():

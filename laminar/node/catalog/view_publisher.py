@@ -1,7 +1,7 @@
-"""What a node's shards know of the cluster comes from here: pushed by the controller whenever it changes.
+"""Publishes the controller's view of the cluster to the node's shards, whenever it changes.
 
-The controller says what the view is (`make`); here is who has it already. A shard that is
-starting asks by itself, and gets nothing before the catalog names this node.
+The controller makes the view (`make`); this module knows which shard has it already. A starting shard also
+asks for it, and gets none before the catalog has this node.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ViewPublisher:
         self.ready = False
 
     def changed(self) -> None:
-        """Take the view anew, and let every shard have it."""
+        """Make the view again and push it to every shard."""
         self._number += 1
         self._view.message = self._make()
         self._driver.addresses_changed()
@@ -60,11 +60,11 @@ class ViewPublisher:
         self._spawn(notify())
 
     async def answer(self, peer: Peer, payload: bytes) -> bytes:
-        """To a shard that asks; empty while there is nothing to say."""
+        """Return the view to a shard that asks; empty before the catalog has this node."""
         return msgspec.msgpack.encode(self._make()) if self.ready else b""
 
     async def push(self, role: Role) -> None:
-        """Bring one shard up to date, now and whenever something changes."""
+        """Push the view to one shard, now and whenever it changes."""
         address = UnixAddress(self._boot.unix_name(role))
         pushed = -1
         while True:

@@ -1,20 +1,20 @@
-"""Who votes in group 0: the rule by which its leader takes the catalog's group from step to step.
+"""Which nodes vote in group 0: the rule by which its leader changes the group's configuration step by step.
 
-Every node has one replica of group 0, under the id that the catalog gave it when it joined. All follow; of
-those up to five vote, or three where fewer than five nodes are there. A voter whose node has been gone for
-long is swapped for one of a living node that holds all that is committed: removed, as it counts for nothing
-but makes majorities larger, then the other is promoted. Where nobody can take its place it is removed only
-if more than three vote, so that five nodes that die one after another keep their catalog down to the last
-two; with three voters the third keeps its seat, as it may come back before the next one dies. As for
-partitions nothing is swapped while too many nodes are gone at once, and each step waits for the one before.
+Every node has one replica of group 0, under the id that the catalog gave it when it joined. All follow; up to
+five of them vote, or three where there are fewer than five nodes. A voter whose node has been gone for long
+is swapped for one of a living node that holds all that is committed: removed, as it only makes majorities
+larger, then the other is promoted. Where no node can replace it, it is removed only if more than three vote,
+so that five nodes that die one after another keep their catalog down to the last two; with three voters the
+third keeps its seat, as it may come back before the next one dies. As for partitions nothing is swapped while
+too many nodes are gone at once, and each step waits for the one before.
 
-One that was removed is added again as a learner, under the same id: it has lost nothing that it promised, so
-nothing that it says can harm, and when its node is back the leader brings it up to date like any other. A
-store that is lost or wiped is no special case: its node never starts again under that name, so it is gone.
-One that was put back from an older copy is known to have forgotten promises: it is swapped at once, and never
-votes again.
+A removed voter is added again as a learner, under the same id: it has lost nothing that it promised, so none
+of its messages can harm, and when its node is back the leader brings it up to date like any other. A store
+that is lost or wiped is no special case: its node never starts again under that name, so it is gone. One that
+was put back from an older copy is known to have forgotten promises: it is swapped at once, and never votes
+again.
 
-Nothing here knows who is gone and who is there; that is told.
+Which nodes are gone or present is an input.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def next_step(
     ready: Callable[[int, str], bool],
     hears: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
-    """Group 0's next configuration; None: it is as it should be, or nothing can be done now.
+    """Return group 0's next configuration; None if it is as it should be, or no step is possible now.
 
-    `gone`: nodes that have been away for long. `ready(replica id, node)`: whether a learner's node is there
+    `gone`: nodes that have been away for long. `ready(replica id, node)`: whether a learner's node is present
     now, and its replica holds all that is committed. `hears`: whether the leader hears a majority of the
     voters of such a configuration.
     """

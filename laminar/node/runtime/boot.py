@@ -1,7 +1,6 @@
-"""What a controller or shard is given when its supervisor forks it: settings, identity, sockets, and ways
-to report.
+"""What a controller or shard gets from its supervisor at the fork: settings, identity, sockets, reports.
 
-A `Boot` is made before the fork and handed to `laminar.node.catalog.controller.run` or
+A `Boot` is made before the fork and passed to `laminar.node.catalog.controller.run` or
 `laminar.node.shard.shard.run`, which block until their work is over and return the process's exit code. It
 holds no loop and starts nothing.
 """
@@ -31,22 +30,22 @@ CONTROLLER: Literal["controller"] = "controller"
 
 
 def role_number(role: Role) -> int:
-    """The number of a role in ports, greetings and lists: 0 for the controller, k + 1 for shard k."""
+    """Return the number of a role in ports, handshakes and lists: 0 for the controller, k + 1 for shard k."""
     return 0 if isinstance(role, str) else role + 1
 
 
 def role_name(role: Role) -> str:
-    """The role as people read it: `controller`, `shard 0`."""
+    """Return the role's name for log lines: `controller`, `shard 0`."""
     return role if isinstance(role, str) else f"shard {role}"
 
 
 def node_roles(shards: int) -> list[Role]:
-    """Every child of a node with that many shards, in the order of `role_number`."""
+    """Return every child of a node with that many shards, in the order of `role_number`."""
     return [CONTROLLER, *range(shards)]
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node can be reached. `host` is what others are told, not what is bound."""
+    """Where a node can be reached. `host` is the one given to others, not the one that is bound."""
 
     host: str
     http_port: int
@@ -66,7 +65,7 @@ class ChildState(IntEnum):
     DEAD = 2
     """Died; will be started again."""
     GIVEN_UP = 3
-    """Died too often; stays away until the node is restarted."""
+    """Died too often; is not started again before the node is."""
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +78,7 @@ class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusBoard:
-    """The supervisor's news for its children: a page of anonymous shared memory, made before the first fork.
+    """The status of a node's children in shared memory: one page, made before the first fork.
 
     Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole
     node, also one that has just been restarted; a pipe would have to be replayed to it.
@@ -92,23 +91,24 @@ class StatusBoard:
         self._page = mmap.mmap(-1, max(4096, len(self._roles) * self._LINE.size))
 
     def write(self, role: Role, *, state: ChildState, pid: int, restarts: int) -> None:
-        """Set a role's line (supervisor only)."""
+        """Set a role's line. Supervisor only."""
         self._LINE.pack_into(self._page, role_number(role) * self._LINE.size, state, pid, restarts)
 
     def read(self, role: Role) -> ChildStatus:
-        """A role's line. Its three numbers may be of two moments when the supervisor is just writing."""
+        """Return a role's line. Its three numbers may be of two moments while the supervisor writes."""
         state, pid, restarts = self._LINE.unpack_from(self._page, role_number(role) * self._LINE.size)
         return ChildStatus(role=role, state=ChildState(state), pid=pid, restarts=restarts)
 
     def read_all(self) -> list[ChildStatus]:
-        """Every role's line, the controller's first."""
+        """Return every role's line, the controller's first."""
         return [self.read(role) for role in self._roles]
 
 
 @dataclass(slots=True, kw_only=True)
 class ChildSockets:
-    """The sockets of one child, bound (and listening, where TCP) by the supervisor, which keeps its own
-    copies.
+    """The sockets of one child, bound (and listening, where TCP) by the supervisor.
+
+    The supervisor keeps its own copies.
     """
 
     http_shared: socket.socket | None
@@ -125,18 +125,18 @@ class ChildSockets:
 
 @dataclass(slots=True, kw_only=True)
 class Boot:
-    """A child's start: everything that it may not find out by itself."""
+    """What a child starts with: everything that it cannot find out by itself."""
 
     settings: Settings
     data_directory: str
     cluster_id: bytes | None
-    """16 bytes; None while the node is joining and nobody has told it yet."""
+    """16 bytes; None while the node is joining and has no answer yet."""
     store_id: bytes
     node: str
     role: Role
     shards: int
     nonce: bytes
-    """16 random bytes of this life of this process."""
+    """16 random bytes of this incarnation of this process."""
     http_shared: socket.socket | None
     """This shard's listening socket of the shared port; None for the controller."""
     http_own: socket.socket | None
@@ -148,16 +148,14 @@ class Boot:
     addresses: Addresses
     board: StatusBoard
     lifeline: int
-    """A pipe's read end: end of file on it means that the supervisor is gone. Watch it with the loop, and
-    end.
-    """
+    """A pipe's read end: end of file on it means that the supervisor is gone, and the child must end."""
     ready_fd: int
     recovery_restarts: int = 0
-    """How often in a row this process ended to bring back logs that had failed."""
+    """How often in a row this process restarted to recover logs that had failed."""
     founding: bool = False
     """This node makes the cluster, and has not finished: only then may the controller found group 0."""
     epoch: bytes = b""
-    """Of the last recovery of the cluster's catalog (`laminar.node.catalog.recovery`); empty for none."""
+    """The last recovery of the cluster's catalog (`laminar.node.catalog.recovery`); empty for none."""
     record_cluster: Callable[[bytes, bytes], None] = lambda cluster_id, epoch: None
     """Writes cluster id and epoch into the identity, which ends joining or founding; blocks. Use
     `join_cluster`.
@@ -165,9 +163,9 @@ class Boot:
     boot_history: tuple[BootRecord, ...] = ()
     """The data folder's starts (`membership.boot_history`); the last is this one."""
     record_boot_history: Callable[[tuple[BootRecord, ...]], None] = lambda history: None
-    """Writes them into the identity; blocks. Use `keep_boot_history`."""
+    """Writes the history into the identity; blocks. Use `keep_boot_history`."""
     has_peers: bool = False
-    """Others have joined this node's cluster."""
+    """Other nodes have joined this node's cluster."""
     record_has_peers: Callable[[], None] = lambda: None
     """Writes that into the identity; blocks. Use `keep_has_peers`."""
     datagrams: socket.socket | None = None
@@ -185,33 +183,41 @@ class Boot:
         return node_roles(self.shards)
 
     def unix_name(self, role: Role, purpose: str = "peer") -> str:
-        """The abstract Unix socket on which `role` of this node serves its siblings, without the leading
-        zero byte.
+        """Return the abstract Unix socket on which `role` of this node serves its siblings.
+
+        The name is without the leading zero byte.
         """
         return f"laminar-{self.store_id.hex()}-{purpose}-{role_number(role)}"
 
     async def join_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
-        """Keep the cluster's id in the data folder, durably: from now on the node belongs to it (controller
-        only).
+        """Record the cluster's id in the data folder, durably: the node belongs to it from now on.
 
-        The controller calls it when it has joined, and when it has founded group 0 of a new cluster.
+        The controller alone calls it, when it has joined, and when it has founded group 0 of a new cluster.
         """
         await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id, epoch)
         self.cluster_id, self.epoch = cluster_id, epoch
         self.founding = False
 
     async def keep_boot_history(self, history: tuple[BootRecord, ...]) -> None:
-        """Keep the chain of lives in the data folder, durably (controller only). Raises `StorageError`."""
+        """Record the boot history in the data folder, durably (controller only).
+
+        Raises:
+            StorageError: it could not be written.
+        """
         await asyncio.get_running_loop().run_in_executor(None, self.record_boot_history, history)
         self.boot_history = history
 
     async def keep_has_peers(self) -> None:
-        """Keep it that this node is not alone, durably (controller only). Raises `StorageError`."""
+        """Record that this node is not alone in its cluster, durably (controller only).
+
+        Raises:
+            StorageError: it could not be written.
+        """
         await asyncio.get_running_loop().run_in_executor(None, self.record_has_peers)
         self.has_peers = True
 
     def ready(self) -> None:
-        """Tell the supervisor that this child serves. Call it once."""
+        """Report to the supervisor that this child serves. Call it once."""
         os.write(self.ready_fd, b"1")
         os.close(self.ready_fd)
         self.ready_fd = -1

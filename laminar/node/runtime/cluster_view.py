@@ -1,7 +1,7 @@
-"""What a process of a node knows of the cluster: a copy of the catalog and who is alive.
+"""What a process of a node knows of the cluster: a copy of the catalog, and which nodes are alive.
 
-The controller makes it and pushes it to the node's shards whenever it changes; a shard never
-asks the catalog on the data path. It may be old: it finds addresses, it decides nothing.
+The controller makes it and pushes it to the node's shards whenever it changes; a shard never asks the catalog
+on the data path. It may lag: it finds addresses, it decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router import owner_shard, partition_hash
 
 
 class ViewMessage(msgspec.Struct, array_like=True):
-    """What the controller pushes: cluster id, catalog, status of nodes by gossip, own health."""
+    """The view as the controller pushes it: cluster id, catalog, and gossip's status of each node."""
 
     cluster_id: bytes
     catalog: CatalogState
@@ -26,11 +26,11 @@ class ViewMessage(msgspec.Struct, array_like=True):
     catalog_leader: str = ""
     problems: list[str] = []
     boots: dict[str, BootRecord] = {}
-    """By node: the newest life of its data folder that the catalog has ever said."""
+    """By node: the newest boot record of its data folder that the catalog has ever had."""
     confirmed: bool = False
-    """The catalog has said, since this node's start, that its data folder is what it should be."""
+    """The catalog has confirmed, since this node's start, that its data folder is the newest."""
     epoch: bytes = b""
-    """Of the last recovery of the catalog."""
+    """The last recovery of the catalog."""
 
 
 class View:
@@ -55,36 +55,36 @@ class View:
         return self.message.catalog.version if self.message is not None else 0
 
     def nodes(self) -> dict[str, NodeRecord]:
-        """All nodes by name."""
+        """Return all nodes by name."""
         return self.message.catalog.nodes if self.message is not None else {}
 
     def alive(self, node: str) -> bool:
-        """What gossip says of a node; this one is alive, whoever doubts it."""
+        """Return whether gossip counts a node as alive or suspect; this node itself always."""
         if node == self.node:
             return True
         return self.message is not None and self.message.statuses.get(node) in ("alive", "suspect")
 
     def topics(self) -> dict[str, TopicRecord]:
-        """All topics by name."""
+        """Return all topics by name."""
         return self.message.catalog.topics if self.message is not None else {}
 
     def partition(self, topic: str, number: int) -> PartitionRecord | None:
-        """A partition's recorded placement."""
+        """Return a partition's record, or None if the view has none."""
         if self.message is None:
             return None
         return self.message.catalog.partitions.get(f"{topic}/{number}")
 
     def partitions(self) -> dict[str, PartitionRecord]:
-        """All partitions by "topic/number"."""
+        """Return all partitions by "topic/number"."""
         return self.message.catalog.partitions if self.message is not None else {}
 
     def shard_on(self, node: str, topic: str, number: int) -> int | None:
-        """Which shard of a node owns a partition; None for an unknown node."""
+        """Return the shard of a node that owns a partition; None for an unknown node."""
         record = self.nodes().get(node)
         return None if record is None else owner_shard(partition_hash(topic, number), record.shards)
 
     def address(self, node: str, role: int) -> Address | None:
-        """Where a process listens for its peers: 0 the controller, k+1 shard k."""
+        """Return where a process listens for its peers: role 0 is the controller, k+1 shard k."""
         if node == self.node:
             return UnixAddress(self._unix_name(CONTROLLER if role == 0 else role - 1))
         record = self.nodes().get(node)
@@ -93,14 +93,14 @@ class View:
         return TcpAddress(record.host, record.peer_ports[role])
 
     def shard_url(self, node: str, shard: int) -> str | None:
-        """The HTTP URL of a shard's own port."""
+        """Return the HTTP URL of a shard's own port."""
         record = self.nodes().get(node)
         if record is None or shard >= len(record.shard_http_ports):
             return None
         return f"http://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
 
     def partition_address(self, node: str, topic: str, number: int) -> Address | None:
-        """Where the process that owns a partition on `node` listens for its peers."""
+        """Return where the process that owns a partition on `node` listens for its peers."""
         if self._addresses_of is not self.message:
             self._addresses_of = self.message
             self._addresses = {}
@@ -111,11 +111,11 @@ class View:
         return self._addresses[key]
 
     def partition_url(self, node: str, topic: str, number: int) -> str | None:
-        """The HTTP URL of the shard that owns a partition on `node`."""
+        """Return the HTTP URL of the shard that owns a partition on `node`."""
         shard = self.shard_on(node, topic, number)
         return None if shard is None else self.shard_url(node, shard)
 
 
 def host_in_url(host: str) -> str:
-    """A host as it stands in a URL: IPv6 in brackets."""
+    """Return a host as a URL has it: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

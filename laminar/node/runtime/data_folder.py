@@ -1,11 +1,11 @@
-"""Whose data folder this is: cluster, store, node, format; and the node's note of where it can be reached.
+"""The identity of a data folder: cluster, store, node, format; and the file that says where the node serves.
 
 The identity is made once, when a folder is formatted, and never guessed: a folder with data but without an
-identity, or with one that does not fit what the node was told, is refused. An empty folder becomes a *new
-store* with a new store id, so a node whose folder was emptied is not taken for the one it was. Only a start
-without `join` makes a cluster id. Each opening begins a new *life* of the folder, durably and first of all,
-by which a cluster sees that an older copy was put back (`membership.boot_history`). What the data means is
-`laminar.log`'s and the catalog's business.
+identity, or with one that does not fit the settings, is refused. An empty folder becomes a *new store* with a
+new store id, so a node whose folder was emptied is not taken for the one it was. Only a start without `join`
+makes a cluster id. Each opening adds a boot record to the folder, durably and before anything else, by which
+a cluster recognises an older copy (`membership.boot_history`). What the data means is the business of
+`laminar.log` and the catalog.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _LOCK_NAME = "lock"
 _LOCK_WAIT_S = 3.0
 _NODE_FILE = "node.json"
 _BEGINNINGS = frozenset({_LOCK_NAME, _NODE_FILE, "lost+found"})
-"""What may be in a folder that has not been formatted: a crash before the identity, and a file system's
-own.
-"""
+"""Names in an unformatted folder: left by a crash before the identity, or the file system's own."""
 
 
 class IdentityError(Exception):
@@ -40,9 +38,7 @@ class IdentityError(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written in a data folder when it is formatted, and once more when the node belongs to its
-    cluster.
-    """
+    """The identity, written when a folder is formatted and when its node joins a cluster."""
 
     format_version: int
     store_id: bytes
@@ -51,13 +47,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: bytes
     """16 bytes; empty while the node is joining."""
     founding: bool
-    """The node made the cluster id, and its first catalog is not complete: it may be begun again."""
+    """The node made the cluster id, and its first catalog is not complete: it may be founded again."""
     boot_history: tuple[BootRecord, ...] = msgspec.field(default=(), name="lives")
-    """The last life that the catalog surely knows, and all since; the last is this one."""
+    """The last boot record that the catalog surely has, and all since; the last is this start's."""
     epoch: bytes = b""
-    """Which recovery of its catalog this node's cluster goes on from: 8 bytes that count, 8 random ones."""
+    """The last recovery of this node's catalog: 8 bytes that count, 8 random ones."""
     has_peers: bool = msgspec.field(default=False, name="company")
-    """Others have joined the cluster that this node founded or joined; never false again."""
+    """Other nodes have joined the cluster that this node founded or joined; never false again."""
 
 
 class DataFolder:
@@ -70,11 +66,11 @@ class DataFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Let go of the lock (this process's hold of it)."""
+        """Release this process's hold of the lock."""
         self._lock.close()
 
     def read_identity(self) -> Identity:
-        """The identity as it stands on the disk now: a child may have joined since."""
+        """Return the identity as it is on the disk now: a child may have joined since."""
         identity = _read(self.disk, self.directory)
         assert identity is not None and identity.store_id == self.identity.store_id, (
             "the identity has changed"
@@ -83,12 +79,16 @@ class DataFolder:
         return identity
 
     def record_epoch(self, epoch: bytes) -> None:
-        """The cluster goes on from this recovery of its catalog; durable when it returns."""
+        """Record the recovery of the catalog that the cluster goes on from; durable when it returns."""
         self.identity = msgspec.structs.replace(self.read_identity(), epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
     def record_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
-        """The node belongs to this cluster from now on; durable when it returns. Never changes a known id."""
+        """Record the cluster that the node belongs to; durable when it returns.
+
+        Raises:
+            IdentityError: the node belongs to another cluster already.
+        """
         assert len(cluster_id) == 16, f"cluster id of {len(cluster_id)} bytes"
         known = self.read_identity()
         if known.cluster_id not in (b"", cluster_id):
@@ -100,26 +100,29 @@ class DataFolder:
         _write(self.disk, self.directory, self.identity)
 
     def record_boot_history(self, lives: tuple[BootRecord, ...]) -> None:
-        """The catalog knows a life, or a page was turned; durable when it returns."""
+        """Record the boot history, of which the last record is this start's; durable when it returns."""
         known = self.read_identity()
         assert [each.nonce for each in lives[-1:]] == [each.nonce for each in known.boot_history[-1:]]
         self.identity = msgspec.structs.replace(known, boot_history=lives)
         _write(self.disk, self.directory, self.identity)
 
     def record_has_peers(self) -> None:
-        """This node is not, and will not be, alone in its cluster; durable when it returns."""
+        """Record, durably, that other nodes have joined this cluster.
+
+        This node never again elects itself alone (docs/decisions/0010).
+        """
         known = self.read_identity()
         if not known.has_peers:
             self.identity = msgspec.structs.replace(known, has_peers=True)
             _write(self.disk, self.directory, self.identity)
 
     def read_ports(self) -> Ports | None:
-        """The ports of the last start, if the system chose them."""
+        """Return the ports of the last start, if the system chose them."""
         payload = Document(self.disk, self.directory, "ports").read()
         return None if payload is None else msgspec.msgpack.decode(payload, type=Ports)
 
     def write_ports(self, ports: Ports) -> None:
-        """Keep the ports for the next start."""
+        """Record the ports for the next start."""
         if self.read_ports() != ports:
             Document(self.disk, self.directory, "ports").write(msgspec.msgpack.encode(ports))
 
@@ -139,7 +142,7 @@ class DataFolder:
         self.disk.sync_directory(self.directory)
 
     def remove_node_file(self) -> None:
-        """The node can't be reached any more."""
+        """Remove `node.json`: the node can't be reached any more."""
         self.disk.unlink(os.path.join(self.directory, _NODE_FILE))
 
 
@@ -151,10 +154,13 @@ def open_data_folder(
     joining: bool,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> DataFolder:
-    """Lock the folder (made if missing) and read its identity, or format it if it is empty; begin a life.
+    """Lock the folder (made if missing), read or make its identity, and add a boot record.
 
-    `node` is the wanted name or empty; `joining` whether the node was told of a cluster to join. Raises
-    `IdentityError`, or `StorageError` of the disk.
+    `node` is the wanted name or empty; `joining` whether the node was given a cluster to join.
+
+    Raises:
+        IdentityError: the folder can't be used.
+        StorageError: of the disk.
     """
     disk.make_directory(directory)
     lock = _lock(disk, directory)
@@ -171,9 +177,10 @@ def open_data_folder(
 
 
 def check_owner(directory: str) -> None:
-    """Refuse a folder in which others than this process's user can put files; one that is missing is made.
+    """Refuse a folder in which other users can put files; one that is missing is made later.
 
-    Raises `IdentityError`.
+    Raises:
+        IdentityError: the folder is another user's, or writable for every user.
     """
     try:
         found = os.stat(directory)
@@ -191,7 +198,11 @@ def check_owner(directory: str) -> None:
 
 
 def open_stopped(disk: Disk, directory: str) -> DataFolder:
-    """Lock the folder of a node that does not run, without a new life. Raises `IdentityError`."""
+    """Lock the folder of a node that does not run, without a new boot record.
+
+    Raises:
+        IdentityError: it is no data folder, or is in use.
+    """
     if not disk.exists(os.path.join(directory, _LOCK_NAME)):
         raise IdentityError(f"{directory} is no data folder")
     lock = _lock(disk, directory)
@@ -220,7 +231,11 @@ def _begin_life(
 
 
 def check(identity: Identity, directory: str, *, node: str, joining: bool) -> None:
-    """Refuse an identity that doesn't fit what the node was told."""
+    """Refuse an identity that doesn't fit the settings.
+
+    Raises:
+        IdentityError: it does not.
+    """
     if identity.format_version > FORMAT_VERSION:
         raise IdentityError(
             f"{directory} was written by a newer Laminar (format {identity.format_version}; this one knows "

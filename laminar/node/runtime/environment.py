@@ -1,8 +1,8 @@
-"""What a process of a node takes from the machine: disk, clocks, chance, connections, gossip.
+"""What a process of a node takes from the machine: disk, clocks, randomness, connections, gossip.
 
-`Environment` is the machine itself. The simulator hands in another, under which the same controllers and
-shards live through years in a second's turns; a test of real processes hands in one whose disk forgets.
-Nothing here decides anything.
+`Environment` is the machine itself. The simulator passes in another, in which the same controllers and shards
+run through years in simulated time; a test of real processes passes in one whose disk loses what is not
+synced. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class Environment:
     receive_budget_bytes: int = RECEIVE_BUDGET_BYTES
 
     def clock(self) -> Clock:
-        """The two clocks of a process."""
+        """Return the two clocks of a process."""
         return Clock()
 
     def rng(self) -> random.Random:
-        """Chance for timers and ids; seeded by the operating system."""
+        """Return the random generator for timers and ids; seeded by the operating system."""
         return random.Random()
 
     def storage(
         self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
-        """Recover a home. Blocks. `forget` as in `recover_home`."""
+        """Recover a store directory. Blocks. `forget` as in `recover_home`."""
         return Storage.open(self.disk, home, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:
-        """Up to `size` bytes of a sealed segment's file, read beside the log's own readers."""
+        """Return up to `size` bytes of a sealed segment's file, read beside the log's own readers."""
         return await read_bytes(path, position, size)
 
     def transport(
@@ -62,7 +62,7 @@ class Environment:
         epoch: Callable[[], bytes],
         rng: random.Random,
     ) -> Transport:
-        """Connections to the other processes. Called inside the loop they live in."""
+        """Return the connections to the other processes. Call it in the loop of the process."""
         return Transport(
             cluster_id=cluster_id,
             node=node,
@@ -75,22 +75,22 @@ class Environment:
         )
 
     def gossip(self, **arguments: Any) -> Gossip:
-        """Who is alive; `arguments` are those of `Gossip`."""
+        """Return the gossip of a node; `arguments` are those of `Gossip`."""
         return Gossip(**arguments)
 
     async def find_controllers(self, joins: Sequence[str]) -> list[Address]:
-        """Addresses of controllers of the cluster that answers at one of `joins`; empty if none does."""
+        """Return addresses of controllers of the cluster that answers at one of `joins`; or none."""
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
 
         return await find_controllers(joins)
 
     async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
-        """The id of the cluster that answers at one of `joins`; None if none does."""
+        """Return the id of the cluster that answers at one of `joins`; None if none does."""
         from laminar.node.runtime.join import find_cluster
 
         return await find_cluster(joins)
 
     def trace(self, name: str) -> Trace | None:
-        """Who is told what the Raft core of replica `name` decides; nobody."""
+        """Return the observer of the Raft core of replica `name`; None for none."""
         return None

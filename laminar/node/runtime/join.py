@@ -1,6 +1,6 @@
 """How a new node finds its cluster: through the HTTP address of any member.
 
-`--join` takes the one address people know, the shared HTTP port. The member says where the
+`--join` takes the one address that operators know, the shared HTTP port. The member answers where the
 controllers listen; the rest goes over the node transport, which the secret protects.
 """
 
@@ -23,14 +23,14 @@ TIMEOUT_S = 2.0
 
 
 class Join(msgspec.Struct, frozen=True):
-    """A node asks for a place in the cluster."""
+    """A node's request to join the cluster."""
 
     record: NodeRecord
     former: list[BootRecord] = []
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
-    """Its replica id in group 0, group 0's configuration, and the catalog to begin with.
+    """The node's replica id in group 0, group 0's configuration, and the catalog to begin with.
 
     Without a cluster id: not now, ask again. With `refused`: never.
     """
@@ -53,7 +53,7 @@ class _Cluster(msgspec.Struct):
 
 
 async def find_controllers(joins: Sequence[str]) -> list[Address]:
-    """Addresses of controllers, asked from the HTTP addresses `host:port` in turn; empty if none answers."""
+    """Return the addresses of controllers, asked from the HTTP addresses `host:port` in turn; or none."""
     cluster = await _ask(joins)
     addresses: list[Address] = []
     for node in cluster.nodes if cluster is not None else ():
@@ -63,7 +63,7 @@ async def find_controllers(joins: Sequence[str]) -> list[Address]:
 
 
 async def find_cluster(joins: Sequence[str]) -> bytes | None:
-    """The id of the cluster that answers at one of these HTTP addresses `host:port`; None if none does."""
+    """Return the id of the cluster that answers at one of these HTTP addresses `host:port`, or None."""
     cluster = await _ask(joins)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None

@@ -4,12 +4,12 @@ All shards listen on one shared port (`SO_REUSEPORT`), and a program on it, whic
 (`laminar.node.runtime.reuseport`), chooses the shard: for TCP `(source port >> 1) mod shards`, read from the
 packet itself. So a client that knows the rule picks its shard by the port it binds, and others are spread
 evenly. Not `port mod shards`: Linux's `connect` hands out even ports only. UDP on the same port goes to the
-shard that owns the partition which the datagram is for. The program's answer is a place in the kernel's list
-of that port's sockets, which is the order in which they began to listen (UDP: were bound); closing one moves
-the last into its slot. Hence they are opened in shard order, and kept while children come and go.
+shard that owns the datagram's partition. The program's answer is a position in the kernel's list of that
+port's sockets, which is the order in which they began to listen (UDP: were bound); closing one moves the last
+into its position. Hence they are opened in shard order, and kept while children come and go.
 
-Each shard has a port of its own too, and each process one for its peers. What is spoken on them is not
-known here.
+Each shard has a port of its own too, and each process one for its peers. The protocols on them are not known
+here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger("laminar.sockets")
 PEER_PORT_STEP = 100
 BACKLOG = 1024
 DATAGRAM_BUFFER_BYTES = 4 << 20
-"""Asked for; the kernel gives no more than `net.core.rmem_max`."""
+"""The requested size; the kernel gives no more than `net.core.rmem_max`."""
 _TRIES = 8
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports of a node; kept in its data folder when the system chose them. 0: not chosen yet."""
+    """The ports of a node, kept in its data folder when the system chose them. 0: not chosen yet."""
 
     shared: int
     own: tuple[int, ...]
@@ -44,9 +44,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_ports(port: int, shards: int, kept: Ports | None) -> Ports:
-    """Which ports to bind: fixed ones by the rule; for `port` 0 those kept from the last start, 0 where
-    none is.
-    """
+    """Return the ports to bind: fixed ones by the rule; for `port` 0 those of the last start, else 0."""
     assert shards >= 1, f"{shards} shards"
     if port:
         return Ports(
@@ -68,7 +66,7 @@ def plan_ports(port: int, shards: int, kept: Ports | None) -> Ports:
 
 @dataclass(slots=True)
 class NodeSockets:
-    """What `open_sockets` opened. Only the supervisor holds it whole; a child keeps its own part."""
+    """The sockets that `open_sockets` opened. Only the supervisor holds all; a child keeps its own."""
 
     shared: list[socket.socket]
     datagrams: list[socket.socket]
@@ -88,7 +86,7 @@ class NodeSockets:
         )
 
     def addresses(self, host: str) -> Addresses:
-        """The ports together with the host that others are told."""
+        """Return the ports together with the host that others are given."""
         ports = self.ports
         return Addresses(
             host=host,
@@ -99,7 +97,7 @@ class NodeSockets:
         )
 
     def for_child(self, role: Role) -> ChildSockets:
-        """The sockets that a child works with."""
+        """Return the sockets that a child works with."""
         peer = self.peers[role_number(role)]
         if isinstance(role, str):
             return ChildSockets(http_shared=None, http_own=None, peer=peer, gossip=self.gossip)
@@ -112,8 +110,9 @@ class NodeSockets:
         )
 
     def close_all_but(self, kept: ChildSockets) -> None:
-        """In a child, after the fork: close what is its siblings'. The supervisor's copies stay as they
-        are.
+        """Close the siblings' sockets, in a child after the fork.
+
+        The supervisor's copies are not affected.
         """
         keep = {kept.http_shared, kept.http_own, kept.peer, kept.gossip, kept.datagrams}
         for sock in self._all():
@@ -121,7 +120,7 @@ class NodeSockets:
                 sock.close()
 
     def close(self) -> None:
-        """Close everything: the node ends."""
+        """Close every socket: the node ends."""
         for sock in self._all():
             sock.close()
 
@@ -130,10 +129,13 @@ class NodeSockets:
 
 
 def open_sockets(host: str, ports: Ports) -> NodeSockets:
-    """Bind and listen. `OSError` (its text names host and port) when a port that was asked for is taken.
+    """Bind the sockets of a node and listen.
 
     A kept port may have been taken since, by any outgoing connection; callers that don't insist on it use
     `open_kept_sockets`.
+
+    Raises:
+        OSError: a requested port is taken; its text names host and port.
     """
     family, bind_host = _resolve(host)
     with contextlib.ExitStack() as opened:
@@ -163,7 +165,7 @@ def open_sockets(host: str, ports: Ports) -> NodeSockets:
 
 
 def open_kept_sockets(host: str, shards: int, kept: Ports | None) -> NodeSockets:
-    """For `port` 0: the kept ports if they are all free, else any."""
+    """Open the sockets for `port` 0: on the kept ports if they are all free, else on any."""
     if kept is None:
         return _open_any(host, shards)
     try:
@@ -176,7 +178,10 @@ def open_kept_sockets(host: str, shards: int, kept: Ports | None) -> NodeSockets
 
 
 def _open_any(host: str, shards: int) -> NodeSockets:
-    """On any free ports. The shared one is free for TCP first; where UDP's is taken, another is chosen."""
+    """Open the sockets on any free ports.
+
+    The shared one is free for TCP first; where UDP's is taken, another is chosen.
+    """
     for _ in range(_TRIES - 1):
         try:
             return open_sockets(host, plan_ports(0, shards, None))

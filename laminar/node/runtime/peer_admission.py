@@ -1,9 +1,9 @@
 """Decides whose Raft messages a process takes into account (docs/consensus.md#a-folder-that-goes-back).
 
 A message does not count when its sender's node is unknown here, or when that node's data folder is an older
-copy of itself: such a copy has forgotten votes and acknowledgements that this process may rely on. The past
-of a folder is its boot history (`membership.boot_history`), which a peer shows in its greeting; it is held
-against the newest start of that node known here, from the catalog or from an earlier greeting.
+copy of itself: such a copy has forgotten votes and acknowledgements that this process may rely on. A peer
+shows the boot history of its folder (`membership.boot_history`) in the handshake; it is compared with the
+newest start of that node known here, from the catalog or from an earlier handshake.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PeerAdmission:
     ) -> None:
         self._node = node
         self._knows = knows
-        self._known_life = known_boot
-        # By node: the newest start that an admitted process of it has shown in a greeting.
+        self._known_boot = known_boot
+        # By node: the newest start that an admitted process of it has shown in a handshake.
         self._greeted: dict[str, BootRecord] = {}
         # By node and role: the process judged last, the start it was held against, and the verdict.
         self._verdicts: dict[tuple[str, int], tuple[Peer, BootRecord | None, bool]] = {}
@@ -41,8 +41,8 @@ class PeerAdmission:
         """Return whether Raft messages of `peer` count here."""
         if peer.node == self._node:
             return True
-        told = self._known_life(peer.node)
-        known = newer(told, self._greeted.get(peer.node))
+        recorded = self._known_boot(peer.node)
+        known = newer(recorded, self._greeted.get(peer.node))
         verdict = self._verdicts.get((peer.node, peer.role))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
             return verdict[2]
@@ -55,9 +55,9 @@ class PeerAdmission:
         elif known is not None:
             # The last messages of a process that has ended may arrive after its successor's first.
             _log.log(
-                logging.ERROR if known is told else logging.WARNING,
+                logging.ERROR if known is recorded else logging.WARNING,
                 "ignoring Raft messages from process %d of node %s: its data folder is an older copy "
-                "(expected start %d, page %d or later)",
+                "(expected start %d, tick %d or later)",
                 *(peer.role, peer.node, known.number, known.tick),
             )
         return admitted
@@ -68,19 +68,19 @@ class PeerAdmission:
         What this process promises the node in this start must be known to the node's folder later, also
         before the catalog names that start.
         """
-        lives = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
-        shown = newer(self._greeted.get(peer.node), lives[-1] if lives else None)
+        history = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
+        shown = newer(self._greeted.get(peer.node), history[-1] if history else None)
         if shown is not None:
             self._greeted[peer.node] = shown
 
 
-def encode_history(lives: Sequence[BootRecord]) -> bytes:
-    """Return a boot history as a greeting carries it."""
-    return msgspec.msgpack.encode(lives)
+def encode_history(history: Sequence[BootRecord]) -> bytes:
+    """Return a boot history as a handshake carries it."""
+    return msgspec.msgpack.encode(history)
 
 
 def history_contradicts(history: bytes, known: BootRecord) -> bool:
-    """Return whether a greeting's history rules out `known`; unreadable bytes do."""
+    """Return whether the history of a handshake rules out `known`; unreadable bytes do."""
     try:
         return contradicts(msgspec.msgpack.decode(history, type=list[BootRecord]) if history else (), known)
     except msgspec.DecodeError:

@@ -1,7 +1,7 @@
-"""What a controller and a shard have in common: storage, transport, driver, clocks, an end.
+"""What a controller and a shard have in common: storage, transport, driver, clocks, and an orderly end.
 
-Neither owns module-level state or installs a signal handler, so both also run inside a
-user's own loop; `laminar.node.entry_points` puts them into processes.
+Neither owns module-level state or installs a signal handler, so both also run inside a user's own loop;
+`laminar.node.entry_points` puts them into processes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Method = Callable[[Peer, bytes], Awaitable[bytes]]
 
 
 class Process:
-    """Base of `Controller` and `Shard`. Made inside the loop it lives in."""
+    """Base of `Controller` and `Shard`. Made inside the loop that it runs in."""
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         self.boot = boot
@@ -132,23 +132,23 @@ class Process:
     # -- to be said by each kind ---------------------------------------------------------
 
     def knows(self, node: str) -> bool:
-        """Whether this process has heard of a node: from the catalog, or from what helps to find it."""
+        """Return whether this process has a record or an address of a node."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """The newest life of another node's data folder that this process has heard of from the catalog."""
+        """Return the newest start of another node's data folder that the catalog has named here."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
-        """Address of the process on `node` that owns the replica's group."""
+        """Return the address of the process on `node` that owns the replica's group."""
         raise AssertionError("each kind of process says where its groups live")
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """As `address_of`, for a group that may not be driven here yet."""
+        """Return as `address_of` does, for a group that may not be driven here yet."""
         raise AssertionError("each kind of process says where its groups live")
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
-        """Nodes of the other members of a group, the leader's first."""
+        """Return the nodes of the other members of a group, the leader's first."""
         if replica is None:
             return [node for member, node in entry.voters if member != entry.replica_id]
         leader = replica.leader_node
@@ -160,7 +160,7 @@ class Process:
         return sorted(nodes, key=lambda node: node != leader)
 
     def _hand_over_to(self, replica: Replica, node: str) -> None:
-        """Let the voter on `node` lead, if it holds what is committed."""
+        """Transfer leadership to the voter on `node`, if it holds what is committed."""
         for member in replica.configuration.voters:
             held = replica.match_index(member) >= replica.core.committed_index
             if replica.nodes[member] == node and held and replica.core.is_leader:
@@ -188,7 +188,7 @@ class Process:
         return self._admission.admits(peer)
 
     async def listen(self) -> None:
-        """Serve the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
+        """Start serving the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
         await self.transport.serve_unix(self.boot.unix_name(self.boot.role))
         await self.transport.serve_tcp(self.boot.peer)
 
@@ -207,15 +207,15 @@ class Process:
     # -- logs that failed -----------------------------------------------------------------
 
     def look_for_failed(self) -> Coroutine[Any, Any, None] | None:
-        """What brings back the logs that have failed, if any has."""
+        """Return the work that recovers failed logs, or None if none has failed."""
         return self._restart_to_recover() if self.awaiting_restart() else None
 
     def awaiting_restart(self) -> list[str]:
-        """Name and reason of all that only another start of this process brings back soon."""
+        """Return name and reason of everything that only a restart of this process recovers soon."""
         return failed_logs(self.storage)
 
     async def _restart_to_recover(self) -> None:
-        """Wait, and until there is room, then let this process be started anew."""
+        """Wait, also until there is room, then end this process so that it is restarted."""
         wait_s = pause_s(self.boot.recovery_restarts)
         waiting = ", ".join(self.awaiting_restart())
         _log.warning("in %d s this process starts again, if the disk has room: %s", wait_s, waiting)
@@ -227,7 +227,7 @@ class Process:
         self.fatal(RestartToRecover(", ".join(self.awaiting_restart())))
 
     async def _has_room(self) -> bool:
-        """Whether a recovery would find room for a journal of its own."""
+        """Return whether a recovery would find room for a journal of its own."""
         if self.storage.refusal == "disk":
             return False
         disk, directory = self.environment.disk, self.boot.data_directory
@@ -244,16 +244,16 @@ class Process:
         raise AssertionError("each kind of process says what it serves")
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something beside the rest; its failure is logged and ends the process."""
+        """Run `work` as a task; its failure is logged and ends the process."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
-        """Check every `period_s` seconds until told to stop; `to_the_end`: also while the rest ends in order.
+        """Call `look` every `period_s` seconds until stopped; `to_the_end`: also while the process ends.
 
-        What a look raises ends the process, as does what its work raises.
+        An exception of the check or of its work ends the process.
         """
         self._periodic.every(
             period_s, look if to_the_end else lambda: None if self.stopping.is_set() else look()
@@ -265,7 +265,7 @@ class Process:
             self.fatal(task.exception())
 
     def fatal(self, error: BaseException | None) -> None:
-        """Something this process cannot go on from: it ends, and is started again by the supervisor."""
+        """End this process for an error that it cannot go on from; the supervisor starts it again."""
         if self.failure is None:
             self.failure = error
             if isinstance(error, RestartToRecover):
@@ -275,7 +275,7 @@ class Process:
         self.stopping.set()
 
     async def stopped_within(self, timeout_s: float) -> bool:
-        """Sleep, but no longer than until this process is told to stop."""
+        """Sleep, but no longer than until this process is asked to stop; return whether it was."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.stopping.wait()
@@ -288,7 +288,7 @@ class Process:
         self.stopping.set()
 
     async def close(self) -> None:
-        """End: no more messages, what was recorded is synced."""
+        """End: no more messages; what was recorded is synced."""
         self._periodic.close()
         for task in list(self._tasks):
             task.cancel()
@@ -299,9 +299,9 @@ class Process:
 
 
 def open_home(boot: Boot, home: str) -> Storage:
-    """Lock and recover the home of a controller or shard. Blocks; needs no loop.
+    """Lock and recover the store directory of a controller or shard. Blocks; needs no loop.
 
-    A shard asks the catalog what it held, should its manifest be lost. A controller has nobody to ask.
+    A shard asks the catalog what it held, should its manifest be lost. A controller cannot ask any process.
     """
     settings = boot.settings
     return boot.environment.storage(
@@ -317,7 +317,7 @@ def open_home(boot: Boot, home: str) -> Storage:
 
 
 def _open_when_there_is_room(boot: Boot, home: str) -> Storage | None:
-    """As `open_home`, again and again while the disk is full; None when told to stop meanwhile."""
+    """Call `open_home`, again while the disk is full; return None when asked to stop meanwhile."""
     tries = 0
     while True:
         try:
@@ -333,7 +333,7 @@ def _open_when_there_is_room(boot: Boot, home: str) -> Storage | None:
 
 
 def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process]) -> int:
-    """The body of a forked child: recover its home, then turn one loop until told to stop; its exit code."""
+    """Recover the store directory of a forked child, run its loop until stopped; return its exit code."""
     storage = _open_when_there_is_room(boot, home)
     if storage is None:
         return 0
@@ -359,10 +359,10 @@ def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process])
 
 
 async def _give_back_when_quiet(storage: Storage) -> None:
-    """Hand free memory back to the system when a burst of writes is over.
+    """Return free memory to the system when a burst of writes is over.
 
-    glibc keeps what lies free between small objects: after a burst that is up to as much again as is in use.
-    While records come in it is left alone, as they need it at once (giving it back each time cost a tenth of
+    glibc keeps free memory between small objects: after a burst that is up to as much again as is in use.
+    While records come in it is left alone, as they need it at once (returning it each time cost a tenth of
     the throughput). Another libc has no such call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -29,7 +29,7 @@ class BadTerm(Exception):
 
 
 class ReplicaFactory:
-    """Makes the replicas of one process. `trace(name)` gives the observer of a replica's core, or None."""
+    """The factory of one process. `trace(name)` returns the observer of a replica's core, or None."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ReplicaFactory:
 
 
 def recovering_text(name: str, log: Log) -> str:
-    """What a person should know of a replica that comes back marked (docs/consensus.md#marks)."""
+    """Return the log line about a replica that may have forgotten entries (docs/consensus.md#marks)."""
     why = (
         "power was lost with flush=interval, so appends of the last interval may be gone here"
         if log.power_lost
@@ -135,8 +135,8 @@ def recovering_text(name: str, log: Log) -> str:
 
 
 def replay_committed(frames: Sequence[Buffer]) -> int:
-    """The highest commit index that a leader stamped on these frames: certainly committed.
+    """Return the highest commit index that a leader stamped on these frames: certainly committed.
 
-    Not the last frame's: a later leader may have known of less.
+    It need not be the last frame's, as a later leader may have known of less.
     """
     return max((Header.unpack(frame).committed_index for frame in frames), default=0)

@@ -1,13 +1,13 @@
-"""Which of a port's sockets gets a packet: the two programs that the supervisor hands to the kernel.
+"""The choice among a port's sockets: two classic-BPF programs that the supervisor gives to the kernel.
 
 Each shard has one socket in the `SO_REUSEPORT` group of a port, and a classic-BPF program
-(`SO_ATTACH_REUSEPORT_CBPF`), which needs no privilege, answers with the number of a socket: its place in
+(`SO_ATTACH_REUSEPORT_CBPF`), which needs no privilege, answers with the number of a socket: its position in
 the kernel's list of the group, which is the order in which they were bound (TCP: began to listen). The
 arithmetic is that of `router.ownership`; golden vectors hold both to it. Nothing here opens a socket.
 
 Classic BPF has two 32-bit registers (A and X), sixteen words of scratch memory, and jumps forward only: so
-the choice of a datagram's owner is one straight piece per shard. A load from behind the packet's end ends
-the program with 0: what is too short goes to shard 0.
+the choice of a datagram's owner is one straight piece per shard. A load from beyond the packet's end ends the
+program with 0: a datagram that is too short goes to shard 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OR_X, _XOR, _XOR_X, _SHIFT_LEFT, _SHIFT_RIGHT = 0x4C, 0xA4, 0xAC, 0x64, 0x74
 _IF_EQUAL, _IF_ABOVE_X, _GO_ON, _ANSWER_A = 0x15, 0x2D, 0x05, 0x16
 
 HASH_POSITION = 4
-"""Where in a datagram the partition hash stands, as a big-endian u32: behind the magic."""
+"""Position of the partition hash in a datagram, a big-endian u32 after the magic."""
 
 _U32 = 0xFFFFFFFF
 
@@ -48,7 +48,7 @@ def choose_by_partition(sock: socket.socket, shards: int) -> None:
 
 
 def source_port_program(shards: int) -> bytes:
-    """`router.shard_of_source_port` as a program: `struct sock_filter`s of 8 bytes.
+    """Return `router.shard_of_source_port` as a program: `struct sock_filter`s of 8 bytes.
 
     It sees the packet from the TCP header's end on, so everything is read relative to the network header.
     """
@@ -72,12 +72,12 @@ def source_port_program(shards: int) -> bytes:
 
 
 def partition_program(shards: int) -> bytes:
-    """`router.owner_shard` of the hash in a datagram as a program. It sees the packet from the payload on.
+    """Return `router.owner_shard` of the hash in a datagram as a program.
 
-    mmh3 (x86, 32 bits, seed 0) of eight bytes is two blocks and a finish. The first block is the partition
-    hash: what it makes of the state is computed once. The second is the shard's number, so all that becomes
-    of it before it meets the state is a constant. Both are rotated before they meet, which comes to the same
-    as rotating what they make.
+    It sees the packet from the payload on. mmh3 (x86, 32 bits, seed 0) of eight bytes is two blocks and a
+    finish. The first block is the partition hash: its effect on the state is computed once. The second is the
+    shard's number, so everything before it meets the state is a constant. Both are rotated before they meet,
+    which equals rotating their result.
     """
     assert shards >= 1, f"{shards} shards"
     state, highest, owner, half = 0, 1, 2, 3  # places in scratch memory
@@ -122,12 +122,12 @@ def _rotated(number: int, bits: int) -> int:
 
 
 def _block(number: int) -> int:
-    """What mmh3 makes of a block of four bytes before it meets the state."""
+    """Return a block of four bytes as mmh3 mixes it before it meets the state."""
     return _rotated(number * _C1 & _U32, 15) * _C2 & _U32
 
 
 def _rotate_left(bits: int, *, scratch: int) -> list[_Line]:
-    """A, rotated; X and a word of scratch memory are used up."""
+    """Return the lines that rotate A; X and a word of scratch memory are used up."""
     return [
         (_COPY_TO_X, 0, 0, 0),
         (_SHIFT_LEFT, 0, 0, bits),
@@ -140,7 +140,7 @@ def _rotate_left(bits: int, *, scratch: int) -> list[_Line]:
 
 
 def _xor_shifted(bits: int) -> list[_Line]:
-    """A ^ A >> bits; X is used up."""
+    """Return the lines for A ^ A >> bits; X is used up."""
     return [(_COPY_TO_X, 0, 0, 0), (_SHIFT_RIGHT, 0, 0, bits), (_XOR_X, 0, 0, 0)]
 
 

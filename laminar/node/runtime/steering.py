@@ -1,9 +1,9 @@
-"""A node's wish to be steered, made true or refused: which interfaces, which CPUs, and how it ends.
+"""Steering a node's packets: which interfaces, which CPUs, and what happens where it is not possible.
 
 The supervisor calls `begin` before it starts its children, `let_go` in each of them, and `end` when they are
-gone. Attaching brings a compiler into the process that does it, so it is done in a child that ends at once
-and hands over what keeps the node's share alive: a locked descriptor for each interface. Without privilege,
-BCC or headers the node serves the same, and one line says why.
+gone. Attaching loads a compiler into the process that does it, so it is done in a child that ends at once and
+passes on what keeps the node's share alive: a locked descriptor for each interface. Without privilege, BCC or
+headers the node serves the same, and one log line says why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laminar.node.runtime.listeners import NodeSockets
 log = logging.getLogger("laminar.steering")
 
 LONGEST_S = 60.0
-"""Compiling takes some seconds, on a busy machine more; a node's start waits no longer than this."""
+"""Limit of compiling, which takes some seconds, on a busy machine more; a node's start waits no longer."""
 _MESSAGE_BYTES = 1 << 20
 _MOST_INTERFACES = 64
 
@@ -37,7 +37,7 @@ Fork = Callable[[str, Callable[[], int]], int]
 
 
 def plan_of(sockets: NodeSockets, cpus: Sequence[int], controller_cpu: int | None) -> NodePlan:
-    """What a node with these sockets, pinned to these CPUs, wants to be steered."""
+    """Return what a node with these sockets, pinned to these CPUs, wants steered."""
     ports = sockets.ports
     host = str(sockets.shared[0].getsockname()[0])
     return NodePlan(
@@ -52,13 +52,13 @@ def plan_of(sockets: NodeSockets, cpus: Sequence[int], controller_cpu: int | Non
 
 
 def spare_cpu(taken: Sequence[int]) -> int | None:
-    """A CPU for the controller on which no shard is pinned, if this process may use one."""
+    """Return a CPU for the controller on which no shard is pinned, if this process may use one."""
     spare = sorted(os.sched_getaffinity(0) - set(taken))
     return spare[0] if spare else None
 
 
 def why_not(wish: str, cpus: Sequence[int] | None, found: Sequence[Interface], host: str) -> str:
-    """Why a node is not steered, in one line; empty if nothing is known that is against it."""
+    """Return why a node is not steered, in one line; empty if no reason is known."""
     if wish == "auto" and found and all(interface.loopback for interface in found):
         return f"{host} is on the loopback, where it costs more than it gives (steer=require insists)"
     unmet = requirements.first_unmet()
@@ -80,11 +80,11 @@ class Steering:
     wish: str
     """The setting: `auto`, `require`, `off`."""
     controller_cpu: int | None = None
-    """Where the controller is to be pinned; None: nowhere, as nothing is steered or no CPU is to spare."""
+    """The controller's CPU; None if nothing is steered or no CPU is to spare."""
     memberships: list[Membership] = field(default_factory=list)
 
     def begin(self, sockets: NodeSockets, cpus: Sequence[int] | None, fork: Fork) -> bool:
-        """Steer, if the setting allows it and the machine can. False: it is required and can't be."""
+        """Steer, if the setting and the machine allow it; return False where it is required and fails."""
         if self.wish == "off":
             return True
         controller_cpu = spare_cpu(cpus or ())
@@ -108,7 +108,7 @@ class Steering:
         return True
 
     def _join(self, found: Sequence[Interface], plan: NodePlan, fork: Fork) -> list[str]:
-        """Join on each interface, in a child; the reasons of those where it can't be."""
+        """Join on each interface, in a child; return the reasons of those where it failed."""
         pid = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -128,23 +128,23 @@ class Steering:
         locks = array.array("i")
         for _, _, content in ancillary:
             locks.frombytes(content)
-        told = json.loads(data)
-        for row, lock in zip(told["joined"], locks, strict=True):
+        answer = json.loads(data)
+        for row, lock in zip(answer["joined"], locks, strict=True):
             folder, node_folder = Path(row["folder"]), Path(row["node_folder"])
             self.memberships.append(
                 Membership(row["interface"], row["mode"], folder, row["slot"], node_folder, lock)
             )
-        for line in told["log"]:
+        for line in answer["log"]:
             log.info("%s", line)
-        return list(told["refused"])
+        return list(answer["refused"])
 
     def let_go(self) -> None:
-        """In a child of the supervisor: it is not what keeps the node's share alive."""
+        """Release the share in a child of the supervisor, so that the child does not keep it alive."""
         for membership in self.memberships:
             membership.let_go()
 
     def end(self) -> None:
-        """Steer nothing more; the last node on an interface detaches its program."""
+        """Stop steering; the last node on an interface detaches its program."""
         for membership in self.memberships:
             try:
                 membership.leave()
@@ -154,7 +154,7 @@ class Steering:
 
 
 def _join_all(found: Sequence[Interface], plan: NodePlan, pid: int, answer: socket.socket) -> int:
-    """The child's work: join everywhere, and hand over the locks with what is to be known of them."""
+    """Join on every interface and pass the locks on, with their descriptions. The child's work."""
     joined: list[Membership] = []
     refused: list[str] = []
     lines: list[str] = []
@@ -166,7 +166,7 @@ def _join_all(found: Sequence[Interface], plan: NodePlan, pid: int, answer: sock
             lines += reason.log.splitlines()
         except OSError as error:  # a sandbox that refuses one of many steps
             refused.append(f"{interface.name}: {error}")
-    told = {
+    result = {
         "joined": [
             {
                 "interface": each.interface,
@@ -180,5 +180,5 @@ def _join_all(found: Sequence[Interface], plan: NodePlan, pid: int, answer: sock
         "refused": refused,
         "log": [line[:300] for line in lines[-200:]],  # one message, no larger than a socket takes
     }
-    socket.send_fds(answer, [json.dumps(told).encode()], [each.lock for each in joined])
+    socket.send_fds(answer, [json.dumps(result).encode()], [each.lock for each in joined])
     return 0
