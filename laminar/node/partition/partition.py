@@ -223,6 +223,10 @@ class Partition:
         row = self.log.row(self.committed_index)
         return row.base_offset + row.count
 
+    def bounds(self) -> reads.Bounds:
+        """Return both ends of what readers may see now."""
+        return reads.Bounds(self.start_offset, self.end_offset)
+
     @property
     def replicas(self) -> int:
         """Voters of the group: what an append is replicated over. A majority of them, and at least the

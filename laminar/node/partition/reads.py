@@ -6,7 +6,7 @@ requests. Where a part can't be read, what came before it is given, and whoever 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from laminar.batch import Buffer, Header, Kind, as_large, as_published, kind_of, tag_bit
 from laminar.http.api.problems import Problem
@@ -16,6 +16,13 @@ from laminar.node.partition.state.staged_batches import publish_record
 
 # One request for a tag looks at so many rows: who wants more comes again, from where this one ended.
 TAGGED_ROWS = 16_384
+
+
+class Bounds(NamedTuple):
+    """The offsets that readers of one replica may see, taken at one moment."""
+
+    start: int
+    end: int
 
 
 class Readable(Protocol):

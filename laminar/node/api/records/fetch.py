@@ -40,7 +40,7 @@ from laminar.node.api.records.damaged_reads import (
     without_bad_batches,
 )
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.reads import expired
+from laminar.node.partition.reads import Bounds, expired
 
 DEFAULT_BYTES = 1024 * 1024
 MOST_BYTES = 32 * 1024 * 1024
@@ -187,22 +187,23 @@ class FetchRoutes:
         if isinstance(served, Response):
             return served
         deadline = asyncio.get_running_loop().time() + wait_s
-        await self._catch_up(request, served, read, deadline)
-        offset = await self._offset(request, served, read)
-        by_leader = await self._check_bounds(request, served, offset)
-        if by_leader is not None:
-            return by_leader
-        if offset >= served.end_offset and wait_s:
+        bounds = await self._catch_up(request, served, read, deadline)
+        offset = await self._offset(request, served, bounds)
+        checked = await self._check_bounds(request, served, bounds, offset)
+        if isinstance(checked, Response):
+            return checked
+        bounds = checked
+        if offset >= bounds.end and wait_s:
             await served.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
-        end = served.end_offset
+            bounds = served.bounds()
         tag = query.get("tag")
         frames: list[Buffer] = []
         behind = 0
         skipped: list[str] = []
-        to = min(to, end)
+        to = min(to, bounds.end)
         most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES)
         answered = partial(
-            self._answer, request, served, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
+            self._answer, request, bounds, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
         )
 
         def shown(some: Sequence[Buffer], offset: int) -> object:
@@ -253,16 +254,22 @@ class FetchRoutes:
         ]
         return await elsewhere(request, offset, others, self.pass_on)
 
-    async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> None:
-        """Wait until this replica has reached `min_offset`, else refuse with 503 `replica_lagging`."""
+    async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> Bounds:
+        """Wait until this replica has reached `min_offset`; return its bounds then.
+
+        Raises:
+            Problem: 503 `replica_lagging` if it does not get there in time.
+        """
         if read == "leader":
             await partition.confirmed_end()
         seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
-        if partition.end_offset >= seen:
-            return
+        bounds = partition.bounds()
+        if bounds.end >= seen:
+            return bounds
         remaining = max(0.0, deadline - asyncio.get_running_loop().time())
         if not await partition.wait_past(seen - 1, remaining):
             raise self._behind(partition, "min_offset", seen)
+        return partition.bounds()
 
     def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
         """Return 503 `replica_lagging`, with the replica that is ahead as far as this one knows."""
@@ -283,7 +290,7 @@ class FetchRoutes:
             headers=headers,
         )
 
-    async def _offset(self, request: Request, partition: Partition, read: str) -> int:
+    async def _offset(self, request: Request, partition: Partition, bounds: Bounds) -> int:
         text = request.query.get("offset")
         since = request.query.get("since")
         if since is not None:
@@ -291,9 +298,9 @@ class FetchRoutes:
                 raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
             return (await self._at_time(partition, parse_time(since, field="since")))[0]
         if text is None or text == "earliest":
-            return partition.start_offset
+            return bounds.start
         if text == "latest":
-            return partition.end_offset
+            return bounds.end
         if not DIGITS.match(text) or int(text) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid",
@@ -304,15 +311,19 @@ class FetchRoutes:
             )
         return int(text)
 
-    async def _check_bounds(self, request: Request, partition: Partition, offset: int) -> Response | None:
-        """Refuse an offset before the start (410) or past the end (416).
+    async def _check_bounds(
+        self, request: Request, partition: Partition, bounds: Bounds, offset: int
+    ) -> Response | Bounds:
+        """Refuse an offset before the start (410) or past the end (416); return the bounds otherwise.
 
         Only the leader knows the end: if that is another replica, return its answer.
         """
-        if offset < partition.start_offset:
+        if offset > bounds.end:
+            bounds = partition.bounds()  # more may be committed since they were taken
+        if offset < bounds.start:
             raise expired(partition, offset)
-        if offset <= partition.end_offset:
-            return None
+        if offset <= bounds.end:
+            return bounds
         if not partition.leads and LOCAL in request.headers:
             raise self._behind(partition, "offset", offset)
         led = await self.past_the_end(request, partition)
@@ -323,12 +334,12 @@ class FetchRoutes:
             raise Problem(
                 "offset_beyond_end", f"the partition ends at {end}", field="offset", value=offset, limit=end
             )
-        return None
+        return partition.bounds()
 
     async def _answer(
         self,
         request: Request,
-        partition: Partition,
+        bounds: Bounds,
         format_: FetchFormat,
         frames: Sequence[Buffer],
         *,
@@ -354,16 +365,16 @@ class FetchRoutes:
         )
         long = shows_long(format_, frames, wanted)
         fetched = await self._services.off_loop(encode) if long else encode()
-        headers = [("Content-Type", fetched.content_type), *self.place(partition, fetched.next_offset)]
+        headers = [("Content-Type", fetched.content_type), *self.place(bounds, fetched.next_offset)]
         return Response(200, headers, fetched.body)
 
-    def place(self, partition: Partition, next_offset: int) -> list[tuple[str, str]]:
+    def place(self, bounds: Bounds, next_offset: int) -> list[tuple[str, str]]:
         """Return the headers of every answer about data: which replica it came from, and its bounds."""
         return [
             *self._identity,
             ("Laminar-Route", "0"),
-            ("Laminar-Start-Offset", str(partition.start_offset)),
-            ("Laminar-End-Offset", str(partition.end_offset)),
+            ("Laminar-Start-Offset", str(bounds.start)),
+            ("Laminar-End-Offset", str(bounds.end)),
             ("Laminar-Next-Offset", str(next_offset)),
         ]
 
@@ -380,19 +391,22 @@ class FetchRoutes:
         if read == "leader":
             await served.confirmed_end()
         at = request.query.get("at", "latest")
-        offset, timestamp_ms = served.end_offset, None
+        offset, timestamp_ms = None, None
         if at == "earliest":
             offset, timestamp_ms = await self._at_time(served, EARLIEST_MS)
         elif at != "latest":
             offset, timestamp_ms = await self._at_time(served, parse_time(at, field="at"))
+        bounds = served.bounds()
+        if offset is None:
+            offset = bounds.end
         return Response.json(
             {
                 "offset": offset,
                 "timestamp": format_time(timestamp_ms) if timestamp_ms is not None else None,
-                "start_offset": served.start_offset,
-                "end_offset": served.end_offset,
+                "start_offset": bounds.start,
+                "end_offset": bounds.end,
             },
-            headers=self.place(served, offset),
+            headers=self.place(bounds, offset),
         )
 
     async def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:

@@ -91,7 +91,11 @@ class RecordValueRoutes:
             )
         # The group tells apart two topics of one name, of which one was deleted.
         etag = f'"{served.replica.group.hex()}/{wanted}"'
-        always = [("ETag", etag), ("Cache-Control", "immutable"), *self._fetch.place(served, wanted + 1)]
+        always = [
+            ("ETag", etag),
+            ("Cache-Control", "immutable"),
+            *self._fetch.place(served.bounds(), wanted + 1),
+        ]
         if etag in request.headers.get("if-none-match", ""):
             return Response(304, always)
         try:
