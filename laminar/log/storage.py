@@ -22,7 +22,7 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedRange, LogGone, StorageError
 from laminar.log.disk.retry_when_full import Retries
 from laminar.log.disk.threads import ThreadWorker, Worker
-from laminar.log.format.checkpoint_state import HardState, LogFiles
+from laminar.log.format.checkpoint_state import HardState
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 from laminar.log.format.journal_codec import ONE, PAIR, RecordKind, record_head
 from laminar.log.format.manifest import Manifest, ReplicaEntry
@@ -33,6 +33,7 @@ from laminar.log.partition_log.changes import Create, Delete, Replace, Vote
 from laminar.log.partition_log.log import Log
 from laminar.log.partition_log.readers import Readers
 from laminar.log.recovery.home import Recovered, recover_home
+from laminar.log.segment.log_files import LogFiles
 
 # The folder has the log's id (16 digits) behind it; a topic of 200 characters and its partition fit.
 _MAX_NAME_BYTES = 220
@@ -62,14 +63,6 @@ class Storage:
         # Replicas whose newest hard state may be gone: they must neither vote nor answer.
         self.lost_hard_states: set[int] = recovered.lost_hard_states
         self.manifest: Manifest = recovered.manifest
-        self._keeper = Keeper(lambda work: self._errands.in_writer(work))
-        for log in self.logs.values():
-            self._keeper.adopt(log)
-        # Finds rot before anybody reads it; whoever has a loop to spare lets it `run` there.
-        self.scrubber = Scrubber(
-            lambda: self.logs.values(), keeper=self._keeper, readers=recovered.readers, settings=settings
-        )
-        self._keeper.on_suspicion = self.scrubber.hurry
         # Told once, on the loop, when the journal cannot be trusted any more: the process must end.
         self.on_failure: Callable[[BaseException], None] | None = None
         # Told on the loop when a segment failed: that log takes no change any more, all others go on.
@@ -77,11 +70,11 @@ class Storage:
         self._recorder = recovered.recorder
         self._journal = recovered.journal
         self._writer = recovered.writer
+        self._writer.on_failed = self._segment_failed
+        self._writer.waits = True
         self._journal_worker = workers("journal")
         self._writer_worker = workers("segments")
         self._background = workers("checkpoints")
-        self._writer.on_failed = self._segment_failed
-        self._writer.waits = True
         self._commits = GroupCommit(
             self._recorder,
             self._journal,
@@ -110,7 +103,14 @@ class Storage:
         )
         # Of what could not be made: "checkpoint", "spare" (the next journal file), "segments".
         self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
+        self._keeper = Keeper(self._errands.in_writer)
+        # Finds rot before anybody reads it; whoever has a loop to spare lets it `run` there.
+        self.scrubber = Scrubber(
+            self.logs.values, keeper=self._keeper, readers=recovered.readers, settings=settings
+        )
+        self._keeper.on_suspicion = self.scrubber.hurry
         for log in self.logs.values():
+            self._keeper.adopt(log)
             log.begin()
 
     @classmethod
@@ -185,8 +185,7 @@ class Storage:
         group that was deleted as a whole, as it could vote anew.
         """
         log = self.logs.pop(log_id)
-        log.changes += 1
-        self._recorder.unsynced.pop(log, None)
+        log.let_go()
         self.hard_states.pop(replica_id, None)
         self.lost_hard_states.discard(replica_id)
         self._recorder.record(
@@ -206,8 +205,7 @@ class Storage:
         old = self.logs.pop(old_log_id)
         if old.recovering or old.incarnation > new.incarnation:
             new.mark_as(old)
-        old.changes += 1
-        self._recorder.unsynced.pop(old, None)
+        old.let_go()
         self._recorder.record(
             record_head(RecordKind.RESET, new.log_id, ONE.size),
             ONE.pack(old_log_id),

@@ -98,8 +98,8 @@ MUTANTS = (
     ),
     _one(
         "an offset is answered with what begins after it",
-        "partition_log.lookups",
-        "LogLookups._offset_nowait",
+        "partition_log.entries",
+        "LogEntries._offset_nowait",
         "if first_offset > offset:",
         "if False:",
         HOLES,
@@ -362,8 +362,8 @@ MUTANTS = (
         "a truncation reaches its segment before its record is synced",
         "partition_log.log",
         "Log.truncate",
-        "self.changes += 1",
-        "self.changes += 1\n"
+        "self.quarantine.cut(index)",
+        "self.quarantine.cut(index)\n"
         "        if kept is not None and kept.file.exists:\n"
         "            kept.file.data().truncate(kept.size)",
         CRASHES,

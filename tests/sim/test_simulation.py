@@ -151,7 +151,7 @@ def test_who_looks_on_does_not_wait_for_the_pace_of_cold_reads() -> None:
     watch = Watch(world)
     _begin(world, watch)
     (machine, partition), *_ = watch.partitions("t", 0)
-    log, readers = partition.log, partition.log._readers
+    log, readers = partition.log, partition.log._reader._readers
     log._recent.clear()
     machine.disk.cold = True
     readers.beside_commits = lambda: True

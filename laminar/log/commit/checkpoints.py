@@ -26,13 +26,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from laminar.log.commit.journal import Journal, Written, journal_name, journal_numbers
+from laminar.log.commit.segment_writer import Writer
+from laminar.log.commit.snapshot import Snapshot
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.errors import DiskError, StorageError
 from laminar.log.disk.threads import Worker
-from laminar.log.format.checkpoint_state import Checkpoint, LogFiles
 from laminar.log.format.journal_codec import (
     BLOCK_SIZE,
     CARRIED,
@@ -44,10 +44,6 @@ from laminar.log.format.journal_codec import (
     decode_records,
     record_head,
 )
-from laminar.log.segment.segment_file import SegmentFile
-
-if TYPE_CHECKING:
-    from laminar.log.commit.segment_writer import Writer
 
 Done = Callable[[StorageError | None], None]
 # What a log's records may be once it is made. Its end is told by the checkpoint, or by a later record.
@@ -62,23 +58,6 @@ _OF_LOGS = frozenset(
         RecordKind.CARRIED,
     )
 )
-
-
-@dataclass(slots=True, kw_only=True)
-class Snapshot:
-    """What one checkpoint names (`checkpoint`, at `place`), and what must be synced before it may.
-
-    `carried` are the failed logs; their records between `since` (the last durable checkpoint) and `place`
-    are written again.
-    """
-
-    checkpoint: Checkpoint
-    place: Written
-    since: Written
-    journal_bytes: int
-    dirty: dict[SegmentFile, LogFiles]
-    directories: dict[str, LogFiles | None]
-    carried: frozenset[int]
 
 
 def carried_pieces(

@@ -19,17 +19,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from laminar.log.commit.journal import Journal, Written
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import StorageClosed
 from laminar.log.disk.threads import Worker
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.changes import Pending, Recorder, Vote
-
-if TYPE_CHECKING:
-    from laminar.log.partition_log.log import Log
+from laminar.log.partition_log.changes import Pending, RecordedLog, Recorder, Vote
 
 
 @dataclass(slots=True)
@@ -41,7 +37,7 @@ class _Cut:
     """
 
     taken: list[Pending]
-    touched: list[Log]
+    touched: list[RecordedLog]
     size: int
     number: int
     must_sync: bool = False
@@ -238,7 +234,7 @@ class GroupCommit:
     def _behind(self) -> bool:
         return self._cut_bytes - self._written_bytes > self._settings.max_unwritten_bytes
 
-    def _note_due(self, touched: list[Log]) -> None:
+    def _note_due(self, touched: list[RecordedLog]) -> None:
         """By when what these logs recorded is to be synced."""
         now_s = self.loop().time()
         for log in touched:

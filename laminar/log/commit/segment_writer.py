@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from laminar.log.commit.checkpoints import Snapshot
 from laminar.log.commit.journal import Journal, Written
+from laminar.log.commit.snapshot import Snapshot
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
@@ -23,7 +23,6 @@ from laminar.log.format.checkpoint_state import (
     Checkpoint,
     HardState,
     LogEnd,
-    LogFiles,
     LogState,
     empty_state,
     encode_checkpoint,
@@ -44,6 +43,7 @@ from laminar.log.partition_log.changes import (
     Write,
 )
 from laminar.log.segment.loading import Loaded
+from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.segment_file import SegmentFile
 
 _log = logging.getLogger("laminar.storage")

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -51,8 +52,7 @@ class Keeper:
 
     def adopt(self, log: Log) -> None:
         """Keep a log from now on."""
-        log.on_damage = self._on_damage
-        log.repairer = self.repair
+        log.watch_damage(on_damage=partial(self._on_damage, log), repairer=partial(self.repair, log))
 
     def _on_damage(self, log: Log, damage: Damage) -> None:
         self.found += 1

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from laminar.log.disk.disk import Buffer
+from laminar.log.format.checkpoint_state import LogStart
+from laminar.log.format.flush_policy import FlushPolicy
 from laminar.log.format.journal_codec import RECORD
-
-if TYPE_CHECKING:
-    from laminar.log.format.checkpoint_state import LogFiles, LogStart
-    from laminar.log.format.flush_policy import FlushPolicy
-    from laminar.log.partition_log.log import Log
-    from laminar.log.segment.segment_file import SegmentFile
+from laminar.log.segment.log_files import LogFiles
+from laminar.log.segment.segment_file import SegmentFile
 
 
 @dataclass(slots=True)
@@ -119,6 +117,25 @@ Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vot
 Pending: TypeAlias = tuple[bytes, Buffer, Action]
 
 
+class RecordedLog(Protocol):
+    """A log as the queue and group commit see it: it is notified of how far its changes got."""
+
+    policy: FlushPolicy
+
+    @property
+    def unsynced_records(self) -> int:
+        """Records that were acknowledged before a sync covered them."""
+
+    def counts_up_to(self, number: int) -> None:
+        """All changes up to the running `number` are as durable as they must be to count."""
+
+    def synced_up_to(self, number: int) -> bool:
+        """All changes up to the running `number` are durable. Return whether all of this log is synced."""
+
+    def forget(self, index: int, frame: Buffer) -> None:
+        """Let a frame go that is in its segment, if it is still the one at that index."""
+
+
 class Recorder:
     """The queue of changes in front of the journal, and the memory of recent frames behind it."""
 
@@ -144,13 +161,13 @@ class Recorder:
         self.recorded = 0
         self.written = 0
         # In the order in which they came: a set of logs would be in another order in each run.
-        self.touched: dict[Log, None] = {}
+        self.touched: dict[RecordedLog, None] = {}
         # Whether something in the queue must be durable before it counts: all but batches of `interval` logs.
         self.must_sync = False
         # `interval` logs with entries that no sync has covered yet.
-        self.unsynced: dict[Log, None] = {}
+        self.unsynced: dict[RecordedLog, None] = {}
         self.on_record: Callable[[], None] | None = None
-        self._recent: deque[tuple[int, Log, int, Buffer]] = deque()
+        self._recent: deque[tuple[int, RecordedLog, int, Buffer]] = deque()
         self._recent_bytes = 0
         self._recent_limit = recent_limit
 
@@ -164,7 +181,7 @@ class Recorder:
             self.on_record()
         return self.recorded
 
-    def record_batch(self, log: Log, index: int, head: bytes, frame: Buffer, action: Write) -> int:
+    def record_batch(self, log: RecordedLog, index: int, head: bytes, frame: Buffer, action: Write) -> int:
         """Put one batch in the queue, and keep its frame in memory; returns its running number.
 
         After the last of several the caller sets `must_sync` where it has to, and calls `on_record`.
@@ -206,7 +223,7 @@ class Recorder:
             self._recent_bytes -= len(old_frame)
             owner.forget(old_index, old_frame)
 
-    def first_unwritten(self, log: Log) -> int | None:
+    def first_unwritten(self, log: RecordedLog) -> int | None:
         """The lowest index of this log whose frame may not be in its segment yet; None: all are."""
         found = None
         for number, owner, index, _ in reversed(self._recent):

@@ -13,14 +13,14 @@ does not chain, and knows neither Raft nor the records in a batch. Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from crc32c import crc32c
 
 from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, LOG_FIELDS, Flag, Kind
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import BrokenChain, StorageError
-from laminar.log.format.checkpoint_state import LogFiles, LogStart
+from laminar.log.format.checkpoint_state import LogStart
 from laminar.log.format.flush_policy import FlushPolicy
 from laminar.log.format.index_entry import UNKNOWN_KIND, pack_row
 from laminar.log.format.journal_codec import (
@@ -34,12 +34,12 @@ from laminar.log.format.journal_codec import (
     record_head,
 )
 from laminar.log.partition_log.changes import Cut, Mark, Policy, Recorder, Start, Unsynced, Write
-from laminar.log.partition_log.read_ahead import Sequences
+from laminar.log.partition_log.entries import LogEntries
 from laminar.log.partition_log.readers import Readers
-from laminar.log.partition_log.reads import LogReads
-from laminar.log.segment.quarantine import Quarantine
+from laminar.log.partition_log.reads import LogReader
+from laminar.log.segment.log_files import LogFiles
+from laminar.log.segment.quarantine import Damage, Quarantine
 from laminar.log.segment.segment import Segment
-from laminar.log.segment.segment_file import SegmentFile
 
 _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 # Plain numbers are packed faster than members of an enumeration.
@@ -48,7 +48,7 @@ _CONFIGURATION = int(Kind.CONFIGURATION)
 EMPTY = LogStart()
 
 
-class Log(LogReads):
+class Log:
     """See the module. Made by `Storage`; call it from the loop's thread only."""
 
     def __init__(
@@ -69,38 +69,51 @@ class Log(LogReads):
         self.log_id = files.log_id
         self.name = files.name
         self.files = files
-        self.start = start
         self.recovering = recovering
         # That it may have forgotten no more than an `interval` log's last, unsynced entries.
         self.power_lost = power_lost
         self.incarnation = incarnation
         self.least_term = least_term
-        self.changes = 0
+        self.policy = files.policy
+        # What of it is damaged, and must not be served.
         self.quarantine = Quarantine()
-        self.on_damage = None
-        self.repairer = None
-        self._sequences = Sequences()
+        # Puts the bytes of a damaged entry back; set by the registry of damage of an open storage.
+        self.repairer: Callable[[int, Buffer], Awaitable[None]] | None = None
         self._recorder = recorder
-        self._readers = readers
         self._segment_size_bytes = segment_size_bytes
-        self._segments = list(segments)
-        self._firsts = [segment.first_index for segment in self._segments]
+        self._entries = LogEntries(
+            readers, log_id=files.log_id, name=files.name, start=start, segments=segments
+        )
+        # Frames in memory, by index.
         self._recent: dict[int, Buffer] = {}
+        self._reader = LogReader(
+            self._entries, self._recent, self.quarantine, readers, directory=files.directory
+        )
+        self._offer_lookups()
         # (running number, last index, offset behind it) of each append that does not count yet, oldest first;
         # and of each of an `interval` log that is not synced.
         self._undurable: deque[tuple[int, int, int]] = deque()
         self._unsynced: deque[tuple[int, int, int]] = deque()
-        self.size_bytes = sum(segment.size for segment in self._segments)
-        self.last_append_time_ms = start.time_ms
-        self._set_end()
         self.durable_index = self.last_index
         # Where what is synced ends, while anything is in `_unsynced`.
         self._synced_index, self._synced_offset = self.last_index, self.next_offset
-        self.policy = files.policy
         # Whether entries count when they are written. Never in recovery: what it appends, it syncs.
         self._interval = False
         # Whether the journal says that entries may be acknowledged before they are synced.
         self._told_unsynced = False
+
+    def _offer_lookups(self) -> None:
+        """Offer what the parts of the log answer as its own methods, without a call in between."""
+        entries, reader = self._entries, self._reader
+        self.term = entries.term
+        self.row, self.find_row = entries.row, entries.find_row
+        self.segment_of, self.sealed = entries.segment_of, entries.sealed
+        self.index_of_offset, self.find_offset = entries.index_of_offset, entries.find_offset
+        self.index_of_time, self.find_time = entries.index_of_time, entries.find_time
+        self.find_tagged, self.find_shown = entries.find_tagged, entries.find_shown
+        self.read_nowait, self.read, self.read_here = reader.read_nowait, reader.read, reader.read_here
+        self.value_nowait, self.digest = reader.value_nowait, reader.digest
+        self.found_damaged = reader.found_damaged
 
     def __repr__(self) -> str:
         return (
@@ -108,16 +121,78 @@ class Log(LogReads):
             f"durable {self.durable_index}{' recovering' if self.recovering else ''}>"
         )
 
-    def _set_end(self) -> None:
-        """Take the end of the log from its last row."""
-        if self._segments:
-            last = self._segments[-1].last_row
-            self.last_index, self.last_term = last.index, last.term
-            self.next_offset = last.base_offset + last.count
-            self.last_append_time_ms = last.append_time_ms
-        else:
-            self.last_index, self.last_term = self.start.index, self.start.term
-            self.next_offset, self.last_append_time_ms = self.start.offset, self.start.time_ms
+    @property
+    def start(self) -> LogStart:
+        """The entry before the first."""
+        return self._entries.start
+
+    @property
+    def first_index(self) -> int:
+        return self._entries.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self._entries.last_index
+
+    @property
+    def last_term(self) -> int:
+        """The term of the last entry, or of the one before the first in an empty log."""
+        return self._entries.last_term
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record, durable or not."""
+        return self._entries.next_offset
+
+    @property
+    def last_append_time_ms(self) -> int:
+        return self._entries.last_append_time_ms
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in its segments."""
+        return self._entries.size_bytes
+
+    @property
+    def changes(self) -> int:
+        """Raised by whatever makes an answer read from the files doubtful."""
+        return self._entries.changes
+
+    @property
+    def replaying(self) -> bool:
+        """Whether what is read of this log comes from the disk these days: then `read` keeps a pace."""
+        return self._reader.replaying
+
+    @property
+    def segment_first_indexes(self) -> list[int]:
+        """The first index of each segment, lowest first."""
+        return [segment.first_index for segment in self._entries.segments]
+
+    def sealed_segments(self) -> list[Segment]:
+        """All segments but the last: nothing is appended to them any more."""
+        return self._entries.segments[:-1]
+
+    def segments(self) -> list[Segment]:
+        """All segments, the oldest first; the last is written to."""
+        return self._entries.segments[:]
+
+    def watch_damage(
+        self,
+        *,
+        on_damage: Callable[[Damage], None],
+        repairer: Callable[[int, Buffer], Awaitable[None]],
+    ) -> None:
+        """Call `on_damage` with each damage that a read finds, once; `repairer` puts bytes back."""
+        self._reader.on_damage = on_damage
+        self.repairer = repairer
+
+    async def repair(self, index: int, frame: Buffer) -> None:
+        """Put the bytes of a damaged entry back, from another replica; see `Keeper.repair` for the rules.
+
+        Raises `RepairRefused` for bytes that are not the missing ones, and `DiskError`.
+        """
+        assert self.repairer is not None, f"{self!r} has no keeper: it is not of an open storage"
+        await self.repairer(index, frame)
 
     @property
     def failure(self) -> StorageError | None:
@@ -148,7 +223,8 @@ class Log(LogReads):
     @property
     def segment_full(self) -> bool:
         """Whether the leader should let the next entry open a segment."""
-        return bool(self._segments) and self._segments[-1].size >= self._segment_size_bytes
+        segments = self._entries.segments
+        return bool(segments) and segments[-1].size >= self._segment_size_bytes
 
     # Changes
 
@@ -160,13 +236,14 @@ class Log(LogReads):
         Raises `BrokenChain` for the first frame that does not fit (those before it stay appended).
         """
         self._check_works()
-        last_index, last_term = self.last_index, self.last_term
-        next_offset, last_time = self.next_offset, self.last_append_time_ms
+        entries = self._entries
+        last_index, last_term = entries.last_index, entries.last_term
+        next_offset, last_time = entries.next_offset, entries.last_append_time_ms
         recorder, interval = self._recorder, self._interval
         must_sync = not interval
         if interval and not self._told_unsynced:
             self._tell_unsynced()
-        segment = self._segments[-1] if self._segments else None
+        segment = entries.segments[-1] if entries.segments else None
         try:
             for frame in frames:
                 if len(frame) < HEADER_SIZE:
@@ -212,12 +289,12 @@ class Log(LogReads):
                 if kind == _CONFIGURATION:
                     # Who lost the last interval asks all voters it knows of: it must not forget who they are.
                     must_sync = True
-                self.size_bytes += size
+                entries.size_bytes += size
                 last_index, last_term, next_offset, last_time = index, term, base_offset + count, time_ms
         finally:
-            if last_index != self.last_index:
-                self.last_index, self.last_term = last_index, last_term
-                self.next_offset, self.last_append_time_ms = next_offset, last_time
+            if last_index != entries.last_index:
+                entries.last_index, entries.last_term = last_index, last_term
+                entries.next_offset, entries.last_append_time_ms = next_offset, last_time
                 self._undurable.append((number, last_index, next_offset))
                 if interval:
                     self._note_unsynced(number)
@@ -250,12 +327,9 @@ class Log(LogReads):
             raise self.files.failure
 
     def _open_segment(self, first_index: int, first_offset: int, begun_ms: int) -> Segment:
-        for sealed in self._segments[-2:]:
-            sealed.shed()
         segment = Segment(first_index, self.files.new_segment(first_index), first_offset=first_offset)
         segment.begun_ms = begun_ms
-        self._segments.append(segment)
-        self._firsts.append(first_index)
+        self._entries.add_segment(segment)
         return segment
 
     def truncate(self, index: int) -> None:
@@ -268,22 +342,12 @@ class Log(LogReads):
         if index > self.last_index:
             return
         cut_term = self.term(index)
-        removed: list[SegmentFile] = []
-        while self._segments and self._segments[-1].first_index >= index:
-            self._firsts.pop()
-            segment = self._segments.pop()
-            self.size_bytes -= segment.size
-            removed.append(segment.file)
-        kept = self._segments[-1] if self._segments else None
-        if kept is not None and kept.last_index >= index:
-            before = kept.size
-            kept.cut(index)
-            self.size_bytes -= before - kept.size
-        for gone in range(index, self.last_index + 1):
+        last_index = self.last_index
+        removed = self._entries.remove_from(index)
+        for gone in range(index, last_index + 1):
             self._recent.pop(gone, None)
-        self.changes += 1
+        kept = self._entries.segments[-1] if self._entries.segments else None
         self.quarantine.cut(index)
-        self._set_end()
         self.durable_index = min(self.durable_index, index - 1)
         self._forget_from(index, self._undurable, self.durable_index)
         self._synced_index = min(self._synced_index, index - 1)
@@ -317,7 +381,7 @@ class Log(LogReads):
         if (index, term, offset) == (self.start.index, self.start.term, self.start.offset):
             return
         self._check_works()
-        fresh = not self._segments and self.start == EMPTY
+        fresh = not self._entries.segments and self.start == EMPTY
         if not fresh:
             assert self.start.index < index <= self.last_index, f"start at {index} of {self!r}"
             row = self.row(index)
@@ -328,18 +392,10 @@ class Log(LogReads):
                 )
                 time_ms = row.append_time_ms
         start = LogStart(index, term, offset, time_ms)
-        removed: list[SegmentFile] = []
-        while self._segments and self._segments[0].last_index <= index:
-            segment = self._segments.pop(0)
-            self._firsts.pop(0)
-            self.size_bytes -= segment.size
-            removed.append(segment.file)
         for gone in [held for held in self._recent if held <= index]:
             del self._recent[gone]
-        self.start = start
-        self.changes += 1
+        removed = self._entries.move_start(start)
         self.quarantine.start_behind(index)
-        self._set_end()
         head = record_head(RecordKind.LOG_START, self.log_id, START.size)
         payload = START.pack(start.index, start.term, start.offset, start.time_ms)
         number = self._recorder.record(head, payload, Start(self.files, start, tuple(removed)))
@@ -421,13 +477,18 @@ class Log(LogReads):
         if self._recent.get(index) is frame:
             del self._recent[index]
 
+    def let_go(self) -> None:
+        """The log is deleted or replaced: what is read of its files from now on says nothing."""
+        self._entries.changes += 1
+        self._recorder.unsynced.pop(self, None)
+
     def grown(self, segment: Segment, size: int) -> None:
         """A repair has put bytes behind those that a segment had: it has `size` now, if that is more."""
         if size > segment.size:
-            self.size_bytes += size - segment.size
+            self._entries.size_bytes += size - segment.size
             segment.size = size
 
     def close(self) -> None:
         """Close its files. After the writer and the readers are done."""
-        for segment in self._segments:
+        for segment in self._entries.segments:
             segment.file.close()

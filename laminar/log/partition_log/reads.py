@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from laminar.batch import whole_value
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import DamagedRange, EntriesGone, StorageError
-from laminar.log.format.checkpoint_state import LogFiles
 from laminar.log.format.index_entry import UNKNOWN_KIND, Row, is_frame_of, row_place
-from laminar.log.partition_log.lookups import FIRST_OFFSET, LogLookups
+from laminar.log.partition_log.entries import FIRST_OFFSET, LogEntries
 from laminar.log.partition_log.read_ahead import MOST_BYTES as AHEAD_BYTES
 from laminar.log.partition_log.read_ahead import Sequences
-from laminar.log.partition_log.readers import Piece, read_frames
+from laminar.log.partition_log.readers import Piece, Readers, read_frames
 from laminar.log.segment.index_rebuild import check_chunk
 from laminar.log.segment.quarantine import Damage, Quarantine
 from laminar.log.segment.segment import ColdRows
@@ -34,18 +32,31 @@ _MOST_BYTES = 4 * 1024 * 1024
 _REPLAY_BYTES = 64 * 1024 * 1024
 
 
-class LogReads(LogLookups):
-    """The half of a `Log` that reads. The loop's thread only."""
+class LogReader:
+    """Reads the frames of one log: from memory, the page cache, or by a thread. The loop's thread only."""
 
-    _replay_bytes = 0
-    files: LogFiles
-    # What of it is damaged; `on_damage` is told of each damage that a read finds, once.
-    quarantine: Quarantine
-    # Both get the `Log` that this is.
-    on_damage: Callable[[Any, Damage], None] | None
-    repairer: Callable[[Any, int, Buffer], Awaitable[None]] | None
-    _recent: dict[int, Buffer]
-    _sequences: Sequences
+    def __init__(
+        self,
+        entries: LogEntries,
+        recent: dict[int, Buffer],
+        quarantine: Quarantine,
+        readers: Readers,
+        *,
+        directory: str,
+    ) -> None:
+        """`recent` holds, by index, the frames that are in memory; the log adds and removes them.
+
+        `directory` is the log's own, to be named in errors.
+        """
+        self._entries = entries
+        self._recent = recent
+        self._quarantine = quarantine
+        self._readers = readers
+        self._directory = directory
+        # Called with each damage that a read finds, once.
+        self.on_damage: Callable[[Damage], None] | None = None
+        self._sequences = Sequences()
+        self._replay_bytes = 0
 
     def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
         """Whole frames from `first_index` on, at least one, then up to `max_bytes`; None: ask `read`.
@@ -53,8 +64,9 @@ class LogReads(LogLookups):
         Every frame that comes from a file is verified. Raises `DamagedRange` when the first frame is
         damaged; frames before a damaged one are returned.
         """
-        assert self.first_index <= first_index <= last_index <= self.last_index, (
-            f"read of {first_index}..{last_index} from {self!r}"
+        entries = self._entries
+        assert entries.first_index <= first_index <= last_index <= entries.last_index, (
+            f"read of {first_index}..{last_index} from {entries!r}"
         )
         if max_bytes < AHEAD_BYTES and first_index not in self._recent:
             small = self._read_small(first_index, last_index, max_bytes)
@@ -72,7 +84,7 @@ class LogReads(LogLookups):
                 room -= len(frame)
                 index += 1
                 continue
-            if self.quarantine.at(index) is not None and frames:
+            if self._quarantine.at(index) is not None and frames:
                 return frames
             try:
                 piece = self._piece(index, last_index, room if frames else max_bytes, at_least_one=not frames)
@@ -96,16 +108,17 @@ class LogReads(LogLookups):
 
     def _read_small(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
         """As `read_nowait`, for a reader that takes little at a time; none where that needs a closer look."""
+        entries = self._entries
         ahead = self._readers.ahead
-        frame = ahead.get(self.log_id, self.changes, first_index)
+        frame = ahead.get(entries.log_id, entries.changes, first_index)
         if frame is None:
             wide = self._sequences.bytes_at(first_index)
-            if not wide and first_index == last_index and not self.quarantine:
+            if not wide and first_index == last_index and not self._quarantine:
                 return self._read_one(first_index)
             try:
                 piece = self._piece(
                     first_index,
-                    self.last_index if wide else last_index,
+                    entries.last_index if wide else last_index,
                     max(max_bytes, wide),
                     at_least_one=True,
                 )
@@ -118,7 +131,7 @@ class LogReads(LogLookups):
             frames.append(frame)
             size += len(frame)
             index += 1
-            frame = ahead.get(self.log_id, self.changes, index) if index <= last_index else None
+            frame = ahead.get(entries.log_id, entries.changes, index) if index <= last_index else None
         self._sequences.stopped(index - 1, took_bytes=self._sequences.bytes_at(first_index))
         return frames
 
@@ -129,14 +142,15 @@ class LogReads(LogLookups):
         record: `find_offset` and `read` say which. It is what they and `Batch.value` do, for one record of a
         batch and without an object on the way: 5 µs instead of 15 with batches of 4 KiB.
         """
-        if self.quarantine or not self.start.offset <= offset < self.next_offset:
+        entries = self._entries
+        if self._quarantine or not entries.start.offset <= offset < entries.next_offset:
             return None
-        segment, behind = self._segments[-1], self.next_offset
+        segment, behind = entries.segments[-1], entries.next_offset
         if offset < segment.first_offset:
-            place = bisect_right(self._segments, offset, key=FIRST_OFFSET)
+            place = bisect_right(entries.segments, offset, key=FIRST_OFFSET)
             if not place:
                 return None
-            segment, behind = self._segments[place - 1], self._segments[place].first_offset
+            segment, behind = entries.segments[place - 1], entries.segments[place].first_offset
         try:
             found = segment.frame_of_offset(offset, behind)
         except ColdRows:
@@ -149,7 +163,7 @@ class LogReads(LogLookups):
 
     def _read_one(self, index: int) -> list[Buffer] | None:
         """The commonest small read, of one entry somewhere: what `_piece` and `whole_frames` do, for one."""
-        segment = self.segment_of(index)
+        segment = self._entries.segment_of(index)
         try:
             rows, place = segment.rows_at(index - segment.first_index)
         except ColdRows:
@@ -166,7 +180,7 @@ class LogReads(LogLookups):
     ) -> list[Buffer]:
         """Those of the frames just read that were asked for; all are kept if they came by reading ahead."""
         if wide:
-            self._readers.ahead.put(self.log_id, self.changes, first_index, frames)
+            self._readers.ahead.put(self._entries.log_id, self._entries.changes, first_index, frames)
         count = size = 0
         for frame in frames[: last_index - first_index + 1]:
             size += len(frame)
@@ -186,6 +200,7 @@ class LogReads(LogLookups):
 
         Raises `EntriesGone` when the entries are cut while they are read.
         """
+        entries = self._entries
         while True:
             found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
             if found is not None:
@@ -193,7 +208,7 @@ class LogReads(LogLookups):
                 await self._readers.mind_others(size, replaying=self.replaying)
                 self._replay_bytes -= size
                 return found
-            before = self.changes
+            before = entries.changes
             self._replay_bytes = _REPLAY_BYTES
             try:
                 most = self._readers.cold_bytes(min(max_bytes, _MOST_BYTES))
@@ -201,17 +216,17 @@ class LogReads(LogLookups):
             except DamagedRange:
                 raise
             except StorageError:
-                if before == self.changes:
+                if before == entries.changes:
                     raise
                 frames = []
-            if before == self.changes:
+            if before == entries.changes:
                 if frames:
                     return frames
                 continue
             # A truncation may have taken the bytes away while they were read: what came says nothing.
-            last_index = min(last_index, self.last_index)
-            if not self.first_index <= first_index <= last_index:
-                raise EntriesGone(f"entry {first_index} of {self.name} was cut while it was read")
+            last_index = min(last_index, entries.last_index)
+            if not entries.first_index <= first_index <= last_index:
+                raise EntriesGone(f"entry {first_index} of {entries.name} was cut while it was read")
 
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
         """As `read`, waiting for the disk here: for tools and tests that have no loop to keep."""
@@ -227,7 +242,7 @@ class LogReads(LogLookups):
             frames = read_frames(piece)
             if frames:
                 return frames
-            segment, row = self.segment_of(first_index), piece.rows[0]
+            segment, row = self._entries.segment_of(first_index), piece.rows[0]
             if not segment.may_doubt(first_index):
                 raise self.found_damaged(piece)
             chunk = segment.doubt(row)
@@ -235,43 +250,44 @@ class LogReads(LogLookups):
 
     async def _read_cold(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer]:
         """Frames read by a thread; none when only rows were read or mended, and it is to be tried again."""
+        entries = self._entries
         wide = self._sequences.bytes_at(first_index) if max_bytes < AHEAD_BYTES else 0
         try:
             piece = self._piece(
                 first_index,
-                self.last_index if wide else last_index,
+                entries.last_index if wide else last_index,
                 max(max_bytes, wide),
                 at_least_one=True,
             )
         except ColdRows as cold:
-            await self._readers.load(cold, reader=self.log_id)
+            await self._readers.load(cold, reader=entries.log_id)
             return []
-        before = self.changes
-        frames = await self._readers.read(piece, reader=self.log_id)
-        if not frames and before == self.changes:
+        before = entries.changes
+        frames = await self._readers.read(piece, reader=entries.log_id)
+        if not frames and before == entries.changes:
             if not self._may_doubt(piece):
                 raise self.found_damaged(piece)
-            await self._readers.doubt(self.segment_of(first_index), piece.rows[0], reader=self.log_id)
-        if not frames or before != self.changes or max_bytes >= AHEAD_BYTES:
+            await self._readers.doubt(entries.segment_of(first_index), piece.rows[0], reader=entries.log_id)
+        if not frames or before != entries.changes or max_bytes >= AHEAD_BYTES:
             return frames
         return self._asked_for(frames, first_index, last_index, max_bytes, wide)
 
     def _may_doubt(self, piece: Piece) -> bool:
         """Whether its first row may be wrong, and not the frame."""
         index = piece.rows[0].index
-        return self.segment_of(index).may_doubt(index)
+        return self._entries.segment_of(index).may_doubt(index)
 
     def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> Piece:
         """A contiguous range of one segment, up to `max_bytes`, that is in its file and not known as damaged.
 
         Raises `DamagedRange` when the first is, and `ColdRows` when its row is not in memory.
         """
-        if self.quarantine:
-            damage = self.quarantine.at(index)
+        if self._quarantine:
+            damage = self._quarantine.at(index)
             if damage is not None:
-                raise damage.error(self.files.directory)
-            last_index = self.quarantine.whole_up_to(index, last_index)
-        segment = self.segment_of(index)
+                raise damage.error(self._directory)
+            last_index = self._quarantine.whole_up_to(index, last_index)
+        segment = self._entries.segment_of(index)
         rows: list[Row] = []
         size = 0
         try:
@@ -287,26 +303,18 @@ class LogReads(LogLookups):
                 raise
         return Piece(segment.file, rows, size)
 
-    async def repair(self, index: int, frame: Buffer) -> None:
-        """Put the bytes of a damaged entry back, from another replica; see `Keeper.repair` for the rules.
-
-        Raises `RepairRefused` for bytes that are not the missing ones, and `DiskError`.
-        """
-        assert self.repairer is not None, f"{self!r} has no keeper: it is not of an open storage"
-        await self.repairer(self, index, frame)
-
     def found_damaged(self, piece: Piece) -> DamagedRange:
         """Put the first entry of a piece into quarantine, tell of it, and name it as an error."""
         damage = piece.damage()
         if piece.rows[0].kind == UNKNOWN_KIND:
             damage = self._whole_unknown(damage)
-        if self.quarantine.add(damage) and self.on_damage is not None:
-            self.on_damage(self, damage)
-        return damage.error(self.files.directory)
+        if self._quarantine.add(damage) and self.on_damage is not None:
+            self.on_damage(damage)
+        return damage.error(self._directory)
 
     def _whole_unknown(self, damage: Damage) -> Damage:
         """Entries without any witness lie in one run of a segment, whose first row stands for all bytes."""
-        segment = self.segment_of(damage.first_index)
+        segment = self._entries.segment_of(damage.first_index)
         first = last = damage.first_index
         while first > segment.first_index and segment.row(first - 1).kind == UNKNOWN_KIND:
             first -= 1
@@ -329,12 +337,13 @@ class LogReads(LogLookups):
 
         Raises `EntriesGone` when the log's start moves past the reader.
         """
+        entries = self._entries
         digest = hashlib.sha256()
         loop = asyncio.get_running_loop()
-        index = self.first_index
+        index = entries.first_index
         while index <= last_index:
-            if index < self.first_index:
-                raise EntriesGone(f"entry {index} of {self.name} was given up while the log was digested")
+            if index < entries.first_index:
+                raise EntriesGone(f"entry {index} of {entries.name} was given up while the log was digested")
             frames = await self.read(index, last_index, max_bytes=_MOST_BYTES)
             await loop.run_in_executor(self._readers.executor, _update, digest, frames)
             index += len(frames)

@@ -10,7 +10,7 @@ import logging
 from laminar.log.commit.segment_writer import Writer
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import BrokenChain, DiskError
-from laminar.log.format.checkpoint_state import LogEnd, LogFiles, LogStart
+from laminar.log.format.checkpoint_state import LogEnd, LogStart
 from laminar.log.format.settings import StorageSettings
 from laminar.log.partition_log.changes import Recorder
 from laminar.log.partition_log.log import Log
@@ -18,6 +18,7 @@ from laminar.log.partition_log.readers import Readers
 from laminar.log.recovery.replay import Replay, Replayed
 from laminar.log.recovery.salvage import set_aside
 from laminar.log.segment.loading import Loaded, load_segments
+from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.quarantine import document
 
 _log = logging.getLogger("laminar.recovery")

@@ -8,8 +8,8 @@ import re
 
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import DiskError
-from laminar.log.format.checkpoint_state import LogFiles
 from laminar.log.segment.loading import Loaded
+from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.segment_file import segment_name
 
 _log = logging.getLogger("laminar.recovery")

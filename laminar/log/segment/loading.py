@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from laminar.batch import HEADER_SIZE
 from laminar.log.disk.disk import Disk
-from laminar.log.format.checkpoint_state import LogFiles, LogStart
+from laminar.log.format.checkpoint_state import LogStart
 from laminar.log.format.index_entry import (
     ROW_SIZE,
     UNKNOWN_KIND,
@@ -26,6 +26,7 @@ from laminar.log.format.index_entry import (
     unpack_row,
 )
 from laminar.log.segment.index_rebuild import header_row, missing_rows, read_damaged, whole_index
+from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.quarantine import Damage
 from laminar.log.segment.segment import Segment
 from laminar.log.segment.segment_file import SegmentFile, index_head

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from laminar.log import RealDisk, Storage, StorageSettings
-from laminar.log.commit.checkpoints import Snapshot
+from laminar.log.commit.snapshot import Snapshot
 from laminar.log.disk.disk import Buffer, File
 from tests.log.histories import frame_for
 

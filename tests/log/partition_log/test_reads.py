@@ -91,7 +91,7 @@ async def test_frames_read_ahead_are_never_served_after_a_truncation(home: Home)
     home.storage._recorder.forget_written()
     for index in range(1, 60):
         await log.read(index, index, max_bytes=1)
-    assert log._readers.ahead.size_bytes > 0
+    assert home.storage.statistics()["ahead_bytes"] > 0
     log.truncate(50)
     for number in range(49, 300):
         log.append([frame_for(log, [b"new %d" % number], term=2)])

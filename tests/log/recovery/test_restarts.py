@@ -36,7 +36,7 @@ def test_pitfall_31_a_stale_suffix_after_an_overwrite_of_equal_size_is_refused()
         await history.sync()
         await history.storage.checkpoint()
         # The stale frame lies behind the end, where a lost truncation would have left it.
-        path = history.storage.logs[1]._segments[0].file.path
+        path = history.storage.logs[1].segments()[0].file.path
         file = disk.open(path)
         file.pwritev([old], file.size())
         file.sync()

@@ -81,7 +81,7 @@ def test_rows_of_a_growing_segment_leave_memory_and_are_found_in_its_file() -> N
             if number % 100 == 0:
                 await history.sync()
         await history.sync()
-        (segment,) = log._segments
+        (segment,) = log.segments()
         history.write(1, b"last")
         assert len(segment.tail) // ROW_SIZE < 600
         assert segment.held_from > _ENTRIES // 2

@@ -40,7 +40,7 @@ async def test_pitfall_39_a_leader_with_damage_goes_on_and_sends_what_was_repair
                 refused += 1
                 raise
 
-        log.read_nowait = counted  # type: ignore[method-assign]  # to know that the driver has met the damage
+        log.read_nowait = counted  # to know that the driver has met the damage
         await away.start()
         await cluster.until(lambda: bool(log.quarantine), what="damage found")
         await away.kill()

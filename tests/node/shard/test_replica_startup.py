@@ -73,7 +73,7 @@ async def test_pitfall_35_what_is_missing_unreadable_or_unsure_stays_away_alone(
     async def unreadable(*_: object, **__: object) -> list[bytes]:
         raise StorageError("damaged")
 
-    storage.logs[damaged.log_id].read = unreadable  # type: ignore[method-assign, assignment]
+    storage.logs[damaged.log_id].read = unreadable  # type: ignore[assignment]
 
     shard = await open_all(storage, entries)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
@@ -19,26 +19,89 @@ from laminar.log.format.checkpoint_state import LogStart
 from laminar.log.format.index_entry import Row, row_is_shown, row_mask, row_offset
 from laminar.log.partition_log.readers import Readers
 from laminar.log.segment.segment import ColdRows, Segment
+from laminar.log.segment.segment_file import SegmentFile
 
 T = TypeVar("T")
 
 FIRST_OFFSET = attrgetter("first_offset")
 
 
-class LogLookups:
-    """The part of a `Log` that finds entries. The loop's thread only."""
+class LogEntries:
+    """The entries of one log: its segments, where it begins and ends, and how an entry is found.
 
-    log_id: int
-    name: str
-    start: LogStart
-    last_index: int
-    last_term: int
-    next_offset: int
-    # Raised by whatever makes an answer read from the files doubtful.
-    changes: int
-    _readers: Readers
-    _segments: list[Segment]
-    _firsts: list[int]
+    `Log` changes it, `LogReader` reads by it. The loop's thread only.
+    """
+
+    def __init__(
+        self, readers: Readers, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
+    ) -> None:
+        """`segments` come from recovery: dense, durable, and reaching back to `start`."""
+        self._readers = readers
+        self.log_id = log_id
+        self.name = name
+        self.start = start
+        self.segments = list(segments)
+        self._firsts = [segment.first_index for segment in self.segments]
+        # Bytes of all segments.
+        self.size_bytes = sum(segment.size for segment in self.segments)
+        # Raised by whatever makes an answer read from the files doubtful.
+        self.changes = 0
+        self.take_end()
+
+    def __repr__(self) -> str:
+        return f"<entries {self.first_index}..{self.last_index} of {self.name}>"
+
+    def take_end(self) -> None:
+        """Take the end of the log from its last row; from its start where there is none."""
+        if self.segments:
+            last = self.segments[-1].last_row
+            self.last_index, self.last_term = last.index, last.term
+            self.next_offset = last.base_offset + last.count
+            self.last_append_time_ms = last.append_time_ms
+        else:
+            self.last_index, self.last_term = self.start.index, self.start.term
+            self.next_offset, self.last_append_time_ms = self.start.offset, self.start.time_ms
+
+    # Changes
+
+    def add_segment(self, segment: Segment) -> None:
+        """Go on in a new, empty segment."""
+        for sealed in self.segments[-2:]:
+            sealed.shed()
+        self.segments.append(segment)
+        self._firsts.append(segment.first_index)
+
+    def remove_from(self, index: int) -> list[SegmentFile]:
+        """Remove entry `index` and all after it; return the files of the segments that are gone with them."""
+        removed: list[SegmentFile] = []
+        while self.segments and self.segments[-1].first_index >= index:
+            self._firsts.pop()
+            segment = self.segments.pop()
+            self.size_bytes -= segment.size
+            removed.append(segment.file)
+        kept = self.segments[-1] if self.segments else None
+        if kept is not None and kept.last_index >= index:
+            before = kept.size
+            kept.cut(index)
+            self.size_bytes -= before - kept.size
+        self.changes += 1
+        self.take_end()
+        return removed
+
+    def move_start(self, start: LogStart) -> list[SegmentFile]:
+        """Let the log begin after `start`; return the files of the segments that lie before it."""
+        removed: list[SegmentFile] = []
+        while self.segments and self.segments[0].last_index <= start.index:
+            segment = self.segments.pop(0)
+            self._firsts.pop(0)
+            self.size_bytes -= segment.size
+            removed.append(segment.file)
+        self.start = start
+        self.changes += 1
+        self.take_end()
+        return removed
+
+    # Lookups
 
     @property
     def first_index(self) -> int:
@@ -53,7 +116,7 @@ class LogLookups:
         """(last index, append time of its last batch in ms, size in bytes) of each segment that the log has
         gone on from, oldest first; all but the last segment.
         """
-        for segment in self._segments[:-1]:
+        for segment in self.segments[:-1]:
             last = segment.last_row
             yield last.index, last.append_time_ms, segment.size
 
@@ -71,9 +134,9 @@ class LogLookups:
         if not self.start.index < index <= self.last_index:
             return None
         place = bisect_right(self._firsts, index) - 1
-        segment = self._segments[place]
+        segment = self.segments[place]
         # Terms never fall along a log.
-        before = self._segments[place - 1].last_term if place else self.start.term
+        before = self.segments[place - 1].last_term if place else self.start.term
         if before and before == segment.last_term:
             return before
         return segment.term(index) or None
@@ -99,18 +162,10 @@ class LogLookups:
 
     def segment_of(self, index: int) -> Segment:
         """The segment that holds an entry of the log."""
-        last = self._segments[-1]
+        last = self.segments[-1]
         if index >= last.first_index:
             return last
-        return self._segments[bisect_right(self._firsts, index) - 1]
-
-    def sealed_segments(self) -> list[Segment]:
-        """All segments but the last: nothing is appended to them any more."""
-        return self._segments[:-1]
-
-    def segments(self) -> list[Segment]:
-        """All segments, the oldest first; the last is written to."""
-        return self._segments[:]
+        return self.segments[bisect_right(self._firsts, index) - 1]
 
     def index_of_offset(self, offset: int) -> int | None:
         """The entry that holds the record at `offset`; None when none does (yet, or any more).
@@ -133,10 +188,10 @@ class LogLookups:
     def _offset_nowait(self, offset: int) -> int | None:
         if not self.start.offset <= offset < self.next_offset:
             return None
-        segment = self._segments[-1]
+        segment = self.segments[-1]
         if offset < segment.first_offset:
-            place = bisect_right(self._segments, offset, key=FIRST_OFFSET)
-            segment = self._segments[max(place - 1, 0)]
+            place = bisect_right(self.segments, offset, key=FIRST_OFFSET)
+            segment = self.segments[max(place - 1, 0)]
         index = max(segment.index_of_offset(offset), self.first_index)
         segment = self.segment_of(index)
         rows, place = segment.rows_at(index - segment.first_index)
@@ -165,10 +220,10 @@ class LogLookups:
         return await self._find(lambda: self._time_nowait(time_ms))
 
     def _time_nowait(self, time_ms: int) -> int:
-        place = bisect_left(self._segments, time_ms, key=lambda each: each.last_row.append_time_ms)
-        if place == len(self._segments):
+        place = bisect_left(self.segments, time_ms, key=lambda each: each.last_row.append_time_ms)
+        if place == len(self.segments):
             return self.last_index + 1
-        segment = self._segments[place]
+        segment = self.segments[place]
         entries = range(max(segment.first_index, self.first_index), segment.last_index + 1)
         found = bisect_left(entries, time_ms, key=lambda index: segment.row_nowait(index).append_time_ms)
         return entries.start + found

@@ -1,0 +1,27 @@
+"""What one checkpoint is made of: taken by the segment writer, carried through its steps by `checkpoints`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laminar.log.commit.journal import Written
+from laminar.log.format.checkpoint_state import Checkpoint
+from laminar.log.segment.log_files import LogFiles
+from laminar.log.segment.segment_file import SegmentFile
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """What one checkpoint names (`checkpoint`, at `place`), and what must be synced before it may.
+
+    `carried` are the failed logs; their records between `since` (the last durable checkpoint) and `place`
+    are written again.
+    """
+
+    checkpoint: Checkpoint
+    place: Written
+    since: Written
+    journal_bytes: int
+    dirty: dict[SegmentFile, LogFiles]
+    directories: dict[str, LogFiles | None]
+    carried: frozenset[int]
