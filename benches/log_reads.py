@@ -42,7 +42,7 @@ def _files(path: Path) -> list[Path]:
 
 def forget(storage: Storage) -> None:
     """Let go of frames in memory, so that reads go to the files."""
-    storage._recorder.forget_written()
+    storage._changes.evict_written()
 
 
 def scan(rig: Rig, *, total_bytes: int, rounds: int) -> Found:

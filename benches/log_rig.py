@@ -129,7 +129,7 @@ async def append_all(storage: Storage, log: Log, frames: Iterator[bytearray]) ->
         place(log, frame)
         log.append([frame])
         written += len(frame)
-        waiting.append(storage.settled(log))
+        waiting.append(storage.sync_log(log))
         if len(waiting) >= IN_FLIGHT:
             await waiting.popleft()
     for future in waiting:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from laminar.client.client import Client, connect
-from laminar.log import controller_home
+from laminar.log import controller_store
 from laminar.node.assembly import make_process
 from laminar.node.entry_points import default_entry_points
 from laminar.node.host.machine import misplaced_packages
@@ -96,7 +96,7 @@ class EmbeddedNode:
         loop = asyncio.get_running_loop()
         for role in _ROLES:
             boot = self._boot(role)
-            home = controller_home(boot.data_directory) if role == CONTROLLER else home_of(boot)
+            home = controller_store(boot.data_directory) if role == CONTROLLER else home_of(boot)
             storage = await loop.run_in_executor(None, open_home, boot, home)
             process = self._processes[role] = make_process(boot, storage)
             self._running[role] = loop.create_task(self._run(process), name=f"laminar {role_name(role)}")

@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.log.commit", "laminar.batch"),
     ),
     "laminar.log.storage": (
-        *("laminar.log.disk", "laminar.log.format", "laminar.log.partition_log"),
+        *("laminar.log.disk", "laminar.log.format", "laminar.log.segment", "laminar.log.partition_log"),
         *("laminar.log.commit", "laminar.log.integrity", "laminar.log.recovery"),
     ),
     "laminar.log.library": (

@@ -13,7 +13,7 @@ from laminar.log.disk.errors import (
     DamagedDocument,
     DamagedRange,
     DiskError,
-    EntriesGone,
+    EntriesTrimmed,
     FolderInUse,
     NotALogFolder,
     OffsetOutOfRange,
@@ -25,13 +25,13 @@ from laminar.log.disk.errors import (
 from laminar.log.disk.open_files import raise_open_file_limit
 from laminar.log.format.checkpoint_state import HardState, LogStart
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
-from laminar.log.format.index_entry import Row
+from laminar.log.format.index_entry import IndexEntry
 from laminar.log.format.manifest import Manifest, ReplicaEntry
 from laminar.log.format.settings import StorageSettings
 from laminar.log.library.folder import LogFolder, open_folder, open_log
 from laminar.log.library.local_log import AppendReceipt, LocalLog
 from laminar.log.partition_log.log import Log
-from laminar.log.recovery.node import Map, controller_home, logs_directory, recover_node, shard_home
+from laminar.log.recovery.node import ShardLayout, controller_store, logs_directory, recover_node, shard_store
 from laminar.log.storage import Storage
 
 __all__ = [
@@ -43,33 +43,33 @@ __all__ = [
     "DamagedRange",
     "Disk",
     "DiskError",
-    "EntriesGone",
+    "EntriesTrimmed",
     "File",
     "FlushPolicy",
     "FolderInUse",
     "HardState",
+    "IndexEntry",
     "LocalLog",
     "Log",
     "LogFolder",
     "LogStart",
     "Manifest",
-    "Map",
     "NotALogFolder",
     "OffsetOutOfRange",
     "RealDisk",
     "RecordsLost",
     "RepairRefused",
     "ReplicaEntry",
-    "Row",
+    "ShardLayout",
     "Storage",
     "StorageClosed",
     "StorageError",
     "StorageSettings",
-    "controller_home",
+    "controller_store",
     "logs_directory",
     "open_folder",
     "open_log",
     "raise_open_file_limit",
     "recover_node",
-    "shard_home",
+    "shard_store",
 ]

@@ -14,25 +14,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from laminar.log.commit.checkpoints import Checkpoints
+from laminar.log.commit.checkpoints import Checkpointer
 from laminar.log.commit.group_commit import Frame, GroupCommit
-from laminar.log.commit.thread_requests import Errands
+from laminar.log.commit.thread_requests import StorageExecutor
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.document import Document
-from laminar.log.disk.errors import DamagedRange, LogGone, StorageError
-from laminar.log.disk.retry_when_full import Retries
-from laminar.log.disk.threads import ThreadWorker, Worker
+from laminar.log.disk.errors import DamagedRange, LogRemoved, StorageError
+from laminar.log.disk.retry_when_full import DiskFullRetry
+from laminar.log.disk.threads import SerialExecutor, SerialThreadExecutor
 from laminar.log.format.checkpoint_state import HardState
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 from laminar.log.format.journal_codec import ONE, PAIR, RecordKind, record_head
 from laminar.log.format.manifest import Manifest, ReplicaEntry
 from laminar.log.format.settings import StorageSettings
-from laminar.log.integrity.damage_registry import Keeper
+from laminar.log.integrity.damage_registry import DamageRegistry
 from laminar.log.integrity.scrubber import Scrubber
 from laminar.log.partition_log.changes import Create, Delete, Replace, Vote
 from laminar.log.partition_log.log import Log
-from laminar.log.partition_log.readers import Readers
-from laminar.log.recovery.home import Recovered, recover_home
+from laminar.log.partition_log.readers import SegmentReader
+from laminar.log.recovery.store import Recovered, recover_store
 from laminar.log.segment.log_files import LogFiles
 
 # The folder has the log's id (16 digits) behind it; a topic of 200 characters and its partition fit.
@@ -50,7 +50,7 @@ class Storage:
         *,
         settings: StorageSettings,
         rng: random.Random,
-        workers: Callable[[str], Worker],
+        workers: Callable[[str], SerialExecutor],
     ) -> None:
         self._disk = disk
         self._logs_directory = logs_directory
@@ -67,7 +67,7 @@ class Storage:
         self.on_failure: Callable[[BaseException], None] | None = None
         # Told on the loop when a segment failed: that log takes no change any more, all others go on.
         self.on_log_failure: Callable[[Log], None] | None = None
-        self._recorder = recovered.recorder
+        self._changes = recovered.changes
         self._journal = recovered.journal
         self._writer = recovered.writer
         self._writer.on_failed = self._segment_failed
@@ -76,41 +76,41 @@ class Storage:
         self._writer_worker = workers("segments")
         self._background = workers("checkpoints")
         self._commits = GroupCommit(
-            self._recorder,
+            self._changes,
             self._journal,
             self._journal_worker,
             settings,
             hand_over=self._hand_over,
         )
         self._commits.on_failure = self._failed
-        self._errands = Errands(
+        self._executor = StorageExecutor(
             self._commits,
             journal=self._journal_worker,
             writer=self._writer_worker,
             background=self._background,
         )
         recovered.readers.beside_commits = lambda: self._commits.busy
-        self._checkpoints = Checkpoints(
+        self._checkpoints = Checkpointer(
             self._writer,
             disk=disk,
             home=recovered.home,
             max_frame_bytes=settings.max_frame_bytes,
             journal_worker=self._journal_worker,
             background=self._background,
-            behind_frames=self._errands.behind_frames,
-            on_failed=partial(self._lacking, "checkpoint"),
-            on_bug=self._commits.bug,
+            after_synced_frames=self._executor.after_synced_frames,
+            on_failed=partial(self._request_retry, "checkpoint"),
+            on_bug=self._commits.fail_process,
         )
         # Of what could not be made: "checkpoint", "spare" (the next journal file), "segments".
-        self._retries = Retries(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
-        self._keeper = Keeper(self._errands.in_writer)
+        self._retries = DiskFullRetry(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
+        self._damage = DamageRegistry(self._executor.run_in_writer)
         # Finds rot before anybody reads it; whoever has a loop to spare lets it `run` there.
         self.scrubber = Scrubber(
-            self.logs.values, keeper=self._keeper, readers=recovered.readers, settings=settings
+            self.logs.values, damage_registry=self._damage, readers=recovered.readers, settings=settings
         )
-        self._keeper.on_suspicion = self.scrubber.hurry
+        self._damage.on_suspicion = self.scrubber.expedite
         for log in self.logs.values():
-            self._keeper.adopt(log)
+            self._damage.adopt(log)
             log.begin()
 
     @classmethod
@@ -122,19 +122,19 @@ class Storage:
         *,
         settings: StorageSettings | None = None,
         rng: random.Random | None = None,
-        workers: Callable[[str], Worker] = ThreadWorker,
+        workers: Callable[[str], SerialExecutor] = SerialThreadExecutor,
         readers: Executor | None = None,
         forget: bool = False,
     ) -> Storage:
         """Lock and recover a home (a new one is made where there is none). Blocks; needs no loop.
 
-        `rng` seeds generations and log ids: leave it out in production. `forget` as in `recover_home`. Raises
-        `StorageError`.
+        `rng` seeds generations and log ids: leave it out in production. `forget` as in `recover_store`.
+        Raises `StorageError`.
         """
         settings = settings or StorageSettings()
         rng = rng or random.SystemRandom()
-        pool = Readers(disk, settings, executor=readers)
-        recovered = recover_home(
+        pool = SegmentReader(disk, settings, executor=readers)
+        recovered = recover_store(
             disk, home, logs_directory, settings=settings, rng=rng, readers=pool, forget=forget
         )
         return cls(disk, logs_directory, recovered, settings=settings, rng=rng, workers=workers)
@@ -149,11 +149,11 @@ class Storage:
         assert log_id not in self.logs, f"log id {log_id:#x} is taken by {self.logs[log_id]!r}"
         readers = self._recovered.readers
         files = LogFiles(readers.resources, self._logs_directory, name=name, log_id=log_id)
-        log = Log(files, self._recorder, readers, segment_size_bytes=self._settings.segment_size_bytes)
-        self._keeper.adopt(log)
+        log = Log(files, self._changes, readers, segment_size_bytes=self._settings.segment_size_bytes)
+        self._damage.adopt(log)
         self.logs[log_id] = log
         encoded = name.encode()
-        self._recorder.record(record_head(RecordKind.CREATED, log_id, len(encoded)), encoded, Create(files))
+        self._changes.record(record_head(RecordKind.CREATED, log_id, len(encoded)), encoded, Create(files))
         log.begin()
         if policy != COMMIT:
             log.set_policy(policy)
@@ -162,15 +162,15 @@ class Storage:
     async def set_policy(self, log: Log, policy: FlushPolicy) -> None:
         """Change a log's flush policy in place; durable when it returns. Appends go on meanwhile.
 
-        Raises `StorageError`: the log has failed, or is gone (`LogGone`), or the storage is closed.
+        Raises `StorageError`: the log has failed, or is gone (`LogRemoved`), or the storage is closed.
         """
         if self.logs.get(log.log_id) is not log:
-            raise LogGone(f"{log!r} is deleted or replaced")
+            raise LogRemoved(f"{log!r} is deleted or replaced")
         if log.policy != policy:
             log.set_policy(policy)
         await self.sync()
 
-    def settled(self, log: Log) -> asyncio.Future[None]:
+    def sync_log(self, log: Log) -> asyncio.Future[None]:
         """As `sync`; fails with what made the log fail, where it has."""
         if log.files.failure is None:
             return self.sync()
@@ -185,10 +185,10 @@ class Storage:
         group that was deleted as a whole, as it could vote anew.
         """
         log = self.logs.pop(log_id)
-        log.let_go()
+        log.detach()
         self.hard_states.pop(replica_id, None)
         self.lost_hard_states.discard(replica_id)
-        self._recorder.record(
+        self._changes.record(
             record_head(RecordKind.DELETED, log_id, ONE.size),
             ONE.pack(replica_id),
             Delete(log.files, replica_id),
@@ -204,9 +204,9 @@ class Storage:
         assert self.logs.get(new.log_id) is new, f"{new!r} is not of this storage"
         old = self.logs.pop(old_log_id)
         if old.recovering or old.incarnation > new.incarnation:
-            new.mark_as(old)
-        old.let_go()
-        self._recorder.record(
+            new.copy_recovering(old)
+        old.detach()
+        self._changes.record(
             record_head(RecordKind.RESET, new.log_id, ONE.size),
             ONE.pack(old_log_id),
             Replace(new.files, old.files),
@@ -223,11 +223,11 @@ class Storage:
 
         Bytes from a replica that is whole go to `Log.repair`.
         """
-        return self._keeper.on_damage
+        return self._damage.on_damage
 
     @on_damage.setter
     def on_damage(self, callback: Callable[[Log, DamagedRange], None] | None) -> None:
-        self._keeper.on_damage = callback
+        self._damage.on_damage = callback
 
     # Hard states
 
@@ -235,7 +235,7 @@ class Storage:
         """Let the next frame carry a replica's term and vote; durable when a later `sync` is done."""
         state = HardState(term, vote)
         self.hard_states[replica_id] = state
-        self._recorder.record(
+        self._changes.record(
             record_head(RecordKind.HARD_STATE, replica_id, PAIR.size),
             PAIR.pack(term, vote),
             Vote(replica_id, term, vote),
@@ -254,7 +254,7 @@ class Storage:
 
     def _hand_over(self, gathered: list[Frame]) -> None:
         """In the journal's thread."""
-        self._errands.write(partial(self._write_segments, gathered))
+        self._executor.post_to_writer(partial(self._write_segments, gathered))
 
     def _write_segments(self, gathered: list[Frame]) -> None:
         """In the writer's thread."""
@@ -263,7 +263,7 @@ class Storage:
         place, done = gathered[-1].place, partial(self._commits.written, gathered)
         self._writer.apply(actions, place, size, done=done)
         if self._writer.is_full:
-            self._lacking("segments")
+            self._request_retry("segments")
         if self._journal.wants_spare():
             self._prepare_spare()
         if self._writer.due() and not self._writer.is_full:
@@ -275,31 +275,31 @@ class Storage:
         def prepare() -> None:
             self._journal.prepare_spare()
             if self._journal.starved:
-                self._lacking("spare")
+                self._request_retry("spare")
 
-        self._errands.in_background(prepare)
+        self._executor.post_to_background(prepare)
 
-    def _lacking(self, what: str) -> None:
+    def _request_retry(self, what: str) -> None:
         """From any thread: it could not be made, and no frame may come that would ask for it again."""
-        self._commits.tell(partial(self._retries.wanted, what))
+        self._commits.call_on_loop(partial(self._retries.request, what))
 
     def _try_again(self, lacks: set[str]) -> None:
         """On the loop."""
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
         if "segments" in lacks:
-            self._errands.write(self._go_on)
+            self._executor.post_to_writer(self._resume_segments)
         if "checkpoint" in lacks:
-            self._errands.behind_frames(self._checkpoints.request)
+            self._executor.after_synced_frames(self._checkpoints.request)
 
-    def _go_on(self) -> None:
+    def _resume_segments(self) -> None:
         """In the writer's thread."""
-        if not self._writer.go_on():
-            self._lacking("segments")
+        if not self._writer.resume():
+            self._request_retry("segments")
 
     def _failed(self, error: BaseException) -> None:
         """On the loop, once."""
-        self._errands.failed(error)
+        self._executor.fail_all(error)
         self._retries.close()
         if self.on_failure is not None:
             self.on_failure(error)
@@ -308,7 +308,7 @@ class Storage:
 
     def _segment_failed(self, files: LogFiles) -> None:
         """In the thread where it happened."""
-        self._commits.tell(partial(self._stop_log, files))
+        self._commits.call_on_loop(partial(self._stop_log, files))
 
     def _stop_log(self, files: LogFiles) -> None:
         """On the loop: from now on the log refuses every change. When the last one has passed the writer,
@@ -323,7 +323,7 @@ class Storage:
 
     def _let_rest(self, log_id: int, synced: asyncio.Future[None]) -> None:
         if not synced.cancelled() and synced.exception() is None:
-            self._errands.behind_frames(partial(self._checkpoints.at_rest, log_id))
+            self._executor.after_synced_frames(partial(self._checkpoints.at_rest, log_id))
 
     # Everything else
 
@@ -347,20 +347,22 @@ class Storage:
             replaced = self._writer.replaced
             self._writer.replaced = {old: new for old, new in replaced.items() if old in named}
 
-        await self._errands.in_writer(write)
+        await self._executor.run_in_writer(write)
 
     async def checkpoint(self) -> None:
         """Make a checkpoint of everything that is in its segment by now. Raises `DiskError`."""
-        await self._errands.ask(self._checkpoints.request)
+        await self._executor.submit(self._checkpoints.request)
 
-    def keep_beside(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
+    def write_log_document(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
         """Replace a document in a log's folder, beside its segments; done when it is durable.
 
         It goes where the log goes. Written in the background, so in no order with what is recorded. Fails
         with `DiskError`, also when the log is gone meanwhile.
         """
         files = log.files
-        return self._errands.beside(lambda: Document(files.disk, files.directory, name).write(payload))
+        return self._executor.run_in_background(
+            lambda: Document(files.disk, files.directory, name).write(payload)
+        )
 
     @property
     def journal_files(self) -> tuple[int, int]:
@@ -389,9 +391,9 @@ class Storage:
             "logs": len(self.logs),
             "logs_recovering": sum(log.recovering for log in self.logs.values()),
             **self._recovered.readers.statistics(),
-            "damage_found": self._keeper.found,
-            "damage_repaired": self._keeper.repaired,
-            "damage_repairs_refused": self._keeper.refused_repairs,
+            "damage_found": self._damage.found,
+            "damage_repaired": self._damage.repaired,
+            "damage_repairs_refused": self._damage.refused_repairs,
             "damage_quarantined": sum(len(log.quarantine) for log in self.logs.values()),
             "failed_logs": len(self._writer.failed),
         }
@@ -405,7 +407,7 @@ class Storage:
                 await self.sync(durable=True)
                 for log in self.logs.values():
                     log.stop_clean()
-                await self._errands.in_writer(self._writer.stop_clean)
+                await self._executor.run_in_writer(self._writer.stop_clean)
                 await self.checkpoint()
         except StorageError:
             pass  # what is durable is in the journal; the next start reads it from there

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from laminar.batch import Batch
 from laminar.batch.header import Kind
-from laminar.log import Map, RecordsLost, Storage, StorageSettings, recover_node, shard_home
+from laminar.log import RecordsLost, ShardLayout, Storage, StorageSettings, recover_node, shard_store
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import StorageError
 from laminar.log.format.settings import MIB
@@ -88,7 +88,7 @@ def node(folder: Path, promises: Mapping[str, Promised], crash: str) -> list[str
         sizes = StorageSettings(**node_load.SIZES)
         disk = disk_after(crash)
         recover_node(disk, str(folder), shards=SHARDS, shard_of=lambda entry, shards: 0, settings=sizes)
-        home = shard_home(str(folder), Map(1, SHARDS), 0)
+        home = shard_store(str(folder), ShardLayout(1, SHARDS), 0)
         return asyncio.run(_node(disk, home, logs_directory(str(folder)), sizes, promises, crash))
     except (StorageError, AssertionError) as error:
         return [f"the node does not start: {error!r}"]

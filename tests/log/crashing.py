@@ -26,7 +26,7 @@ class Cutter(Generic[H]):
         run(self._perform(script, disk))
         return disk.steps
 
-    def cut(self, script: Callable[[H], Awaitable[None]], step: int) -> tuple[FaultDisk, H | None]:
+    def truncate(self, script: Callable[[H], Awaitable[None]], step: int) -> tuple[FaultDisk, H | None]:
         """The disk at that step, and the history: None when it was over before the storage was open.
 
         What the disk then keeps is for the caller to say, by `kill` or `crash`.

@@ -91,9 +91,9 @@ async def _make(*, clean: bool) -> Folder:
         if index == ENTRIES - 2:
             storage.record_hard_state(101, term=3, vote=1)
             sealed = Sealed(last_index=4, last_term=1, size=0, digest=b"", verified_ms=1)
-            storage._keeper.verified(logs[0], 1, sealed)
-            await storage._keeper.note(logs[0])
-            await storage.keep_beside(logs[0], DERIVED, b"a shortcut that nobody needs" * 400)
+            storage._damage.verified(logs[0], 1, sealed)
+            await storage._damage.record(logs[0])
+            await storage.write_log_document(logs[0], DERIVED, b"a shortcut that nobody needs" * 400)
             await storage.checkpoint()
     await storage.sync()
     frames = {log.log_id: contents(log) for log in logs}
@@ -268,7 +268,7 @@ async def _offsets_told(log: Log) -> None:
             assert damage.first_offset <= offset < damage.next_offset
         else:
             assert index is not None
-            row = log.row(index)
+            row = log.index_entry(index)
             assert row.base_offset <= offset < row.next_offset, f"asked for {offset}, got {row}"
 
 

@@ -47,4 +47,6 @@ def without(frames: list[bytes], *indexes: int) -> list[bytes | None]:
 def rot(disk: FaultDisk, storage: Storage, index: int, *, at: int = 200, size: int = 8) -> None:
     """Turn bytes over inside an entry's stored frame."""
     log = storage.logs[1]
-    disk.rot(segment_path(storage, log.segment_of(index).first_index), log.row(index).position + at, size)
+    disk.rot(
+        segment_path(storage, log.segment_of(index).first_index), log.index_entry(index).position + at, size
+    )

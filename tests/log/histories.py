@@ -17,7 +17,7 @@ from laminar.batch import Kind, build, build_control, stamp
 from laminar.log import DamagedRange, Log, LogStart, ReplicaEntry, Storage, StorageSettings
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import StorageError
-from laminar.log.disk.threads import InlineWorker
+from laminar.log.disk.threads import SerialInlineExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def open_inline(disk: Disk, *, settings: StorageSettings = SMALL, home: str = HO
         LOGS,
         settings=settings,
         rng=random.Random(seed),
-        workers=InlineWorker,
+        workers=SerialInlineExecutor,
         readers=InlineExecutor(),
     )
 
@@ -199,7 +199,7 @@ class History:
 
     def set_start(self, log_id: int, index: int) -> None:
         log = self.storage.logs[log_id]
-        row = log.row(index)
+        row = log.index_entry(index)
         log.set_start(index=index, term=row.term, offset=row.next_offset)
         start, frames = self._logs[log_id]
         self._logs[log_id] = (index, frames[index - start :])
@@ -303,7 +303,7 @@ async def in_segments(storage: Storage) -> None:
     """Wait until what was recorded lies in segments only."""
     await storage.sync()
     await storage.checkpoint()
-    storage._recorder.forget_written()
+    storage._changes.evict_written()
 
 
 def run(main: Coroutine[Any, Any, T] | Awaitable[T]) -> T:

@@ -43,14 +43,14 @@ class IntervalHistory:
         self._note()
 
     def set_start(self, index: int) -> None:
-        row = self.log.row(index)
+        row = self.log.index_entry(index)
         self.log.set_start(index=index, term=row.term, offset=row.next_offset)
         self._note()
 
     async def settle(self) -> None:
         """What a leader or follower waits for before it acknowledges."""
         number = len(self.states) - 1
-        await self.storage.settled(self.log)
+        await self.storage.sync_log(self.log)
         assert self.log.durable_index == self.log.last_index
         self.acknowledged = number
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from laminar.batch import Header
-from laminar.log import Map, ReplicaEntry, recover_node, shard_home
+from laminar.log import ReplicaEntry, ShardLayout, recover_node, shard_store
 from laminar.log.disk.errors import StorageClosed, StorageError
 from laminar.log.format.settings import StorageSettings
 from laminar.log.partition_log.log import Log
@@ -54,10 +54,10 @@ def _shard_of(entry: ReplicaEntry, shards: int) -> int:
 
 def open_node(disk: FaultDisk, shards: int, seed: int) -> list[Storage]:
     """What a node does at its start: every journal recovered, then each shard's home opened."""
-    found: Map = recover_node(
+    found: ShardLayout = recover_node(
         disk, "data", shards=shards, shard_of=_shard_of, settings=SETTINGS, rng=random.Random(seed)
     )
-    homes = [shard_home("data", found, shard) for shard in range(shards)]
+    homes = [shard_store("data", found, shard) for shard in range(shards)]
     return [open_inline(disk, settings=SETTINGS, home=home, seed=seed) for home in homes]
 
 
@@ -368,4 +368,4 @@ async def _come_to_rest(history: History) -> None:
     commits._quiet_since = -1e9
     if commits._idle_timer is not None:
         commits._idle_timer.cancel()
-    commits._mark_quiet()
+    commits._write_idle_marker()

@@ -115,7 +115,7 @@ MUTANTS = (
     _one(
         "a segment of which nothing can be told is removed",
         "recovery.salvage",
-        "set_aside",
+        "preserve_damaged_tail",
         "if file.data_size():",
         "if False:",
         HOLES,
@@ -139,7 +139,7 @@ MUTANTS = (
     _one(
         "any number of segments may be open and wait for a sync",
         "commit.segment_writer",
-        "Writer._add_dirty",
+        "SegmentWriter._add_dirty",
         "len(self._waiting) > files.resources.files.unsynced_limit",
         "False",
         "tests/log/disk/test_open_files.py",
@@ -155,7 +155,7 @@ MUTANTS = (
     _one(
         "journal files used again without the hard states in the checkpoint",
         "commit.segment_writer",
-        "Writer._picture",
+        "SegmentWriter._capture",
         "hard_states=dict(self.hard_states)",
         "hard_states={}",
         f"{JOURNAL}::test_pitfall_32_votes_of_idle_groups_survive_a_hundred_journal_files",
@@ -164,7 +164,7 @@ MUTANTS = (
         "a truncation is not in the journal",
         "recovery.replay",
         "Replay._apply_to_log",
-        "log.cut(index)",
+        "log.truncate(index)",
         "pass",
         f"{CRASHES}::test_pitfall_30_conflict_truncation_with_a_crash_at_every_step",
     ),
@@ -189,7 +189,8 @@ MUTANTS = (
         "commit.group_commit",
         "GroupCommit._write_frame",
         "place = self._journal.write(",
-        "self.tell(partial(self._done, cuts, True, False))\n                place = self._journal.write(",
+        "self.call_on_loop(partial(self._done, cuts, True, False))\n"
+        "                place = self._journal.write(",
         CRASHES,
     ),
     _one(
@@ -203,8 +204,8 @@ MUTANTS = (
     _one(
         "no idle marker",
         "commit.group_commit",
-        "GroupCommit._mark_quiet",
-        "self._hand(_Cut([], [], 0, self._cut_number, marks_end=True))",
+        "GroupCommit._write_idle_marker",
+        "self._hand(_PendingGroup([], [], 0, self._cut_number, marks_end=True))",
         "pass",
         f"{JOURNAL}::test_pitfall_29_rot_in_the_last_acknowledged_batch_is_damage",
     ),
@@ -219,22 +220,22 @@ MUTANTS = (
     _one(
         "a whole twin behind a torn frame is ignored",
         "recovery.journal_scan",
-        "judge",
+        "classify_frames",
         "each.head.flags & FrameFlag.HARD_STATE",
         "False",
         f"{JOURNAL}::test_pitfall_28_a_vote_in_a_whole_twin_behind_a_torn_frame_counts",
     ),
     _one(
         "recovery touches segments before the journal is synced",
-        "recovery.home",
-        "recover_home",
+        "recovery.store",
+        "recover_store",
         "_write_again(disk, home, verdict.unsure)",
         "pass",
         f"{RESTARTS}::test_pitfall_33_recovery_itself_may_be_cut_off_behind_any_step",
     ),
     _one(
         "what was read of the journal is only synced, not written again",
-        "recovery.home",
+        "recovery.store",
         "_write_again",
         "file.pwritev([frame.stored], frame.position)",
         "pass",
@@ -253,7 +254,7 @@ MUTANTS = (
             ),
             Change(
                 "laminar.log.commit.segment_writer",
-                "Writer.adopt",
+                "SegmentWriter.adopt",
                 "if last.file.data().size() != last.size:",
                 "if False:",
             ),
@@ -310,7 +311,7 @@ MUTANTS = (
     _one(
         "going on in place after a torn tail",
         "recovery.journal_scan",
-        "judge",
+        "classify_frames",
         "if expected > written_lsn:",
         "if False:",
         f"{JOURNAL}::test_pitfall_28_a_torn_frame_hides_a_later_whole_one",
@@ -335,7 +336,7 @@ MUTANTS = (
     _one(
         "the directories of segments are not synced",
         "commit.segment_writer",
-        "Writer.sync",
+        "SegmentWriter.sync",
         "for directory, owner in snapshot.directories.items():",
         "for directory, owner in ():",
         CRASHES,
@@ -362,8 +363,8 @@ MUTANTS = (
         "a truncation reaches its segment before its record is synced",
         "partition_log.log",
         "Log.truncate",
-        "self.quarantine.cut(index)",
-        "self.quarantine.cut(index)\n"
+        "self.quarantine.truncate(index)",
+        "self.quarantine.truncate(index)\n"
         "        if kept is not None and kept.file.exists:\n"
         "            kept.file.data().truncate(kept.size)",
         CRASHES,
@@ -379,7 +380,7 @@ MUTANTS = (
     _one(
         "a checkpoint while segments wait for room",
         "commit.segment_writer",
-        "Writer.prepare_checkpoint",
+        "SegmentWriter.prepare_checkpoint",
         "if self._batches:",
         "if False:",
         FULL_DISK,
@@ -387,7 +388,7 @@ MUTANTS = (
     _one(
         "a segment that finds no room stops its log",
         "commit.segment_writer",
-        "Writer._waits_for_room",
+        "SegmentWriter._waits_for_room",
         "return self.waits and",
         "return False and",
         FULL_DISK,
@@ -395,7 +396,7 @@ MUTANTS = (
     _one(
         "what is given up on a full disk waits for its turn",
         "commit.segment_writer",
-        "Writer._make_room",
+        "SegmentWriter._make_room",
         "for action in new or",
         "for action in [] or [] and",
         FULL_DISK,
@@ -403,7 +404,7 @@ MUTANTS = (
     _one(
         "what was given up before its turn is written in its turn",
         "commit.segment_writer",
-        "Writer._write",
+        "SegmentWriter._write",
         "segment in self._removed or files.log_id in self._gone",
         "False",
         FULL_DISK,
@@ -411,7 +412,7 @@ MUTANTS = (
     _one(
         "on a full disk all waits for ever",
         "commit.segment_writer",
-        "Writer.apply",
+        "SegmentWriter.apply",
         "self._batch_bytes > self._settings.max_unwritten_bytes // 2",
         "False",
         FULL_DISK,
@@ -427,7 +428,7 @@ MUTANTS = (
     _one(
         "a checkpoint before the segments it names are synced",
         "commit.checkpoints",
-        "Checkpoints._sync",
+        "Checkpointer._sync",
         "self._writer.sync(snapshot)",
         "pass",
         CRASHES,
@@ -435,7 +436,7 @@ MUTANTS = (
     _one(
         "journal files go before the checkpoint is written",
         "commit.segment_writer",
-        "Writer.write_checkpoint",
+        "SegmentWriter.write_checkpoint",
         "self._document.write(",
         "self.journal.delete_before(snapshot.place.file_number)\n        self._document.write(",
         MACHINE,
@@ -475,15 +476,15 @@ MUTANTS = (
     _one(
         "frames that a kill cannot have torn pass for torn",
         "recovery.journal_scan",
-        "judge",
+        "classify_frames",
         "if verdict.memory_kept:",
         "if False:",
         f"{JOURNAL_END}::test_rot_in_what_an_interval_log_acknowledged_is_damage",
     ),
     _one(
         "a loss of power is taken for a kill",
-        "recovery.home",
-        "recover_home",
+        "recovery.store",
+        "recover_store",
         "checkpoint.boot_id == disk.boot_id()",
         "True",
         f"{JOURNAL_END}::test_a_torn_frame_of_an_interval_log_is_no_damage",
@@ -491,7 +492,7 @@ MUTANTS = (
     _one(
         "the end mark is not asked",
         "recovery.journal_scan",
-        "judge",
+        "classify_frames",
         "if end is not None and not torn and expected <= written_lsn:",
         "if False:",
         f"{JOURNAL_END}::test_rot_of_a_flash_page_at_the_journals_end_is_never_silent",
@@ -562,7 +563,7 @@ MUTANTS = (
     ),
     _one(
         "a home that lost its manifest knows what it held",
-        "recovery.home",
+        "recovery.store",
         "_read_manifest",
         "known=False",
         "known=True",
@@ -570,7 +571,7 @@ MUTANTS = (
     ),
     _one(
         "a home whose setting aside was cut off is taken as it is",
-        "recovery.home",
+        "recovery.store",
         "_read_manifest",
         "elif manifest.set_aside:",
         "else:",
@@ -578,7 +579,7 @@ MUTANTS = (
     ),
     _one(
         "a used home without a manifest passes for a new one",
-        "recovery.home",
+        "recovery.store",
         "_read_manifest",
         "_holds_something(disk, home)",
         "False",
@@ -587,7 +588,7 @@ MUTANTS = (
     _one(
         "what is left of a home without a manifest is not kept",
         "recovery.salvage",
-        "set_home_aside",
+        "preserve_store",
         '("checkpoint-", "journal-", "manifest-")',
         '("checkpoint-", "journal-")',
         LOST_MANIFEST,
@@ -612,8 +613,8 @@ MUTANTS = (
         "all homes count as made before they are",
         "recovery.node",
         "recover_node",
-        "Map(1, shards, made=False)",
-        "Map(1, shards)",
+        "ShardLayout(1, shards, made=False)",
+        "ShardLayout(1, shards)",
         LOST_MANIFEST,
     ),
     _one(

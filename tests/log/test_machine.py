@@ -90,7 +90,7 @@ def test_torn_segments_give_back_everything_acknowledged() -> None:
     log = history.storage.logs[1]
     assert [1, 4, 6, 10] == log.segment_first_indexes
     # What the checkpoint does not vouch for: the end of the third segment, and all of the fourth.
-    kept = log.row(7).position + log.row(7).size
+    kept = log.index_entry(7).position + log.index_entry(7).size
     torn = 0
     for first, synced in ((6, kept), (10, 0)):
         for suffix in ("log", "index"):

@@ -32,13 +32,13 @@ async def test_a_mark_is_durable() -> None:
     disk = FaultDisk()
     storage = open_inline(disk)
     log = storage.create_log("t-0", 1)
-    log.mark(recovering=True, incarnation=3)
+    log.set_recovering(recovering=True, incarnation=3)
     await storage.sync()
     disk.crash(random.Random(1), keep=0.0)
     storage = open_inline(disk)
     log = storage.logs[1]
     assert log.recovering and 3 == log.incarnation
-    log.mark(recovering=False, incarnation=3)
+    log.set_recovering(recovering=False, incarnation=3)
     await storage.sync()
     await settle(storage)
     disk.crash(random.Random(1), keep=0.0)
@@ -53,7 +53,7 @@ async def test_a_mark_and_the_least_term_are_one_record(checkpointed: bool) -> N
     disk = FaultDisk()
     storage = open_inline(disk)
     log = storage.create_log("t-0", 1)
-    log.mark(recovering=True, incarnation=1, least_term=20_000)
+    log.set_recovering(recovering=True, incarnation=1, least_term=20_000)
     await storage.sync()
     if checkpointed:
         await storage.checkpoint()
@@ -61,8 +61,8 @@ async def test_a_mark_and_the_least_term_are_one_record(checkpointed: bool) -> N
     storage = open_inline(disk)
     log = storage.logs[1]
     assert log.recovering and 20_000 == log.least_term
-    log.mark(recovering=False, incarnation=1)
-    log.mark(recovering=True, incarnation=2, least_term=5)
+    log.set_recovering(recovering=False, incarnation=1)
+    log.set_recovering(recovering=True, incarnation=2, least_term=5)
     await storage.replace_log(1, storage.create_log("t-0", 2))
     if checkpointed:
         await storage.checkpoint()

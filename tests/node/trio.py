@@ -347,9 +347,9 @@ class Member:
 
     def forget_recent(self) -> None:
         """Let everything be read from its files."""
-        recorder = self.storage._recorder
+        recorder = self.storage._changes
         recorder.written = recorder.recorded
-        recorder.forget_written()
+        recorder.evict_written()
 
     def values(self) -> list[bytes]:
         """All committed values in order."""

@@ -16,7 +16,7 @@ import msgspec
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.recovery.node import Map, controller_home, logs_directory, recover_node, shard_home
+from laminar.log.recovery.node import ShardLayout, controller_store, logs_directory, recover_node, shard_store
 from laminar.node.assembly import make_process
 from laminar.node.catalog.controller import Controller
 from laminar.node.host.fork import Hopeless
@@ -174,11 +174,11 @@ class Machine:
 
     async def _live(self, boot: Boot, role: Role, life: Life) -> None:
         if role == CONTROLLER:
-            home = controller_home(DATA)
+            home = controller_store(DATA)
         else:
             payload = Document(self.disk, DATA, "map").read()
             assert payload is not None, "no map of shards"
-            home = shard_home(DATA, msgspec.msgpack.decode(payload, type=Map), role_number(role) - 1)
+            home = shard_store(DATA, msgspec.msgpack.decode(payload, type=ShardLayout), role_number(role) - 1)
         try:
             storage = boot.environment.storage(
                 home, logs_directory(DATA), settings=SIZES, forget=role != CONTROLLER

@@ -50,7 +50,7 @@ def rot_entry(world: World, machine: Machine) -> bool:
 
 
 def _rot_frame(world: World, machine: Machine, log: Log, index: int) -> bool:
-    row = log.row(index)
+    row = log.index_entry(index)
     if row.kind == UNKNOWN_KIND:
         return False
     position = row.position + world.rng.randrange(row.size)

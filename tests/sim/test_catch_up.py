@@ -50,7 +50,7 @@ def test_pitfall_34_a_new_log_is_of_the_incarnation_that_the_old_one_had() -> No
     away = scene.follower()
     log = scene.held(away).log
     log.recovering = True  # as a recovery that found a loss would have it
-    log.mark(recovering=True, incarnation=log.incarnation + 1)
+    log.set_recovering(recovering=True, incarnation=log.incarnation + 1)
     scene.world.loop.run_for(1.0)
     scene.leave_behind(away)
     away.start()
@@ -153,7 +153,7 @@ def test_repair_follows_a_replica_to_its_new_log() -> None:
         """Its replica, which has met an entry that rotted."""
         partition = scene.held(away)
         log = partition.log
-        away.disk.rot(log.segment_of(index).file.path, log.row(index).position + 130, 4)
+        away.disk.rot(log.segment_of(index).file.path, log.index_entry(index).position + 130, 4)
 
         async def meet() -> None:
             with pytest.raises(DamagedRange):

@@ -250,7 +250,7 @@ def test_pitfall_35_a_catalog_with_a_damaged_journal_comes_back_marked() -> None
     assert controller is not None and controller.group is not None
     log = controller.group.replica.log
     log.recovering = True  # as a recovery that found a hole would have it
-    log.mark(recovering=True, incarnation=log.incarnation + 1)
+    log.set_recovering(recovering=True, incarnation=log.incarnation + 1)
     scene.world.loop.run_for(1.0)
     one.kill()
     one.start()

@@ -185,7 +185,7 @@ def test_a_replica_that_came_later_asks_those_who_hold_the_group_now_for_what_is
     assert held is not None
     log = held.log
     index, _ = held.tables.configurations_up_to(held.committed_index)[-1]
-    row, path = log.row(index), log.segment_of(index).file.path
+    row, path = log.index_entry(index), log.segment_of(index).file.path
     for shard in late.shard_processes:
         world.loop.run_until_complete(shard.storage.checkpoint())
     late.kill()

@@ -193,7 +193,7 @@ def test_a_copy_from_before_an_earlier_mark_is_heard_again() -> None:
     world.loop.run_for(5.0)
     picture = victim.picture()
     log = own.held(victim).log
-    log.mark(recovering=True, incarnation=log.incarnation + 1)
+    log.set_recovering(recovering=True, incarnation=log.incarnation + 1)
     victim.shard_processes[0].fatal(RestartToRecover("as after damage"))
 
     def healed(incarnation: int) -> bool:

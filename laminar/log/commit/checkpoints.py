@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from laminar.log.commit.journal import Journal, Written, journal_name, journal_numbers
-from laminar.log.commit.segment_writer import Writer
+from laminar.log.commit.segment_writer import SegmentWriter
 from laminar.log.commit.snapshot import Snapshot
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.errors import DiskError, StorageError
-from laminar.log.disk.threads import Worker
+from laminar.log.disk.threads import SerialExecutor
 from laminar.log.format.journal_codec import (
     BLOCK_SIZE,
     CARRIED,
@@ -127,23 +127,23 @@ class _Run:
     carried_to: Written | None = None
 
 
-class Checkpoints:
+class Checkpointer:
     """Lets one checkpoint at a time go through its steps. Its methods are called in the writer's thread."""
 
     def __init__(
         self,
-        writer: Writer,
+        writer: SegmentWriter,
         *,
         disk: Disk,
         home: str,
         max_frame_bytes: int,
-        journal_worker: Worker,
-        background: Worker,
-        behind_frames: Callable[[Callable[[], None]], None],
+        journal_worker: SerialExecutor,
+        background: SerialExecutor,
+        after_synced_frames: Callable[[Callable[[], None]], None],
         on_failed: Callable[[], None],
         on_bug: Callable[[BaseException], None],
     ) -> None:
-        """`behind_frames` runs something in the writer's thread, behind every frame in the journal by then;
+        """`after_synced_frames` runs work in the writer's thread, after every frame in the journal by then;
         `on_failed` hears in the writer's thread of one that could not be made; `on_bug` is told of what no
         checkpoint survives: the process must end.
         """
@@ -153,7 +153,7 @@ class Checkpoints:
         self._max_frame_bytes = max_frame_bytes
         self._journal_worker = journal_worker
         self._background = background
-        self._behind_frames = behind_frames
+        self._behind_frames = after_synced_frames
         self._on_failed = on_failed
         self._on_bug = on_bug
         self._running = False
@@ -186,7 +186,7 @@ class Checkpoints:
         self._writer.moving.discard(log_id)
         self.request()
 
-    def _submit(self, worker: Worker, step: Callable[[_Run], None], run: _Run) -> None:
+    def _submit(self, worker: SerialExecutor, step: Callable[[_Run], None], run: _Run) -> None:
         worker.submit(partial(self._perform, step, run))
 
     def _perform(self, step: Callable[[_Run], None], run: _Run) -> None:

@@ -23,13 +23,13 @@ from functools import partial
 from laminar.log.commit.journal import Journal, Written
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import StorageClosed
-from laminar.log.disk.threads import Worker
+from laminar.log.disk.threads import SerialExecutor
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.changes import Pending, RecordedLog, Recorder, Vote
+from laminar.log.partition_log.changes import ChangeQueue, Pending, RecordedLog, Vote
 
 
 @dataclass(slots=True)
-class _Cut:
+class _PendingGroup:
     """What was recorded up to the running `number`: its changes, the logs among them, bytes in the queue.
 
     `must_sync`: it counts when it is durable. `then_sync`: a sync follows when it counts. `marks_end`: then
@@ -65,16 +65,16 @@ class GroupCommit:
 
     def __init__(
         self,
-        recorder: Recorder,
+        changes: ChangeQueue,
         journal: Journal,
-        worker: Worker,
+        worker: SerialExecutor,
         settings: StorageSettings,
         *,
         hand_over: Callable[[list[Frame]], None],
     ) -> None:
         """`hand_over` is called in the journal's thread with durable frames, in their order."""
-        self._recorder = recorder
-        recorder.on_record = self._schedule
+        self._changes = changes
+        changes.on_record = self._schedule
         self._journal = journal
         self._worker = worker
         self._settings = settings
@@ -87,12 +87,12 @@ class GroupCommit:
         self._scheduled = False
         # Whether the journal's thread will look at `_handed` again. It only takes from the left.
         self._in_flight = False
-        self._handed: deque[_Cut] = deque()
+        self._handed: deque[_PendingGroup] = deque()
         self._blocked = False
-        # Running numbers (see `Recorder`) of what was cut, of what counts and of what is durable.
-        self._cut_number = recorder.recorded
-        self._done_number = recorder.recorded
-        self._durable_number = recorder.recorded
+        # Running numbers (see `ChangeQueue`) of what was cut, of what counts and of what is durable.
+        self._cut_number = changes.recorded
+        self._done_number = changes.recorded
+        self._durable_number = changes.recorded
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._durable_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         # When what is not synced is due, by the loop's clock, and whether the next cut is to be synced.
@@ -131,7 +131,7 @@ class GroupCommit:
         Each call has a future of its own.
         """
         future = self.loop().create_future()
-        number = self._recorder.recorded
+        number = self._changes.recorded
         if self.failure is not None or self.closed:
             future.set_exception(StorageClosed(f"the journal is closed: {self.failure}"))
         elif (self._durable_number if durable else self._done_number) >= number:
@@ -148,7 +148,7 @@ class GroupCommit:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def tell(self, callback: Callable[[], None]) -> None:
+    def call_on_loop(self, callback: Callable[[], None]) -> None:
         """From any thread: call it on the loop."""
         if self._loop is None:
             return  # still alone in its thread: nobody waits for anything
@@ -157,9 +157,9 @@ class GroupCommit:
         except RuntimeError:
             pass  # the loop is closed: nobody is left who could be told
 
-    def bug(self, error: BaseException) -> None:
+    def fail_process(self, error: BaseException) -> None:
         """From any thread: the journal, or our own code behind it, failed."""
-        self.tell(partial(self._fail, error))
+        self.call_on_loop(partial(self._fail, error))
 
     def _fail(self, error: BaseException) -> None:
         """Nothing recorded from now on can become durable."""
@@ -204,8 +204,8 @@ class GroupCommit:
             self._fail(error)
 
     def _cut_now(self) -> None:
-        recorder = self._recorder
-        if self.failure is not None or not (recorder.pending or self._sync_next):
+        changes = self._changes
+        if self.failure is not None or not (changes.pending or self._sync_next):
             return
         if self._behind():
             self._blocked = True
@@ -213,22 +213,22 @@ class GroupCommit:
             if self._behind():
                 return
             self._blocked = False
-        before = recorder.pending_bytes
-        taken = recorder.take(self._settings.max_frame_bytes)
-        size = before - recorder.pending_bytes
-        touched = list(recorder.touched)
-        if recorder.unsynced:
+        before = changes.pending_bytes
+        taken = changes.take(self._settings.max_frame_bytes)
+        size = before - changes.pending_bytes
+        touched = list(changes.touched)
+        if changes.unsynced:
             self._note_due(touched)
-        must_sync, then_sync = recorder.must_sync, self._sync_next
-        if not recorder.pending:
-            recorder.touched.clear()
-            recorder.must_sync = self._sync_next = False
+        must_sync, then_sync = changes.must_sync, self._sync_next
+        if not changes.pending:
+            changes.touched.clear()
+            changes.must_sync = self._sync_next = False
             if must_sync or then_sync:
                 self._due_s = _NEVER_S
         self._cut_number += len(taken)
         self._cut_bytes += size
-        self._hand(_Cut(taken, touched, size, self._cut_number, must_sync, then_sync))
-        if recorder.pending:
+        self._hand(_PendingGroup(taken, touched, size, self._cut_number, must_sync, then_sync))
+        if changes.pending:
             self._schedule()
 
     def _behind(self) -> bool:
@@ -239,7 +239,7 @@ class GroupCommit:
         now_s = self.loop().time()
         for log in touched:
             policy = log.policy
-            if not policy.is_interval or log not in self._recorder.unsynced:
+            if not policy.is_interval or log not in self._changes.unsynced:
                 continue
             if policy.interval_records and log.unsynced_records >= policy.interval_records:
                 self._sync_next = True
@@ -265,7 +265,7 @@ class GroupCommit:
         self._sync_next = True
         self._cut()
 
-    def _hand(self, cut: _Cut) -> None:
+    def _hand(self, cut: _PendingGroup) -> None:
         self._handed.append(cut)
         if not self._in_flight:
             self._in_flight = True
@@ -294,19 +294,19 @@ class GroupCommit:
                 self._frames += 1
             # If there is more, the loop goes on handing over without a word; else it will ask for this again.
             more = bool(self._handed)
-            self.tell(partial(self._done, cuts, must_sync, more))
+            self.call_on_loop(partial(self._done, cuts, must_sync, more))
             if not must_sync and (
                 any(cut.then_sync for cut in cuts) or self._journal.unsynced_bytes > self._unsynced_limit
             ):
                 self._journal.sync()
                 self._syncs += 1
-                self.tell(partial(self._synced, number))
+                self.call_on_loop(partial(self._synced, number))
             marks_end = any(cut.marks_end for cut in cuts)
             if marks_end:
                 self._journal.mark_end()
                 self._markers += 1
         except BaseException as error:
-            self.bug(error)
+            self.fail_process(error)
             if not isinstance(error, Exception):
                 raise
             return
@@ -323,7 +323,7 @@ class GroupCommit:
             self._gathered.append(unsynced.popleft())
             self._gathered_bytes += self._gathered[-1].size
 
-    def _take(self) -> list[_Cut]:
+    def _take(self) -> list[_PendingGroup]:
         """What was handed over, up to the size of a frame, and at least one cut."""
         handed = self._handed
         cuts = [handed.popleft()]
@@ -345,10 +345,10 @@ class GroupCommit:
 
     def written(self, gathered: list[Frame]) -> None:
         """These frames are in their segments."""
-        self._recorder.written = gathered[-1].number
+        self._changes.written = gathered[-1].number
         self._written_bytes += sum(frame.size for frame in gathered)
         if self._blocked:
-            self.tell(self._unblock)
+            self.call_on_loop(self._unblock)
 
     # On the loop again
 
@@ -357,7 +357,7 @@ class GroupCommit:
             self._blocked = False
             self._cut()
 
-    def _done(self, cuts: list[_Cut], durable: bool, more: bool) -> None:
+    def _done(self, cuts: list[_PendingGroup], durable: bool, more: bool) -> None:
         """A frame is written, or durable: it counts."""
         number = cuts[-1].number
         self._done_number = number
@@ -372,18 +372,18 @@ class GroupCommit:
         if durable:
             self._note_durable(number)
         _answer(self._waiters, number)
-        if any(cut.taken for cut in cuts) and not self._in_flight and not self._recorder.pending:
+        if any(cut.taken for cut in cuts) and not self._in_flight and not self._changes.pending:
             self._await_quiet()
 
     def _synced(self, number: int) -> None:
         """Everything up to there is synced, which counted before."""
         self._note_durable(number)
-        if not self._in_flight and not self._recorder.pending:
+        if not self._in_flight and not self._changes.pending:
             self._await_quiet()
 
     def _note_durable(self, number: int) -> None:
         self._durable_number = number
-        unsynced = self._recorder.unsynced
+        unsynced = self._changes.unsynced
         for log in [log for log in unsynced if log.synced_up_to(number)]:
             del unsynced[log]
         _answer(self._durable_waiters, number)
@@ -392,19 +392,19 @@ class GroupCommit:
         loop = self.loop()
         self._quiet_since = loop.time()
         if self._idle_timer is None and not self.closed:
-            self._idle_timer = loop.call_later(self._settings.idle_marker_ms / 1000, self._mark_quiet)
+            self._idle_timer = loop.call_later(self._settings.idle_marker_ms / 1000, self._write_idle_marker)
 
-    def _mark_quiet(self) -> None:
+    def _write_idle_marker(self) -> None:
         """Nothing has come for a while: say how far the journal reaches, and let the segments follow."""
         self._idle_timer = None
-        if self._in_flight or self._recorder.pending or self.failure is not None or self.closed:
+        if self._in_flight or self._changes.pending or self.failure is not None or self.closed:
             return
         loop = self.loop()
         due = self._quiet_since + self._settings.idle_marker_ms / 1000
         if loop.time() < due:
-            self._idle_timer = loop.call_at(due, self._mark_quiet)
+            self._idle_timer = loop.call_at(due, self._write_idle_marker)
             return
-        self._hand(_Cut([], [], 0, self._cut_number, marks_end=True))
+        self._hand(_PendingGroup([], [], 0, self._cut_number, marks_end=True))
 
     def close(self) -> None:
         """No sync is begun any more."""
@@ -418,8 +418,8 @@ class GroupCommit:
             "frames": self._frames,
             "interval_syncs": self._syncs,
             "markers": self._markers,
-            "pending_bytes": self._recorder.pending_bytes,
-            "recent_bytes": self._recorder.recent_bytes,
+            "pending_bytes": self._changes.pending_bytes,
+            "recent_bytes": self._changes.recent_bytes,
             "unwritten_bytes": self._cut_bytes - self._written_bytes,
         }
 

@@ -32,12 +32,12 @@ from laminar.log.format.settings import StorageSettings
 from laminar.log.partition_log.changes import (
     Action,
     Create,
-    Cut,
     Delete,
-    Mark,
+    MoveLogStart,
     Policy,
     Replace,
-    Start,
+    SetRecovering,
+    Truncate,
     Unsynced,
     Vote,
     Write,
@@ -74,11 +74,11 @@ class _Batch:
     groups: dict[SegmentFile, _Group] = field(default_factory=dict)
 
 
-class _NoRoom(Exception):
+class _DiskFull(Exception):
     """The disk is full: the action under way is to be tried again as a whole."""
 
 
-class Writer:
+class SegmentWriter:
     """Logs as their files have them, and the hard states of the same moment."""
 
     def __init__(
@@ -148,21 +148,21 @@ class Writer:
         """Carry out the actions of synced frames, which took so many bytes and of which the last ends at
         `place`; then call `done`.
 
-        On a full disk they wait, and all that come later behind them, until `go_on` finds room: all of it is
+        On a full disk they wait, and all that come later behind them, until `resume` finds room: all of it is
         in the journal. More of it than memory has room for is not waited for: the logs that lack room fail.
         """
         batch = _Batch(deque(actions), place, journal_bytes, done)
         self._batches.append(batch)
         self._batch_bytes += journal_bytes
-        self.go_on(batch.actions if self.is_full else None)
+        self.resume(batch.actions if self.is_full else None)
         if self._batch_bytes > self._settings.max_unwritten_bytes // 2:
             waits, self.waits = self.waits, False
             try:
-                self.go_on()
+                self.resume()
             finally:
                 self.waits = waits
 
-    def go_on(self, new: Iterable[Action] | None = None) -> bool:
+    def resume(self, new: Iterable[Action] | None = None) -> bool:
         """Carry out what waits, as far as there is room; whether that is all. `new`: what has just come, if
         nothing else has changed since the last try.
         """
@@ -172,7 +172,7 @@ class Writer:
             batch = self._batches[0]
             try:
                 self._carry_out(batch)
-            except _NoRoom as error:
+            except _DiskFull as error:
                 if not self.is_full:
                     self.is_full = True
                     _log.error("the disk is full, segments wait in the journal until it has room: %s", error)
@@ -200,7 +200,7 @@ class Writer:
         before = len(self._removed) + len(self._gone)
         for action in new or (action for batch in self._batches for action in batch.actions):
             try:
-                if isinstance(action, Start) and action.files.failure is None:
+                if isinstance(action, MoveLogStart) and action.files.failure is None:
                     for segment in action.removed:
                         if segment not in self._removed:
                             segment.remove()
@@ -216,7 +216,7 @@ class Writer:
         return len(self._removed) + len(self._gone) > before
 
     def _carry_out(self, batch: _Batch) -> None:
-        """Carry out what is left of a batch. Raises `_NoRoom`; what was done is not in it any more."""
+        """Carry out what is left of a batch. Raises `_DiskFull`; what was done is not in it any more."""
         actions, groups = batch.actions, batch.groups
         while actions:
             action = actions[0]
@@ -303,7 +303,7 @@ class Writer:
 
     def _refused(self, files: LogFiles, error: DiskError) -> None:
         if self._waits_for_room(error):
-            raise _NoRoom(str(error)) from error
+            raise _DiskFull(str(error)) from error
         self._fail(files, error)
 
     def _fail(self, files: LogFiles, error: DiskError) -> None:
@@ -324,11 +324,11 @@ class Writer:
             self.hard_states[action.replica_id] = HardState(action.term, action.vote)
         elif isinstance(action, Create):
             self.logs[action.files.log_id] = action.files
-        elif isinstance(action, Cut):
-            self._cut(action)
-        elif isinstance(action, Start):
+        elif isinstance(action, Truncate):
+            self._truncate(action)
+        elif isinstance(action, MoveLogStart):
             self._start(action)
-        elif isinstance(action, Mark):
+        elif isinstance(action, SetRecovering):
             action.files.recovering = action.recovering
             action.files.power_lost = action.power_lost
             action.files.incarnation = action.incarnation
@@ -350,7 +350,7 @@ class Writer:
             self.replaced[old] = action.files.log_id
             self.move_to_trash(action.old)
 
-    def _cut(self, action: Cut) -> None:
+    def _truncate(self, action: Truncate) -> None:
         files = action.files
         files.end_index = action.index - 1
         files.end_term = action.end_term
@@ -362,12 +362,12 @@ class Writer:
         try:
             self._remove(files, action.removed)
             if action.segment is not None and action.segment not in self._removed:
-                action.segment.cut(action.position, action.rows)
+                action.segment.truncate(action.position, action.rows)
                 self._add_dirty(action.segment, files)
         except DiskError as error:
             self._refused(files, error)
 
-    def _start(self, action: Start) -> None:
+    def _start(self, action: MoveLogStart) -> None:
         files = action.files
         files.start = action.start
         if action.start.index >= files.end_index:
@@ -438,7 +438,7 @@ class Writer:
             last = loaded.segments[-1]
             files.segment, files.end_position = last.first_index, last.size
             if last.file.data().size() != last.size:
-                last.file.cut(last.size, last.count)
+                last.file.truncate(last.size, last.count)
                 self._add_dirty(last.file, files)
 
     def apply_recovered(self, actions: Iterable[Action]) -> None:
@@ -498,7 +498,7 @@ class Writer:
         dirty, self._dirty = self._dirty, {}
         directories, self._dirty_directories = self._dirty_directories, {}
         return Snapshot(
-            checkpoint=self._picture(),
+            checkpoint=self._capture(),
             place=self._place,
             since=self._checkpointed,
             journal_bytes=self.journal_bytes,
@@ -507,7 +507,7 @@ class Writer:
             carried=frozenset(self.failed),
         )
 
-    def _picture(self) -> Checkpoint:
+    def _capture(self) -> Checkpoint:
         return Checkpoint(
             generation=self.journal.generation,
             seed=self.journal.seed,

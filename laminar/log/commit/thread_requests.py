@@ -14,13 +14,20 @@ from functools import partial
 from laminar.log.commit.checkpoints import Done
 from laminar.log.commit.group_commit import GroupCommit
 from laminar.log.disk.errors import StorageClosed, StorageError
-from laminar.log.disk.threads import Worker
+from laminar.log.disk.threads import SerialExecutor
 
 
-class Errands:
+class StorageExecutor:
     """See the module. What returns a future is for the loop's thread, the rest for any."""
 
-    def __init__(self, commits: GroupCommit, *, journal: Worker, writer: Worker, background: Worker) -> None:
+    def __init__(
+        self,
+        commits: GroupCommit,
+        *,
+        journal: SerialExecutor,
+        writer: SerialExecutor,
+        background: SerialExecutor,
+    ) -> None:
         self._commits = commits
         self._journal = journal
         self._writer = writer
@@ -28,34 +35,34 @@ class Errands:
         # What was handed to other threads and not answered yet.
         self._asked: dict[asyncio.Future[None], None] = {}
 
-    def write(self, work: Callable[[], None]) -> None:
+    def post_to_writer(self, work: Callable[[], None]) -> None:
         """Run `work` in the writer's thread, at once behind what was handed to it before."""
         self._writer.submit(partial(self._guarded, work))
 
-    def behind_frames(self, work: Callable[[], None]) -> None:
+    def after_synced_frames(self, work: Callable[[], None]) -> None:
         """Run `work` in the writer's thread, behind all frames that are synced by now."""
 
         # By way of the journal's thread, as the frames it has synced: else this could overtake one whose
         # waiters have been told already.
         def follow() -> None:
             self._commits.flush()
-            self.write(work)
+            self.post_to_writer(work)
 
         self._journal.submit(follow)
 
-    def in_background(self, work: Callable[[], None]) -> None:
+    def post_to_background(self, work: Callable[[], None]) -> None:
         """Run `work` in the background's thread, in no order with what is recorded."""
         self._background.submit(partial(self._guarded, work))
 
-    def in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """As `behind_frames`; done when `work` is, failed with the `StorageError` that it raises."""
-        return self.ask(_answered(work))
+    def run_in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        """As `after_synced_frames`; done when `work` is, failed with the `StorageError` that it raises."""
+        return self.submit(_answered(work))
 
-    def beside(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """As `in_background`; done when `work` is, failed with the `StorageError` that it raises."""
-        return self.ask(_answered(work), where=self.in_background)
+    def run_in_background(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        """As `post_to_background`; done when `work` is, failed with the `StorageError` that it raises."""
+        return self.submit(_answered(work), where=self.post_to_background)
 
-    def ask(
+    def submit(
         self, work: Callable[[Done], None], *, where: Callable[[Callable[[], None]], None] | None = None
     ) -> asyncio.Future[None]:
         """Call `work` behind the frames (or where it is said) with what tells the future, now or later."""
@@ -74,11 +81,11 @@ class Errands:
             else:
                 future.set_exception(error)
 
-        submit = where or self.behind_frames
-        submit(partial(work, lambda error: self._commits.tell(partial(finish, error))))
+        submit = where or self.after_synced_frames
+        submit(partial(work, lambda error: self._commits.call_on_loop(partial(finish, error))))
         return future
 
-    def failed(self, error: BaseException) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """The journal failed: nobody waits on. On the loop."""
         asked, self._asked = self._asked, {}
         for future in asked:
@@ -89,7 +96,7 @@ class Errands:
         try:
             work()
         except BaseException as error:
-            self._commits.bug(error)
+            self._commits.fail_process(error)
             if not isinstance(error, Exception):
                 raise
 

@@ -42,7 +42,7 @@ class DiskError(StorageError):
         return self.errno in (errno.EIO, errno.EILSEQ, errno.ENODATA, errno.ENOENT)
 
 
-class LogGone(StorageError):
+class LogRemoved(StorageError):
     """The log was deleted, or another stands in its place: what waits for it waits for nothing."""
 
 
@@ -99,7 +99,7 @@ class StorageClosed(StorageError):
     """The storage was closed, or its journal failed, before the request was done."""
 
 
-class EntriesGone(StorageError):
+class EntriesTrimmed(StorageError):
     """A truncation or a new log start took the entries away while they were read."""
 
 

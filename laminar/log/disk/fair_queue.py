@@ -1,4 +1,4 @@
-"""Turns at the reader threads: so many reads and bytes at once, and every reader gets one after the other.
+"""A fair limiter for the reader threads: bounds reads and bytes in flight, serves waiting readers by turns.
 
 Without it one consumer that replays old data has all threads and all memory, and every other reader waits
 behind what it asked for. It knows nothing of files; on the loop only.
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable
 
 
-class Turns:
+class FairLimiter:
     """`limit` reads under way, of `limit_bytes` together; one larger than that goes alone."""
 
     def __init__(self, *, limit: int, limit_bytes: int) -> None:
@@ -27,8 +27,8 @@ class Turns:
     def waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    async def take(self, reader: Hashable, size_bytes: int) -> None:
-        """Wait for a turn; `give` it back in every case."""
+    async def acquire(self, reader: Hashable, size_bytes: int) -> None:
+        """Wait for a turn; `release` it back in every case."""
         if not self._waiting and self._has_room(size_bytes):
             self._start(size_bytes)
             return
@@ -38,13 +38,13 @@ class Turns:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.give(size_bytes)
+                self.release(size_bytes)
             else:
                 future.cancel()
                 self._next()
             raise
 
-    def give(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """A turn is over."""
         self.running -= 1
         self.running_bytes -= size_bytes

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Retries:
+class DiskFullRetry:
     """One timer; all methods are the loop's."""
 
     def __init__(
@@ -21,7 +21,7 @@ class Retries:
         pause_ms: int,
         attempt: Callable[[set[str]], None],
     ) -> None:
-        """`attempt` begins what is missing, by name; if that fails again, its end calls `wanted` again."""
+        """`attempt` begins what is missing, by name; if that fails again, its end calls `request` again."""
         self._loop = loop
         self._pause_ms = pause_ms
         self._attempt = attempt
@@ -29,7 +29,7 @@ class Retries:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def wanted(self, what: str) -> None:
+    def request(self, what: str) -> None:
         """It could not be made: try it in `pause_ms`."""
         self._missing.add(what)
         if self._timer is None and not self._closed:

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 
-class Worker(Protocol):
+class SerialExecutor(Protocol):
     """Runs tasks one after the other, in the order given. Tasks do not raise."""
 
     def submit(self, task: Callable[[], None]) -> None: ...
@@ -21,7 +21,7 @@ class Worker(Protocol):
         """Returns when every task given before is done."""
 
 
-class ThreadWorker:
+class SerialThreadExecutor:
     """A worker with a thread of its own, started with the first task."""
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class ThreadWorker:
             self._thread = None
 
 
-class InlineWorker:
+class SerialInlineExecutor:
     """Runs each task at once, in the caller's thread: for tests that must repeat exactly."""
 
     def __init__(self, name: str) -> None:

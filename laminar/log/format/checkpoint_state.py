@@ -44,7 +44,7 @@ class LogState(msgspec.Struct, kw_only=True):
     `segment` is the first index of the last segment (0: no entries), `end_position` where its last frame
     ends. `policy` 0 is `commit`, 1 `interval` with its limits. `unsynced`: entries may have been acknowledged
     in this generation before they were synced. `power_lost`: `recovering` says no more than that the last
-    interval may be gone. `least_term`: see `Log.mark`.
+    interval may be gone. `least_term`: see `Log.set_recovering`.
     """
 
     log_id: int

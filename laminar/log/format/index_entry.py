@@ -32,7 +32,7 @@ _STAGED = int(Kind.STAGED)
 
 
 @dataclass(slots=True)
-class Row:
+class IndexEntry:
     """What the index knows of one entry. `position` and `size` are bytes in its segment; `count` records."""
 
     index: int
@@ -64,12 +64,12 @@ def pack_row(
     return fields + crc32c(fields).to_bytes(4, "little")
 
 
-def unpack_row(rows: Buffer, slot: int, index: int) -> Row:
+def unpack_row(rows: Buffer, slot: int, index: int) -> IndexEntry:
     """The row in `slot` of packed rows, as that of entry `index`."""
     term, base_offset, position, time_ms, tag_mask, count, size, kind, _, _ = _FIELDS.unpack_from(
         rows, slot * ROW_SIZE
     )
-    return Row(index, term, base_offset, count, position, size, time_ms, kind, tag_mask)
+    return IndexEntry(index, term, base_offset, count, position, size, time_ms, kind, tag_mask)
 
 
 def row_is_whole(rows: Buffer, slot: int) -> bool:
@@ -116,7 +116,7 @@ def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
     )
 
 
-def is_header_of(header: Buffer, row: Row) -> bool:
+def is_header_of(header: Buffer, row: IndexEntry) -> bool:
     """Whether a whole header of the entry that the row names lies here."""
     if len(header) < HEADER_SIZE:
         return False

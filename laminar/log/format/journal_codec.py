@@ -43,12 +43,12 @@ class RecordKind(IntEnum):
     UNSYNCED = 6  # from here on entries of an `interval` log may be acknowledged before they are synced
     CREATED = 7  # a log's name
     DELETED = 8  # the log goes to the trash, and a replica's hard state is forgotten: replica id, or empty
-    MARK = 9  # a `Marked`, incarnation, and the least term where there is one
+    MARK = 9  # a `RecoveryReason`, incarnation, and the least term where there is one
     CARRIED = 10  # (LSN of the checkpoint behind which it counts, kind), then that kind's payload
     POLICY = 11  # a flush policy
 
 
-class Marked(IntEnum):
+class RecoveryReason(IntEnum):
     """Why a replica may have forgotten what it told others."""
 
     NO = 0
@@ -76,14 +76,14 @@ def record_head(kind: RecordKind, key: int, length: int) -> bytes:
     return RECORD.pack(kind, 0, 0, length, key)
 
 
-def encode_mark(why: Marked, *, incarnation: int, least_term: int) -> bytes:
+def encode_mark(why: RecoveryReason, *, incarnation: int, least_term: int) -> bytes:
     if least_term:
         return MARK_WITH_TERM.pack(why, incarnation, least_term)
     return MARK.pack(why, incarnation)
 
 
 def decode_mark(payload: memoryview) -> tuple[int, int, int]:
-    """A `Marked`, incarnation and least term (0: none)."""
+    """A `RecoveryReason`, incarnation and least term (0: none)."""
     if len(payload) == MARK.size:
         return (*MARK.unpack(payload), 0)
     why, incarnation, least_term = MARK_WITH_TERM.unpack(payload)

@@ -19,7 +19,7 @@ import msgspec
 from laminar.batch import HEADER_SIZE, BatchError, Header, verify
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import DamagedRange, DiskError, RepairRefused, StorageError
-from laminar.log.format.index_entry import UNKNOWN_KIND, Row, pack_row
+from laminar.log.format.index_entry import UNKNOWN_KIND, IndexEntry, pack_row
 from laminar.log.partition_log.log import Log
 from laminar.log.segment.index_rebuild import packed
 from laminar.log.segment.quarantine import Damage, Sealed, Unsealed, document
@@ -34,7 +34,7 @@ def wall_ms() -> int:
     return int(time.time() * 1000)
 
 
-class Keeper:
+class DamageRegistry:
     """See the module. `in_writer` runs something behind all that was handed to the writer before."""
 
     def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
@@ -56,18 +56,18 @@ class Keeper:
 
     def _on_damage(self, log: Log, damage: Damage) -> None:
         self.found += 1
-        log.quarantine.lift(damage.first_index)
+        log.quarantine.clear(damage.first_index)
         log.quarantine.add(msgspec.structs.replace(damage, found_ms=self._clock_ms()))
         log.quarantine.suspicious = True
         error = damage.error(log.files.directory)
         _log.error("%s: %s; everything else of this log is served", log.name, error)
-        self.note(log)
+        self.record(log)
         if self.on_suspicion is not None:
             self.on_suspicion()
         if self.on_damage is not None:
             self.on_damage(log, error)
 
-    def note(self, log: Log) -> asyncio.Future[None]:
+    def record(self, log: Log) -> asyncio.Future[None]:
         """Make the log's notes durable as they are now; on a bad disk they stay in memory.
 
         Fails with `StorageClosed` only, which need not be looked at.
@@ -88,13 +88,13 @@ class Keeper:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return future
 
-    def lift(self, log: Log, index: int) -> asyncio.Future[None]:
+    def clear(self, log: Log, index: int) -> asyncio.Future[None]:
         """An entry was found whole after all."""
-        log.quarantine.lift(index)
-        return self.note(log)
+        log.quarantine.clear(index)
+        return self.record(log)
 
     def verified(self, log: Log, first_index: int, verified: Sealed | Unsealed) -> None:
-        """A segment was verified; `note_verified` makes that durable."""
+        """A segment was verified; `record_verified` makes that durable."""
         if isinstance(verified, Sealed):
             log.quarantine.forget_verified(first_index)
             log.quarantine.sealed[first_index] = verified
@@ -102,7 +102,7 @@ class Keeper:
             log.quarantine.unsealed = verified
         self._unnoted[log] = None
 
-    def note_verified(self) -> None:
+    def record_verified(self) -> None:
         """Make durable which segments were verified since the last call.
 
         A log's notes are written as a whole, in the thread that all segment writes pass: with each segment
@@ -110,7 +110,7 @@ class Keeper:
         """
         unnoted, self._unnoted = self._unnoted, {}
         for log in unnoted:
-            self.note(log)
+            self.record(log)
 
     # Repair
 
@@ -139,7 +139,7 @@ class Keeper:
             return  # cut meanwhile
         segment.replace_rows(index, rows)
         log.grown(segment, row.position + row.size)
-        log.quarantine.lift(index)
+        log.quarantine.clear(index)
         log.quarantine.forget_verified(segment.first_index)
         if damage.last_index > index:
             log.quarantine.add(
@@ -153,7 +153,7 @@ class Keeper:
             )
         self.repaired += 1
         _log.warning("%s: entry %d (term %d) is repaired", log.name, index, header.term)
-        await self.note(log)
+        await self.record(log)
 
     async def _previous_term_of(self, log: Log, index: int) -> int | None:
         """The `prev_term` of an entry; None where it cannot be read."""
@@ -166,7 +166,7 @@ class Keeper:
         return Header.unpack(frames[0]).prev_term
 
 
-def _rows_with(log: Log, index: int, header: Header, following: int | None) -> tuple[Row, bytes]:
+def _rows_with(log: Log, index: int, header: Header, following: int | None) -> tuple[IndexEntry, bytes]:
     """The entry's row with this batch in its place, and the packed rows from it on that change.
 
     `following` is the `prev_term` of the entry behind. Raises `RepairRefused`.
@@ -175,7 +175,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
     if damage is None:
         raise RepairRefused("this entry is not known as damaged")
     size = HEADER_SIZE + header.body_length
-    old = log.row(index)
+    old = log.index_entry(index)
     known = old.kind != UNKNOWN_KIND
     last = index == damage.last_index
     # A hole up to the end of its segment: its bytes may take what room they need.
@@ -194,7 +194,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
     for name, (expected, found) in wanted.items():
         if expected != found:
             raise RepairRefused(f"the {name} is {expected}, not {found}")
-    row = Row(
+    row = IndexEntry(
         index=index,
         term=header.term,
         base_offset=header.base_offset,

@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from laminar.log.disk.disk import Buffer
-from laminar.log.disk.errors import DiskError, EntriesGone, StorageClosed, StorageError
-from laminar.log.format.index_entry import Row
+from laminar.log.disk.errors import DiskError, EntriesTrimmed, StorageClosed, StorageError
+from laminar.log.format.index_entry import IndexEntry
 from laminar.log.format.settings import MIB, StorageSettings
-from laminar.log.integrity.damage_registry import Keeper, wall_ms
+from laminar.log.integrity.damage_registry import DamageRegistry, wall_ms
 from laminar.log.partition_log.log import Log
-from laminar.log.partition_log.readers import Piece, Readers, read_frames
+from laminar.log.partition_log.readers import ReadRange, SegmentReader, read_frames
 from laminar.log.segment.quarantine import Sealed, Unsealed
-from laminar.log.segment.segment import ColdRows, Segment
+from laminar.log.segment.segment import IndexNotCached, Segment
 
 _log = logging.getLogger("laminar.scrubber")
 
@@ -53,14 +53,14 @@ class Scrubber:
         self,
         logs: Callable[[], Iterable[Log]],
         *,
-        keeper: Keeper,
-        readers: Readers,
+        damage_registry: DamageRegistry,
+        readers: SegmentReader,
         settings: StorageSettings,
         clock_ms: Callable[[], int] = wall_ms,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._logs = logs
-        self._keeper = keeper
+        self._damage = damage_registry
         self._readers = readers
         self._bytes_per_s = settings.scrub_bytes_per_s
         self._period_ms = settings.scrub_days * _DAY_MS
@@ -80,17 +80,17 @@ class Scrubber:
         while True:
             started = loop.time()
             try:
-                await self.once()
+                await self.run_pass()
             except StorageClosed:
                 return
             if loop.time() - started < _IDLE_S:
-                await self._rest()
+                await self._pause()
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Damage was found in some log, which is marked as suspicious: the next pass comes soon."""
         self._hurry.set()
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         """A minute, or until damage is found; then others have found theirs, too."""
         rest = asyncio.ensure_future(self._sleep(_IDLE_S))
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -103,12 +103,12 @@ class Scrubber:
             self._hurry.clear()
             await self._sleep(_HURRY_S)
 
-    async def once(self) -> None:
+    async def run_pass(self) -> None:
         """Look again at what is known as damaged, then verify every segment that is due, the oldest first."""
         for log in list(self._logs()):
             try:
-                await self._look_again(log)
-            except (DiskError, EntriesGone) as error:
+                await self._recheck(log)
+            except (DiskError, EntriesTrimmed) as error:
                 self.errors += 1
                 _log.warning("%s: what is damaged cannot be looked at again: %s", log.name, error)
         self._waiting = self._due()
@@ -125,10 +125,10 @@ class Scrubber:
                         "%s: segment %d cannot be verified: %s", due.log.name, due.first_index, error
                     )
                 if not 0 <= self._clock_ms() - noted_ms < _NOTE_EVERY_MS:
-                    self._keeper.note_verified()
+                    self._damage.record_verified()
                     noted_ms = self._clock_ms()
         finally:
-            self._keeper.note_verified()
+            self._damage.record_verified()
         segments, size, damaged = (
             self.verified_segments - before[0],
             self.verified_bytes - before[1],
@@ -170,22 +170,22 @@ class Scrubber:
         known = log.quarantine.unsealed
         return known.verified_ms if known is not None and known.segment == last.first_index else 0
 
-    async def _look_again(self, log: Log) -> None:
+    async def _recheck(self, log: Log) -> None:
         """A repair may have ended between its bytes and its note; a cable may have been the culprit."""
         for damage in log.quarantine:
             if damage.term == 0 or not log.first_index <= damage.first_index <= log.last_index:
                 continue
             segment = log.segment_of(damage.first_index)
-            before = log.changes
-            row = await log.find_row(damage.first_index)
-            frames = await self._read(Piece(segment.file, [row], row.size), None)
-            if frames and before == log.changes:
+            before = log.truncations
+            row = await log.find_index_entry(damage.first_index)
+            frames = await self._read(ReadRange(segment.file, [row], row.size), None)
+            if frames and before == log.truncations:
                 _log.warning("%s: entry %d is whole again", log.name, damage.first_index)
-                self._keeper.lift(log, damage.first_index)
+                self._damage.clear(log, damage.first_index)
 
     async def _verify(self, log: Log, first_index: int) -> None:
         """Every frame of one segment against checksums and row; returns early when the log changes."""
-        before = log.changes
+        before = log.truncations
         segment = next((each for each in log.segments() if each.first_index == first_index), None)
         if segment is None:
             return
@@ -198,22 +198,22 @@ class Scrubber:
         while index <= last:
             try:
                 rows = _rows_from(segment, index, last)
-            except ColdRows as cold:
+            except IndexNotCached as cold:
                 await self._readers.load(cold, reader=self)
-                if log.changes != before:
+                if log.truncations != before:
                     return
                 continue
-            piece = Piece(segment.file, rows, sum(row.size for row in rows))
+            piece = ReadRange(segment.file, rows, sum(row.size for row in rows))
             frames = await self._read(piece, digest)
-            if log.changes != before:
+            if log.truncations != before:
                 return
             self.verified_bytes += sum(map(len, frames))
             index += len(frames)
             if len(frames) < len(rows):
-                if segment.may_doubt(index):
+                if segment.is_unverified(index):
                     # The row may be wrong, and not the frame.
-                    await self._readers.doubt(segment, rows[len(frames)], reader=self)
-                    if log.changes != before:
+                    await self._readers.compare(segment, rows[len(frames)], reader=self)
+                    if log.truncations != before:
                         return
                     continue
                 whole = False
@@ -231,20 +231,20 @@ class Scrubber:
         else:
             last_term = log.term(last) or 0
             verified = Unsealed(segment=first_index, last_index=last, last_term=last_term, verified_ms=now_ms)
-        self._keeper.verified(log, first_index, verified)
+        self._damage.verified(log, first_index, verified)
 
-    def _damaged(self, log: Log, segment: Segment, rows: list[Row]) -> int:
+    def _damaged(self, log: Log, segment: Segment, rows: list[IndexEntry]) -> int:
         """Tell of a damaged entry, if that is news; returns the entry behind it."""
         index = rows[0].index
         if index <= log.start.index:
             return index + 1  # given up already; its file goes with the rest of it
         if log.quarantine.at(index) is None:
             self.damaged_batches += 1
-            log.found_damaged(Piece(segment.file, rows, 0))
+            log.found_damaged(ReadRange(segment.file, rows, 0))
         damage = log.quarantine.at(index)
         return index + 1 if damage is None else max(damage.last_index, index) + 1
 
-    async def _read(self, piece: Piece, digest: hashlib._Hash | None) -> list[Buffer]:
+    async def _read(self, piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
         """The whole frames of a piece, from the medium, and the pause that its size costs."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -267,9 +267,9 @@ class Scrubber:
         }
 
 
-def _rows_from(segment: Segment, index: int, last: int) -> list[Row]:
-    """The rows of one piece: at least one, then up to the size of a piece. Raises `ColdRows`."""
-    rows: list[Row] = []
+def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
+    """The rows of one piece: at least one, then up to the size of a piece. Raises `IndexNotCached`."""
+    rows: list[IndexEntry] = []
     size = 0
     try:
         for row in segment.rows(index, last):
@@ -277,13 +277,13 @@ def _rows_from(segment: Segment, index: int, last: int) -> list[Row]:
             if rows and size > _PIECE_BYTES:
                 break
             rows.append(row)
-    except ColdRows:
+    except IndexNotCached:
         if not rows:
             raise
     return rows
 
 
-def _read(piece: Piece, digest: hashlib._Hash | None) -> list[Buffer]:
+def _read(piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
     """In a reader's thread."""
     position = piece.rows[0].position
     try:

@@ -12,7 +12,7 @@ from laminar.log.disk.disk import Disk
 _MOST = 20
 
 
-class Room:
+class FreeSpace:
     """The room on the disk that holds `path`, of which `reserve_bytes` (at most 5 %) are kept free."""
 
     def __init__(self, disk: Disk, path: str, *, reserve_bytes: int) -> None:
@@ -22,7 +22,7 @@ class Room:
         # How much may be appended before the disk is asked again.
         self._left_bytes = 0
 
-    def take(self, size_bytes: int) -> bool:
+    def reserve(self, size_bytes: int) -> bool:
         """Whether so much may be appended now. Raises `DiskError`."""
         if self._left_bytes < size_bytes:
             free = self._disk.free_bytes(self._path)

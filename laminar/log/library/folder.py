@@ -26,7 +26,7 @@ from laminar.log.disk.trash import Trash
 from laminar.log.format.flush_policy import FlushPolicy
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.format.settings import MIB, StorageSettings
-from laminar.log.library.disk_space import Room
+from laminar.log.library.disk_space import FreeSpace
 from laminar.log.library.local_log import LocalLog
 from laminar.log.storage import Storage
 
@@ -48,7 +48,9 @@ class LogFolder:
     Made by `open` (or `open_folder`, which also closes it).
     """
 
-    def __init__(self, path: str, lock: Lock, storage: Storage, room: Room, *, max_batch_bytes: int) -> None:
+    def __init__(
+        self, path: str, lock: Lock, storage: Storage, room: FreeSpace, *, max_batch_bytes: int
+    ) -> None:
         self.path = path
         self._lock = lock
         self._storage = storage
@@ -94,7 +96,9 @@ class LogFolder:
             await storage.close()
             lock.close()
             raise
-        room = Room(disk or RealDisk(), directory, reserve_bytes=given.max_unwritten_bytes + max_batch_bytes)
+        room = FreeSpace(
+            disk or RealDisk(), directory, reserve_bytes=given.max_unwritten_bytes + max_batch_bytes
+        )
         folder = cls(directory, lock, storage, room, max_batch_bytes=max_batch_bytes)
         try:
             await folder._finish_deletions()
@@ -157,8 +161,8 @@ class LogFolder:
                 return known
             if log.recovering and log.power_lost:
                 # What the policy allows to be lost, and no more: nobody has to be asked.
-                log.mark(recovering=False, incarnation=log.incarnation + 1)
-                await self._storage.settled(log)
+                log.set_recovering(recovering=False, incarnation=log.incarnation + 1)
+                await self._storage.sync_log(log)
             opened = LocalLog(log, self._storage, self._room, max_batch_bytes=self._max_batch_bytes)
             self._logs[name] = opened
             return opened

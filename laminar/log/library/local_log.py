@@ -17,7 +17,7 @@ from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import AppendRefused, OffsetOutOfRange, RecordsLost, StorageClosed, StorageError
 from laminar.log.format.flush_policy import FlushPolicy
 from laminar.log.format.settings import MIB
-from laminar.log.library.disk_space import Room
+from laminar.log.library.disk_space import FreeSpace
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 
@@ -44,7 +44,7 @@ class AppendReceipt:
 class LocalLog:
     """See the module. Made by `LogFolder.log`; call it from the loop's thread only, from any task."""
 
-    def __init__(self, log: Log, storage: Storage, room: Room, *, max_batch_bytes: int) -> None:
+    def __init__(self, log: Log, storage: Storage, room: FreeSpace, *, max_batch_bytes: int) -> None:
         self._log = log
         self._storage = storage
         self._room = room
@@ -70,7 +70,7 @@ class LocalLog:
         log = self._log
         if log.durable_index <= log.start.index:
             return log.start.offset
-        return log.row(log.durable_index).next_offset
+        return log.index_entry(log.durable_index).next_offset
 
     @property
     def flush(self) -> FlushPolicy:
@@ -99,8 +99,8 @@ class LocalLog:
         """Go on behind the last record that is left: offsets that were given once will be given again."""
         self._check_open()
         if self._log.recovering:
-            self._log.mark(recovering=False, incarnation=self._log.incarnation + 1)
-            await self._storage.settled(self._log)
+            self._log.set_recovering(recovering=False, incarnation=self._log.incarnation + 1)
+            await self._storage.sync_log(self._log)
 
     # Appending
 
@@ -151,7 +151,7 @@ class LocalLog:
             opens_segment=log.segment_full or log.last_index == log.start.index,
         )
         log.append([frame])
-        durable = self._storage.settled(log)
+        durable = self._storage.sync_log(log)
         durable.add_done_callback(self._wake)
         # Shielded: who gives up waiting must not take the news from followers.
         await asyncio.shield(durable)
@@ -180,7 +180,7 @@ class LocalLog:
         resource = self._storage.refusal
         if resource is not None:
             raise AppendRefused(resource)
-        if not self._room.take(size_bytes):
+        if not self._room.reserve(size_bytes):
             raise AppendRefused("disk")
         if self._log.failure is not None:
             raise self._log.failure
@@ -276,7 +276,7 @@ class LocalLog:
         index = self._log.index_of_time(time_ms)
         if index > self._log.durable_index:
             return self.end_offset
-        return self._log.row(index).base_offset
+        return self._log.index_entry(index).base_offset
 
     # Giving up old records
 
@@ -294,9 +294,9 @@ class LocalLog:
         if offset > log.start.offset:
             index = log.durable_index if offset == self.end_offset else self._entry_before(offset)
             if index > log.start.index:
-                row = log.row(index)
+                row = log.index_entry(index)
                 log.set_start(index=index, term=row.term, offset=row.next_offset)
-                await self._storage.settled(log)
+                await self._storage.sync_log(log)
         return log.start.offset
 
     def _entry_before(self, offset: int) -> int:

@@ -39,7 +39,7 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncate:
     """Entry `index` and all behind it go: `removed` segments as a whole, `segment` from `position` on.
 
     `end_term` and `end_offset` are those behind the entry that is then the last.
@@ -56,7 +56,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class MoveLogStart:
     """The log now begins behind `start`; `removed` segments lie before it."""
 
     files: LogFiles
@@ -81,7 +81,7 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SetRecovering:
     files: LogFiles
     recovering: bool
     power_lost: bool
@@ -113,7 +113,9 @@ class Vote:
     vote: int
 
 
-Action: TypeAlias = Write | Create | Cut | Start | Delete | Replace | Mark | Vote | Unsynced | Policy
+Action: TypeAlias = (
+    Write | Create | Truncate | MoveLogStart | Delete | Replace | SetRecovering | Vote | Unsynced | Policy
+)
 Pending: TypeAlias = tuple[bytes, Buffer, Action]
 
 
@@ -132,11 +134,11 @@ class RecordedLog(Protocol):
     def synced_up_to(self, number: int) -> bool:
         """All changes up to the running `number` are durable. Return whether all of this log is synced."""
 
-    def forget(self, index: int, frame: Buffer) -> None:
+    def evict_frame(self, index: int, frame: Buffer) -> None:
         """Let a frame go that is in its segment, if it is still the one at that index."""
 
 
-class Recorder:
+class ChangeQueue:
     """The queue of changes in front of the journal, and the memory of recent frames behind it."""
 
     __slots__ = (
@@ -193,7 +195,7 @@ class Recorder:
         self._recent.append((number, log, index, frame))
         self._recent_bytes += size
         if self._recent_bytes > self._recent_limit:
-            self._forget_some()
+            self._evict_some()
         return number
 
     def take(self, max_bytes: int) -> list[Pending]:
@@ -215,13 +217,13 @@ class Recorder:
             taken.append(pending.popleft())
         return taken
 
-    def _forget_some(self) -> None:
+    def _evict_some(self) -> None:
         """Let the oldest frames go that are in their segments, down to the limit."""
         recent = self._recent
         while self._recent_bytes > self._recent_limit and recent[0][0] <= self.written:
             _, owner, old_index, old_frame = recent.popleft()
             self._recent_bytes -= len(old_frame)
-            owner.forget(old_index, old_frame)
+            owner.evict_frame(old_index, old_frame)
 
     def first_unwritten(self, log: RecordedLog) -> int | None:
         """The lowest index of this log whose frame may not be in its segment yet; None: all are."""
@@ -233,13 +235,13 @@ class Recorder:
                 found = index if found is None else min(found, index)
         return found
 
-    def forget_written(self) -> None:
+    def evict_written(self) -> None:
         """Let everything go that is in its segment."""
         recent = self._recent
         while recent and recent[0][0] <= self.written:
             _, owner, index, frame = recent.popleft()
             self._recent_bytes -= len(frame)
-            owner.forget(index, frame)
+            owner.evict_frame(index, frame)
 
     @property
     def recent_bytes(self) -> int:

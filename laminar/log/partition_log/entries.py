@@ -14,11 +14,11 @@ from operator import attrgetter
 from typing import TypeVar
 
 from laminar.log.disk.disk import Buffer
-from laminar.log.disk.errors import DamagedRange, EntriesGone, StorageError
+from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
 from laminar.log.format.checkpoint_state import LogStart
-from laminar.log.format.index_entry import Row, row_is_shown, row_mask, row_offset
-from laminar.log.partition_log.readers import Readers
-from laminar.log.segment.segment import ColdRows, Segment
+from laminar.log.format.index_entry import IndexEntry, row_is_shown, row_mask, row_offset
+from laminar.log.partition_log.readers import SegmentReader
+from laminar.log.segment.segment import IndexNotCached, Segment
 from laminar.log.segment.segment_file import SegmentFile
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class LogEntries:
     """
 
     def __init__(
-        self, readers: Readers, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
+        self, readers: SegmentReader, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
     ) -> None:
         """`segments` come from recovery: dense, durable, and reaching back to `start`."""
         self._readers = readers
@@ -45,7 +45,7 @@ class LogEntries:
         # Bytes of all segments.
         self.size_bytes = sum(segment.size for segment in self.segments)
         # Raised by whatever makes an answer read from the files doubtful.
-        self.changes = 0
+        self.truncations = 0
         self.take_end()
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class LogEntries:
     def add_segment(self, segment: Segment) -> None:
         """Go on in a new, empty segment."""
         for sealed in self.segments[-2:]:
-            sealed.shed()
+            sealed.evict_entries()
         self.segments.append(segment)
         self._firsts.append(segment.first_index)
 
@@ -82,9 +82,9 @@ class LogEntries:
         kept = self.segments[-1] if self.segments else None
         if kept is not None and kept.last_index >= index:
             before = kept.size
-            kept.cut(index)
+            kept.truncate(index)
             self.size_bytes -= before - kept.size
-        self.changes += 1
+        self.truncations += 1
         self.take_end()
         return removed
 
@@ -97,7 +97,7 @@ class LogEntries:
             self.size_bytes -= segment.size
             removed.append(segment.file)
         self.start = start
-        self.changes += 1
+        self.truncations += 1
         self.take_end()
         return removed
 
@@ -141,22 +141,22 @@ class LogEntries:
             return before
         return segment.term(index) or None
 
-    def row(self, index: int) -> Row:
+    def index_entry(self, index: int) -> IndexEntry:
         """What the index knows of an entry that the log holds. May wait for the disk, as `term`.
 
         Raft's core asks for the sizes of what it sends next to a follower, so for rows in a row: one read
-        serves a hundred of them. Whoever can wait asks `find_row`.
+        serves a hundred of them. Whoever can wait asks `find_index_entry`.
         """
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
-        return self.segment_of(index).row(index)
+        return self.segment_of(index).index_entry(index)
 
-    async def find_row(self, index: int) -> Row:
-        """As `row`, without keeping the loop. Raises `EntriesGone` when the entry goes meanwhile."""
+    async def find_index_entry(self, index: int) -> IndexEntry:
+        """As `index_entry`, without blocking the loop. Raises `EntriesTrimmed` if it goes meanwhile."""
 
-        def look() -> Row:
+        def look() -> IndexEntry:
             if not self.start.index < index <= self.last_index:
-                raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
-            return self.segment_of(index).row_nowait(index)
+                raise EntriesTrimmed(f"entry {index} of {self.name} was cut while it was looked for")
+            return self.segment_of(index).index_entry_nowait(index)
 
         return await self._find(look)
 
@@ -175,14 +175,14 @@ class LogEntries:
         """
         try:
             return self._offset_nowait(offset)
-        except ColdRows:
+        except IndexNotCached:
             return _here_and_now(lambda: self._offset_nowait(offset))
 
     async def find_offset(self, offset: int) -> int | None:
         """As `index_of_offset`, without keeping the loop."""
         try:
             return self._offset_nowait(offset)
-        except ColdRows:
+        except IndexNotCached:
             return await self._find(lambda: self._offset_nowait(offset))
 
     def _offset_nowait(self, offset: int) -> int | None:
@@ -225,14 +225,16 @@ class LogEntries:
             return self.last_index + 1
         segment = self.segments[place]
         entries = range(max(segment.first_index, self.first_index), segment.last_index + 1)
-        found = bisect_left(entries, time_ms, key=lambda index: segment.row_nowait(index).append_time_ms)
+        found = bisect_left(
+            entries, time_ms, key=lambda index: segment.index_entry_nowait(index).append_time_ms
+        )
         return entries.start + found
 
     async def find_tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
         """The first of these entries whose tags have `bit`, and the one behind the run that it begins.
 
         Both are `last_index + 1` if there is none. Looks at rows only; where a run is long it may be cut.
-        Raises `EntriesGone` when entries go meanwhile.
+        Raises `EntriesTrimmed` when entries go meanwhile.
         """
         return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
 
@@ -245,7 +247,7 @@ class LogEntries:
     ) -> tuple[int, int]:
         def look() -> tuple[int, int]:
             if not self.start.index < index <= last_index <= self.last_index:
-                raise EntriesGone(f"entry {index} of {self.name} was cut while it was looked for")
+                raise EntriesTrimmed(f"entry {index} of {self.name} was cut while it was looked for")
             segment = self.segment_of(index)
             return segment.run(index, min(last_index, segment.last_index), wanted)
 
@@ -263,12 +265,12 @@ class LogEntries:
         while True:
             try:
                 return look()
-            except ColdRows as cold:
-                before = self.changes
+            except IndexNotCached as cold:
+                before = self.truncations
                 try:
                     await self._readers.load(cold, reader=self.log_id)
                 except StorageError:
-                    if before == self.changes:
+                    if before == self.truncations:
                         raise
 
 
@@ -276,5 +278,5 @@ def _here_and_now(look: Callable[[], T]) -> T:
     while True:
         try:
             return look()
-        except ColdRows as cold:
+        except IndexNotCached as cold:
             cold.segment.load(cold.number)

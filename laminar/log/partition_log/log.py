@@ -28,14 +28,22 @@ from laminar.log.format.journal_codec import (
     POLICY,
     RECORD,
     START,
-    Marked,
     RecordKind,
+    RecoveryReason,
     encode_mark,
     record_head,
 )
-from laminar.log.partition_log.changes import Cut, Mark, Policy, Recorder, Start, Unsynced, Write
+from laminar.log.partition_log.changes import (
+    ChangeQueue,
+    MoveLogStart,
+    Policy,
+    SetRecovering,
+    Truncate,
+    Unsynced,
+    Write,
+)
 from laminar.log.partition_log.entries import LogEntries
-from laminar.log.partition_log.readers import Readers
+from laminar.log.partition_log.readers import SegmentReader
 from laminar.log.partition_log.reads import LogReader
 from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.quarantine import Damage, Quarantine
@@ -54,8 +62,8 @@ class Log:
     def __init__(
         self,
         files: LogFiles,
-        recorder: Recorder,
-        readers: Readers,
+        changes: ChangeQueue,
+        readers: SegmentReader,
         *,
         segment_size_bytes: int,
         start: LogStart = EMPTY,
@@ -79,7 +87,7 @@ class Log:
         self.quarantine = Quarantine()
         # Puts the bytes of a damaged entry back; set by the registry of damage of an open storage.
         self.repairer: Callable[[int, Buffer], Awaitable[None]] | None = None
-        self._recorder = recorder
+        self._changes = changes
         self._segment_size_bytes = segment_size_bytes
         self._entries = LogEntries(
             readers, log_id=files.log_id, name=files.name, start=start, segments=segments
@@ -106,7 +114,7 @@ class Log:
         """Offer what the parts of the log answer as its own methods, without a call in between."""
         entries, reader = self._entries, self._reader
         self.term = entries.term
-        self.row, self.find_row = entries.row, entries.find_row
+        self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
         self.segment_of, self.sealed = entries.segment_of, entries.sealed
         self.index_of_offset, self.find_offset = entries.index_of_offset, entries.find_offset
         self.index_of_time, self.find_time = entries.index_of_time, entries.find_time
@@ -154,9 +162,9 @@ class Log:
         return self._entries.size_bytes
 
     @property
-    def changes(self) -> int:
+    def truncations(self) -> int:
         """Raised by whatever makes an answer read from the files doubtful."""
-        return self._entries.changes
+        return self._entries.truncations
 
     @property
     def replaying(self) -> bool:
@@ -187,11 +195,11 @@ class Log:
         self.repairer = repairer
 
     async def repair(self, index: int, frame: Buffer) -> None:
-        """Put the bytes of a damaged entry back, from another replica; see `Keeper.repair` for the rules.
+        """Put the bytes of a damaged entry back, from another replica; rules: `DamageRegistry.repair`.
 
         Raises `RepairRefused` for bytes that are not the missing ones, and `DiskError`.
         """
-        assert self.repairer is not None, f"{self!r} has no keeper: it is not of an open storage"
+        assert self.repairer is not None, f"{self!r} has no registry of damage: it is not of an open storage"
         await self.repairer(index, frame)
 
     @property
@@ -217,7 +225,7 @@ class Log:
         """
         if self.files.failure is not None:
             return self.start.index
-        first = self._recorder.first_unwritten(self)
+        first = self._changes.first_unwritten(self)
         return self.last_index if first is None else min(first - 1, self.last_index)
 
     @property
@@ -239,7 +247,7 @@ class Log:
         entries = self._entries
         last_index, last_term = entries.last_index, entries.last_term
         next_offset, last_time = entries.next_offset, entries.last_append_time_ms
-        recorder, interval = self._recorder, self._interval
+        changes, interval = self._changes, self._interval
         must_sync = not interval
         if interval and not self._told_unsynced:
             self._tell_unsynced()
@@ -285,7 +293,7 @@ class Log:
                 self._recent[index] = frame
                 write = Write(self.files, segment.file, index, position, frame, row)
                 head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
-                number = recorder.record_batch(self, index, head, frame, write)
+                number = changes.record_batch(self, index, head, frame, write)
                 if kind == _CONFIGURATION:
                     # Who lost the last interval asks all voters it knows of: it must not forget who they are.
                     must_sync = True
@@ -298,26 +306,26 @@ class Log:
                 self._undurable.append((number, last_index, next_offset))
                 if interval:
                     self._note_unsynced(number)
-                recorder.touched[self] = None
-                recorder.must_sync |= must_sync
-                if recorder.on_record is not None:
-                    recorder.on_record()
+                changes.touched[self] = None
+                changes.must_sync |= must_sync
+                if changes.on_record is not None:
+                    changes.on_record()
 
     def _tell_unsynced(self) -> None:
         """Durable before the first entry is acknowledged: a start after a loss of power then knows."""
         self._told_unsynced = True
-        self._recorder.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
+        self._changes.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
 
     def _note_unsynced(self, number: int) -> None:
         if not self._unsynced:
             self._synced_index = self.durable_index
             self._synced_offset = self._offset_after(self.durable_index)
         self._unsynced.append((number, self.last_index, self.next_offset))
-        self._recorder.unsynced[self] = None
+        self._changes.unsynced[self] = None
 
     def _offset_after(self, index: int) -> int:
         """The offset behind an entry that was appended lately, or behind the log's start."""
-        return self.start.offset if index <= self.start.index else self.row(index).next_offset
+        return self.start.offset if index <= self.start.index else self.index_entry(index).next_offset
 
     def _check_works(self) -> None:
         """A failed log takes no change any more: its records are carried from checkpoint to checkpoint as
@@ -333,7 +341,7 @@ class Log:
         return segment
 
     def truncate(self, index: int) -> None:
-        """Cut entry `index` and all behind it. Only entries that were not committed.
+        """Remove entry `index` and all after it. Only entries that were not committed.
 
         Raises `StorageError` when the log has failed; so do the other changes.
         """
@@ -347,13 +355,13 @@ class Log:
         for gone in range(index, last_index + 1):
             self._recent.pop(gone, None)
         kept = self._entries.segments[-1] if self._entries.segments else None
-        self.quarantine.cut(index)
+        self.quarantine.truncate(index)
         self.durable_index = min(self.durable_index, index - 1)
         self._forget_from(index, self._undurable, self.durable_index)
         self._synced_index = min(self._synced_index, index - 1)
         self._synced_offset = min(self._synced_offset, self.next_offset)
         self._forget_from(index, self._unsynced, self._synced_index)
-        cut = Cut(
+        cut = Truncate(
             self.files,
             index,
             self.last_term,
@@ -364,7 +372,7 @@ class Log:
             tuple(removed),
         )
         head = record_head(RecordKind.TRUNCATE, self.log_id, PAIR.size)
-        self._recorder.record(head, PAIR.pack(index, cut_term or 0), cut)
+        self._changes.record(head, PAIR.pack(index, cut_term or 0), cut)
 
     def _forget_from(self, index: int, waiting: deque[tuple[int, int, int]], done_index: int) -> None:
         """Forget what waits from `index` on: a later completion must not count it."""
@@ -384,7 +392,7 @@ class Log:
         fresh = not self._entries.segments and self.start == EMPTY
         if not fresh:
             assert self.start.index < index <= self.last_index, f"start at {index} of {self!r}"
-            row = self.row(index)
+            row = self.index_entry(index)
             if row.kind != UNKNOWN_KIND:
                 # What is damaged here says nothing; the caller knows it from the group.
                 assert (row.term, row.next_offset) == (term, offset), (
@@ -395,15 +403,15 @@ class Log:
         for gone in [held for held in self._recent if held <= index]:
             del self._recent[gone]
         removed = self._entries.move_start(start)
-        self.quarantine.start_behind(index)
+        self.quarantine.trim_before(index)
         head = record_head(RecordKind.LOG_START, self.log_id, START.size)
         payload = START.pack(start.index, start.term, start.offset, start.time_ms)
-        number = self._recorder.record(head, payload, Start(self.files, start, tuple(removed)))
+        number = self._changes.record(head, payload, MoveLogStart(self.files, start, tuple(removed)))
         if fresh:
             self._undurable.append((number, index, offset))
-            self._recorder.touched[self] = None
+            self._changes.touched[self] = None
 
-    def mark(
+    def set_recovering(
         self, *, recovering: bool, incarnation: int, power_lost: bool = False, least_term: int = 0
     ) -> None:
         """Record that this replica may have forgotten something (or no longer), and its incarnation.
@@ -418,19 +426,19 @@ class Log:
         self.recovering, self.power_lost = recovering, recovering and power_lost
         self.incarnation = incarnation
         self.least_term = max(self.least_term, least_term)
-        why = Marked.NO
+        why = RecoveryReason.NO
         if self.recovering:
-            why = Marked.POWER_LOST if self.power_lost else Marked.DAMAGED
+            why = RecoveryReason.POWER_LOST if self.power_lost else RecoveryReason.DAMAGED
         payload = encode_mark(why, incarnation=self.incarnation, least_term=self.least_term)
-        self._recorder.record(
+        self._changes.record(
             record_head(RecordKind.MARK, self.log_id, len(payload)),
             payload,
-            Mark(self.files, self.recovering, self.power_lost, self.incarnation, self.least_term),
+            SetRecovering(self.files, self.recovering, self.power_lost, self.incarnation, self.least_term),
         )
 
-    def mark_as(self, old: Log) -> None:
+    def copy_recovering(self, old: Log) -> None:
         """Take over what is recorded of the replica whose log this one will replace."""
-        self.mark(
+        self.set_recovering(
             recovering=old.recovering,
             incarnation=old.incarnation,
             power_lost=old.power_lost,
@@ -443,7 +451,7 @@ class Log:
         self.policy = policy
         self._interval = policy.is_interval
         self._told_unsynced &= policy.is_interval
-        self._recorder.record(
+        self._changes.record(
             record_head(RecordKind.POLICY, self.log_id, POLICY.size),
             POLICY.pack(policy.interval_ms, policy.interval_records),
             Policy(self.files, policy),
@@ -472,15 +480,15 @@ class Log:
             _, self._synced_index, self._synced_offset = waiting.popleft()
         return not waiting
 
-    def forget(self, index: int, frame: Buffer) -> None:
+    def evict_frame(self, index: int, frame: Buffer) -> None:
         """Let a frame go that is in its segment, if it is still the one at that index."""
         if self._recent.get(index) is frame:
             del self._recent[index]
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """The log is deleted or replaced: what is read of its files from now on says nothing."""
-        self._entries.changes += 1
-        self._recorder.unsynced.pop(self, None)
+        self._entries.truncations += 1
+        self._changes.unsynced.pop(self, None)
 
     def grown(self, segment: Segment, size: int) -> None:
         """A repair has put bytes behind those that a segment had: it has `size` now, if that is more."""

@@ -22,7 +22,7 @@ _READERS = 16
 _Key = tuple[int, int, int]
 
 
-class Ahead:
+class ReadAheadCache:
     """Frames of all logs of a storage, those read longest ago leaving first. The loop's thread only."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -53,7 +53,7 @@ class Ahead:
             self._frames.pop(key, None)
 
 
-class Sequences:
+class SequentialReadDetector:
     """Where readers of one log stopped, and how much the next read there should take."""
 
     __slots__ = ("_next_bytes",)

@@ -15,14 +15,14 @@ from typing import ParamSpec, TypeVar
 
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.errors import DiskError, StorageClosed
-from laminar.log.disk.fair_queue import Turns
+from laminar.log.disk.fair_queue import FairLimiter
 from laminar.log.disk.open_files import Resources
-from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, Row, is_frame_of
+from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, IndexEntry, is_frame_of
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.read_ahead import Ahead
+from laminar.log.partition_log.read_ahead import ReadAheadCache
 from laminar.log.segment.index_rebuild import check_chunk, load_chunk
 from laminar.log.segment.quarantine import Damage
-from laminar.log.segment.segment import ColdRows, Segment
+from laminar.log.segment.segment import IndexNotCached, Segment
 from laminar.log.segment.segment_file import SegmentFile
 
 P = ParamSpec("P")
@@ -34,11 +34,11 @@ _TURN_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Piece:
+class ReadRange:
     """Entries that lie one behind the other in one segment's file; `size` bytes altogether."""
 
     segment: SegmentFile
-    rows: list[Row]
+    rows: list[IndexEntry]
     size: int
 
     def damage(self) -> Damage:
@@ -56,7 +56,7 @@ class Piece:
         )
 
 
-def whole_frames(data: Buffer, rows: Sequence[Row]) -> list[Buffer]:
+def intact_frames(data: Buffer, rows: Sequence[IndexEntry]) -> list[Buffer]:
     """The frames of `data` up to the first that is damaged or is not the one its row names."""
     view = memoryview(data).toreadonly()
     base = rows[0].position
@@ -70,17 +70,17 @@ def whole_frames(data: Buffer, rows: Sequence[Row]) -> list[Buffer]:
     return frames
 
 
-class Readers:
+class SegmentReader:
     """The ways to a segment's bytes and rows, for all logs of a storage."""
 
     def __init__(self, disk: Disk, settings: StorageSettings, *, executor: Executor | None = None) -> None:
         """`executor` in place of threads of our own: tests and the simulator run reads in turn."""
         self.resources = Resources(disk, open_files=settings.open_files, row_bytes=settings.row_bytes)
-        self.ahead = Ahead(settings.ahead_bytes)
+        self.ahead = ReadAheadCache(settings.ahead_bytes)
         self._threads = settings.reader_threads
         self._inline_bytes = settings.inline_read_bytes
         self._executor = executor
-        self._turns = Turns(limit=settings.reader_threads, limit_bytes=settings.reader_bytes)
+        self._turns = FairLimiter(limit=settings.reader_threads, limit_bytes=settings.reader_bytes)
         self._closed = False
         self._pace_bytes_per_s = settings.cold_bytes_per_s
         self._piece_bytes = settings.cold_piece_bytes
@@ -100,7 +100,7 @@ class Readers:
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="reader")
         return self._executor
 
-    def read_nowait(self, piece: Piece) -> list[Buffer] | None:
+    def read_nowait(self, piece: ReadRange) -> list[Buffer] | None:
         """Its whole frames up to the first damaged one; None when a thread must do it."""
         file = piece.segment.opened
         if file is None or piece.size > self._inline_bytes:
@@ -109,7 +109,7 @@ class Readers:
             data = file.pread_nowait(piece.size, piece.rows[0].position)
         except DiskError:
             return None
-        return None if data is None else whole_frames(data, piece.rows)
+        return None if data is None else intact_frames(data, piece.rows)
 
     def frame_nowait(self, segment: SegmentFile, position: int, size: int) -> Buffer | None:
         """Bytes of one frame, unverified; None when a thread must do it."""
@@ -121,31 +121,31 @@ class Readers:
         except DiskError:
             return None
 
-    async def read(self, piece: Piece, *, reader: Hashable) -> list[Buffer]:
+    async def read(self, piece: ReadRange, *, reader: Hashable) -> list[Buffer]:
         """As `read_nowait`, in the pool, when it is this reader's turn. Raises `DiskError`."""
         self.cold_reads += 1
-        await self._keep_pace(piece.size)
+        await self._throttle(piece.size)
         return await self._in_turn(reader, piece.size, read_frames, piece)
 
     def cold_bytes(self, most_bytes: int) -> int:
         """How much of `most_bytes` one cold read should take now."""
         return min(most_bytes, self._piece_bytes) if self.beside_commits() else most_bytes
 
-    async def mind_others(self, size_bytes: int, *, replaying: bool) -> None:
+    async def yield_to_loop(self, size_bytes: int, *, replaying: bool) -> None:
         """After a read that had to wait for nobody: let the loop turn now and then.
 
         A reader for whom everything is in memory would keep the loop for himself; one who replays what the
         kernel has just read ahead would keep the disk from those who commit.
         """
         if replaying and self.beside_commits():
-            await self._keep_pace(size_bytes)
+            await self._throttle(size_bytes)
             return
         self._unturned_bytes += size_bytes
         if self._unturned_bytes >= _TURN_BYTES:
             self._unturned_bytes = 0
             await asyncio.sleep(0)
 
-    async def _keep_pace(self, size_bytes: int) -> None:
+    async def _throttle(self, size_bytes: int) -> None:
         """Beside commits, wait until what was read before fits the pace."""
         now_s = asyncio.get_running_loop().time()
         if not self.beside_commits():
@@ -156,31 +156,31 @@ class Readers:
         if start_s > now_s:
             await asyncio.sleep(start_s - now_s)
 
-    async def load(self, cold: ColdRows, *, reader: Hashable) -> None:
+    async def load(self, cold: IndexNotCached, *, reader: Hashable) -> None:
         """Rows that were not in memory, read in the pool. Raises `DiskError`."""
         chunk = cold.segment.chunk(cold.number)
         rows = await self._in_turn(reader, chunk.count * ROW_SIZE, load_chunk, chunk)
         cold.segment.loaded(chunk, rows)
 
-    async def doubt(self, segment: Segment, row: Row, *, reader: Hashable) -> None:
+    async def compare(self, segment: Segment, row: IndexEntry, *, reader: Hashable) -> None:
         """A frame is not what its row says: compare the rows around it with the frames, once.
 
         Raises `DiskError`.
         """
-        chunk = segment.doubt(row)
+        chunk = segment.suspect(row)
         rows = await self._in_turn(reader, chunk.count * ROW_SIZE, check_chunk, chunk, row)
-        segment.compared(chunk, rows)
+        segment.verified(chunk, rows)
 
     async def _in_turn(
         self, reader: Hashable, size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        await self._turns.take(reader, size_bytes)
+        await self._turns.acquire(reader, size_bytes)
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self.executor, partial(work, *args, **kwargs)
             )
         finally:
-            self._turns.give(size_bytes)
+            self._turns.release(size_bytes)
 
     def statistics(self) -> dict[str, int]:
         """Counters and gauges."""
@@ -199,7 +199,7 @@ class Readers:
             self._executor.shutdown(wait=True)
 
 
-def read_frames(piece: Piece) -> list[Buffer]:
+def read_frames(piece: ReadRange) -> list[Buffer]:
     """The whole frames of a piece up to the first damaged one. Blocks. Raises `DiskError`."""
     try:
         data = piece.segment.data().pread(piece.size, piece.rows[0].position)
@@ -207,15 +207,15 @@ def read_frames(piece: Piece) -> list[Buffer]:
         if not error.is_damage:
             raise
         return _one_by_one(piece)
-    return whole_frames(data, piece.rows)
+    return intact_frames(data, piece.rows)
 
 
-def _one_by_one(piece: Piece) -> list[Buffer]:
+def _one_by_one(piece: ReadRange) -> list[Buffer]:
     """A sector (or the file) cannot be read: what lies before it is whole all the same."""
     frames: list[Buffer] = []
     for row in piece.rows:
         try:
-            found = whole_frames(piece.segment.data().pread(row.size, row.position), [row])
+            found = intact_frames(piece.segment.data().pread(row.size, row.position), [row])
         except DiskError as error:
             if not error.is_damage:
                 raise

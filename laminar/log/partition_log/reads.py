@@ -15,15 +15,15 @@ import msgspec
 
 from laminar.batch import whole_value
 from laminar.log.disk.disk import Buffer
-from laminar.log.disk.errors import DamagedRange, EntriesGone, StorageError
-from laminar.log.format.index_entry import UNKNOWN_KIND, Row, is_frame_of, row_place
+from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
+from laminar.log.format.index_entry import UNKNOWN_KIND, IndexEntry, is_frame_of, row_place
 from laminar.log.partition_log.entries import FIRST_OFFSET, LogEntries
 from laminar.log.partition_log.read_ahead import MOST_BYTES as AHEAD_BYTES
-from laminar.log.partition_log.read_ahead import Sequences
-from laminar.log.partition_log.readers import Piece, Readers, read_frames
+from laminar.log.partition_log.read_ahead import SequentialReadDetector
+from laminar.log.partition_log.readers import ReadRange, SegmentReader, read_frames
 from laminar.log.segment.index_rebuild import check_chunk
 from laminar.log.segment.quarantine import Damage, Quarantine
-from laminar.log.segment.segment import ColdRows
+from laminar.log.segment.segment import IndexNotCached
 
 # One read from the disk: large enough for its speed, small enough that others get their turn.
 _MOST_BYTES = 4 * 1024 * 1024
@@ -40,7 +40,7 @@ class LogReader:
         entries: LogEntries,
         recent: dict[int, Buffer],
         quarantine: Quarantine,
-        readers: Readers,
+        readers: SegmentReader,
         *,
         directory: str,
     ) -> None:
@@ -55,7 +55,7 @@ class LogReader:
         self._directory = directory
         # Called with each damage that a read finds, once.
         self.on_damage: Callable[[Damage], None] | None = None
-        self._sequences = Sequences()
+        self._sequences = SequentialReadDetector()
         self._replay_bytes = 0
 
     def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
@@ -88,7 +88,7 @@ class LogReader:
                 return frames
             try:
                 piece = self._piece(index, last_index, room if frames else max_bytes, at_least_one=not frames)
-            except ColdRows:
+            except IndexNotCached:
                 return frames or None
             if not piece.rows:
                 break
@@ -96,7 +96,7 @@ class LogReader:
             if found is None:
                 return frames or None
             if not found:
-                if frames or self._may_doubt(piece):
+                if frames or self._is_unverified(piece):
                     return frames or None
                 raise self.found_damaged(piece)
             frames += found
@@ -110,7 +110,7 @@ class LogReader:
         """As `read_nowait`, for a reader that takes little at a time; none where that needs a closer look."""
         entries = self._entries
         ahead = self._readers.ahead
-        frame = ahead.get(entries.log_id, entries.changes, first_index)
+        frame = ahead.get(entries.log_id, entries.truncations, first_index)
         if frame is None:
             wide = self._sequences.bytes_at(first_index)
             if not wide and first_index == last_index and not self._quarantine:
@@ -122,7 +122,7 @@ class LogReader:
                     max(max_bytes, wide),
                     at_least_one=True,
                 )
-            except ColdRows:
+            except IndexNotCached:
                 return None
             frames = self._readers.read_nowait(piece)
             return self._asked_for(frames, first_index, last_index, max_bytes, wide) if frames else None
@@ -131,7 +131,7 @@ class LogReader:
             frames.append(frame)
             size += len(frame)
             index += 1
-            frame = ahead.get(entries.log_id, entries.changes, index) if index <= last_index else None
+            frame = ahead.get(entries.log_id, entries.truncations, index) if index <= last_index else None
         self._sequences.stopped(index - 1, took_bytes=self._sequences.bytes_at(first_index))
         return frames
 
@@ -153,7 +153,7 @@ class LogReader:
             segment, behind = entries.segments[place - 1], entries.segments[place].first_offset
         try:
             found = segment.frame_of_offset(offset, behind)
-        except ColdRows:
+        except IndexNotCached:
             return None
         if found is None:
             return None
@@ -162,11 +162,11 @@ class LogReader:
         return whole_value(frame, index, term, offset - base_offset) if frame is not None else None
 
     def _read_one(self, index: int) -> list[Buffer] | None:
-        """The commonest small read, of one entry somewhere: what `_piece` and `whole_frames` do, for one."""
+        """The commonest small read, of one entry somewhere: what `_piece` and `intact_frames` do, for one."""
         segment = self._entries.segment_of(index)
         try:
             rows, place = segment.rows_at(index - segment.first_index)
-        except ColdRows:
+        except IndexNotCached:
             return None
         term, position, size = row_place(rows, place)
         frame = self._readers.frame_nowait(segment.file, position, size)
@@ -180,7 +180,7 @@ class LogReader:
     ) -> list[Buffer]:
         """Those of the frames just read that were asked for; all are kept if they came by reading ahead."""
         if wide:
-            self._readers.ahead.put(self._entries.log_id, self._entries.changes, first_index, frames)
+            self._readers.ahead.put(self._entries.log_id, self._entries.truncations, first_index, frames)
         count = size = 0
         for frame in frames[: last_index - first_index + 1]:
             size += len(frame)
@@ -198,17 +198,17 @@ class LogReader:
     async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
         """As `read_nowait`, waiting for the disk in a reader thread where it must be asked.
 
-        Raises `EntriesGone` when the entries are cut while they are read.
+        Raises `EntriesTrimmed` when the entries are cut while they are read.
         """
         entries = self._entries
         while True:
             found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
             if found is not None:
                 size = sum(map(len, found))
-                await self._readers.mind_others(size, replaying=self.replaying)
+                await self._readers.yield_to_loop(size, replaying=self.replaying)
                 self._replay_bytes -= size
                 return found
-            before = entries.changes
+            before = entries.truncations
             self._replay_bytes = _REPLAY_BYTES
             try:
                 most = self._readers.cold_bytes(min(max_bytes, _MOST_BYTES))
@@ -216,17 +216,17 @@ class LogReader:
             except DamagedRange:
                 raise
             except StorageError:
-                if before == entries.changes:
+                if before == entries.truncations:
                     raise
                 frames = []
-            if before == entries.changes:
+            if before == entries.truncations:
                 if frames:
                     return frames
                 continue
             # A truncation may have taken the bytes away while they were read: what came says nothing.
             last_index = min(last_index, entries.last_index)
             if not entries.first_index <= first_index <= last_index:
-                raise EntriesGone(f"entry {first_index} of {entries.name} was cut while it was read")
+                raise EntriesTrimmed(f"entry {first_index} of {entries.name} was cut while it was read")
 
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
         """As `read`, waiting for the disk here: for tools and tests that have no loop to keep."""
@@ -236,17 +236,17 @@ class LogReader:
                 return found
             try:
                 piece = self._piece(first_index, last_index, max_bytes, at_least_one=True)
-            except ColdRows as cold:
+            except IndexNotCached as cold:
                 cold.segment.load(cold.number)
                 continue
             frames = read_frames(piece)
             if frames:
                 return frames
             segment, row = self._entries.segment_of(first_index), piece.rows[0]
-            if not segment.may_doubt(first_index):
+            if not segment.is_unverified(first_index):
                 raise self.found_damaged(piece)
-            chunk = segment.doubt(row)
-            segment.compared(chunk, check_chunk(chunk, row))
+            chunk = segment.suspect(row)
+            segment.verified(chunk, check_chunk(chunk, row))
 
     async def _read_cold(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer]:
         """Frames read by a thread; none when only rows were read or mended, and it is to be tried again."""
@@ -259,36 +259,36 @@ class LogReader:
                 max(max_bytes, wide),
                 at_least_one=True,
             )
-        except ColdRows as cold:
+        except IndexNotCached as cold:
             await self._readers.load(cold, reader=entries.log_id)
             return []
-        before = entries.changes
+        before = entries.truncations
         frames = await self._readers.read(piece, reader=entries.log_id)
-        if not frames and before == entries.changes:
-            if not self._may_doubt(piece):
+        if not frames and before == entries.truncations:
+            if not self._is_unverified(piece):
                 raise self.found_damaged(piece)
-            await self._readers.doubt(entries.segment_of(first_index), piece.rows[0], reader=entries.log_id)
-        if not frames or before != entries.changes or max_bytes >= AHEAD_BYTES:
+            await self._readers.compare(entries.segment_of(first_index), piece.rows[0], reader=entries.log_id)
+        if not frames or before != entries.truncations or max_bytes >= AHEAD_BYTES:
             return frames
         return self._asked_for(frames, first_index, last_index, max_bytes, wide)
 
-    def _may_doubt(self, piece: Piece) -> bool:
+    def _is_unverified(self, piece: ReadRange) -> bool:
         """Whether its first row may be wrong, and not the frame."""
         index = piece.rows[0].index
-        return self._entries.segment_of(index).may_doubt(index)
+        return self._entries.segment_of(index).is_unverified(index)
 
-    def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> Piece:
+    def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> ReadRange:
         """A contiguous range of one segment, up to `max_bytes`, that is in its file and not known as damaged.
 
-        Raises `DamagedRange` when the first is, and `ColdRows` when its row is not in memory.
+        Raises `DamagedRange` when the first is, and `IndexNotCached` when its row is not in memory.
         """
         if self._quarantine:
             damage = self._quarantine.at(index)
             if damage is not None:
                 raise damage.error(self._directory)
-            last_index = self._quarantine.whole_up_to(index, last_index)
+            last_index = self._quarantine.intact_up_to(index, last_index)
         segment = self._entries.segment_of(index)
-        rows: list[Row] = []
+        rows: list[IndexEntry] = []
         size = 0
         try:
             for row in segment.rows(index, min(last_index, segment.last_index)):
@@ -298,12 +298,12 @@ class LogReader:
                     break
                 rows.append(row)
                 size += row.size
-        except ColdRows:
+        except IndexNotCached:
             if not rows:
                 raise
-        return Piece(segment.file, rows, size)
+        return ReadRange(segment.file, rows, size)
 
-    def found_damaged(self, piece: Piece) -> DamagedRange:
+    def found_damaged(self, piece: ReadRange) -> DamagedRange:
         """Put the first entry of a piece into quarantine, tell of it, and name it as an error."""
         damage = piece.damage()
         if piece.rows[0].kind == UNKNOWN_KIND:
@@ -316,18 +316,18 @@ class LogReader:
         """Entries without any witness lie in one run of a segment, whose first row stands for all bytes."""
         segment = self._entries.segment_of(damage.first_index)
         first = last = damage.first_index
-        while first > segment.first_index and segment.row(first - 1).kind == UNKNOWN_KIND:
+        while first > segment.first_index and segment.index_entry(first - 1).kind == UNKNOWN_KIND:
             first -= 1
-        while last < segment.last_index and segment.row(last + 1).kind == UNKNOWN_KIND:
+        while last < segment.last_index and segment.index_entry(last + 1).kind == UNKNOWN_KIND:
             last += 1
-        row = segment.row(first)
+        row = segment.index_entry(first)
         return msgspec.structs.replace(
             damage,
             first_index=first,
             last_index=last,
             term=0,
             first_offset=row.base_offset,
-            next_offset=segment.row(last).next_offset,
+            next_offset=segment.index_entry(last).next_offset,
             position=row.position,
             size=row.size,
         )
@@ -335,7 +335,7 @@ class LogReader:
     async def digest(self, last_index: int) -> str:
         """SHA-256 (hex) over the frames from the first to `last_index`, back to back.
 
-        Raises `EntriesGone` when the log's start moves past the reader.
+        Raises `EntriesTrimmed` when the log's start moves past the reader.
         """
         entries = self._entries
         digest = hashlib.sha256()
@@ -343,7 +343,9 @@ class LogReader:
         index = entries.first_index
         while index <= last_index:
             if index < entries.first_index:
-                raise EntriesGone(f"entry {index} of {entries.name} was given up while the log was digested")
+                raise EntriesTrimmed(
+                    f"entry {index} of {entries.name} was given up while the log was digested"
+                )
             frames = await self.read(index, last_index, max_bytes=_MOST_BYTES)
             await loop.run_in_executor(self._readers.executor, _update, digest, frames)
             index += len(frames)

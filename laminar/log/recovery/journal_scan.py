@@ -47,7 +47,7 @@ class FoundFrame:
 
 
 @dataclass(slots=True)
-class Verdict:
+class ScanResult:
     """What a journal says.
 
     `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only their
@@ -139,13 +139,13 @@ def _read_all(file: File, start: int) -> Buffer:
     return data
 
 
-def judge(found: Found, checkpoint: Checkpoint, *, same_boot: bool = False) -> Verdict:
+def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = False) -> ScanResult:
     """Sort the frames found into what counts and what does not. Pure.
 
     `same_boot`: the machine was not started again since the checkpoint's generation began.
     """
     frames, end = found.frames, found.end
-    verdict = Verdict(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
+    verdict = ScanResult(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
     durable_lsn = max([checkpoint.lsn, *(frame.head.durable_lsn for frame in frames)])
     if end is not None:
         verdict.highest_lsn = max(verdict.highest_lsn, end.lsn)

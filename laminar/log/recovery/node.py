@@ -16,14 +16,14 @@ from collections.abc import Callable
 import msgspec
 
 from laminar.log.commit.journal import Journal
-from laminar.log.commit.segment_writer import Writer
+from laminar.log.commit.segment_writer import SegmentWriter
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument
 from laminar.log.format.manifest import Manifest, ReplicaEntry
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.readers import Readers
-from laminar.log.recovery.home import Recovered, recover_home
+from laminar.log.partition_log.readers import SegmentReader
+from laminar.log.recovery.store import Recovered, recover_store
 
 _log = logging.getLogger("laminar.recovery")
 
@@ -31,7 +31,7 @@ _HOME = re.compile(r"(\d+)-(\d+)")
 ShardOf = Callable[[ReplicaEntry, int], int]
 
 
-class Map(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShardLayout(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which homes count: those of `number`, one for each of `shards`.
 
     `made`: each of them is there. Not before the end of the first start, so that a home which is missing
@@ -43,11 +43,11 @@ class Map(msgspec.Struct, frozen=True, omit_defaults=True):
     made: bool = True
 
 
-def shard_home(data_directory: str, shards: Map, shard: int) -> str:
+def shard_store(data_directory: str, shards: ShardLayout, shard: int) -> str:
     return os.path.join(data_directory, "shards", f"{shards.number}-{shard}")
 
 
-def controller_home(data_directory: str) -> str:
+def controller_store(data_directory: str) -> str:
     return os.path.join(data_directory, "controller")
 
 
@@ -56,7 +56,7 @@ def logs_directory(data_directory: str) -> str:
 
 
 def trash_directory(data_directory: str) -> str:
-    """Where the folders of deleted and replaced logs go (see `Writer.move_to_trash`)."""
+    """Where the folders of deleted and replaced logs go (see `SegmentWriter.move_to_trash`)."""
     return os.path.join(data_directory, "trash")
 
 
@@ -68,7 +68,7 @@ def recover_node(
     shard_of: ShardOf,
     settings: StorageSettings | None = None,
     rng: random.Random | None = None,
-) -> Map:
+) -> ShardLayout:
     """Recover every home of a node, for `shards` shards from now on; returns the map to open homes by.
 
     `shard_of(entry, shards)` is the shard that owns a replica. Blocks. Raises `StorageError`; then nothing
@@ -79,25 +79,25 @@ def recover_node(
     disk.make_directory(os.path.join(data_directory, "shards"))
     document = Document(disk, data_directory, "map")
     found = _read_map(disk, data_directory, document)
-    current = found or Map(1, shards, made=False)
+    current = found or ShardLayout(1, shards, made=False)
     _check_homes(disk, data_directory, current)
     # Also what was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
     node.remove_homes(lambda number: number != current.number)
-    if disk.exists(controller_home(data_directory)):
-        node.recover(controller_home(data_directory)).close()
-    homes = [shard_home(data_directory, current, shard) for shard in range(current.shards)]
+    if disk.exists(controller_store(data_directory)):
+        node.recover(controller_store(data_directory)).close()
+    homes = [shard_store(data_directory, current, shard) for shard in range(current.shards)]
     if current.made:
         node.begin_missing(homes)
     if shards == current.shards or not current.made:
         for home in homes:
             node.recover(home, forget=True).close()
     if not current.made:
-        current = Map(current.number, current.shards)
+        current = ShardLayout(current.number, current.shards)
         document.write(msgspec.msgpack.encode(current))
     if shards == current.shards:
         return current
-    wanted = Map(current.number + 1, shards)
+    wanted = ShardLayout(current.number + 1, shards)
     recovered = [node.recover(home, forget=True) for home in homes]
     try:
         node.deal(recovered, wanted, shard_of)
@@ -109,7 +109,7 @@ def recover_node(
     return wanted
 
 
-def _read_map(disk: Disk, data_directory: str, document: Document) -> Map | None:
+def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayout | None:
     """The map; None before the first start has written one.
 
     One that is missing or damaged is told by the homes there: of one number alone, as while their number
@@ -122,7 +122,7 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> Map | None
     except DamagedDocument as error:
         payload, problem = None, str(error)
     if payload is not None:
-        return msgspec.msgpack.decode(payload, type=Map)
+        return msgspec.msgpack.decode(payload, type=ShardLayout)
     directory = os.path.join(data_directory, "shards")
     found = _homes(disk, data_directory)
     if not found and not document.exists():
@@ -133,7 +133,7 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> Map | None
             f"{problem}, and the homes in {directory} ({_names(found)}) do not tell it. Put the map back "
             "from a copy of the folder; nothing was changed"
         )
-    known = Map(numbers.pop(), len(found))
+    known = ShardLayout(numbers.pop(), len(found))
     _log.critical(
         "%s; by the homes in %s it is number %d, of %d shards", problem, directory, known.number, known.shards
     )
@@ -150,7 +150,7 @@ def _names(homes: list[tuple[int, int]]) -> str:
     return ", ".join(f"{number}-{shard}" for number, shard in homes) or "none"
 
 
-def _check_homes(disk: Disk, data_directory: str, current: Map) -> None:
+def _check_homes(disk: Disk, data_directory: str, current: ShardLayout) -> None:
     """Raise `DamagedDocument` for a map that is an older copy: homes of another number hold the replicas, and
     of its own some are gone. All that are not its own would be removed.
 
@@ -172,7 +172,7 @@ def _check_homes(disk: Disk, data_directory: str, current: Map) -> None:
     _refuse_without_homes(disk, data_directory, len(missing), current)
 
 
-def _refuse_without_homes(disk: Disk, data_directory: str, missing: int, current: Map) -> None:
+def _refuse_without_homes(disk: Disk, data_directory: str, missing: int, current: ShardLayout) -> None:
     directory, logs = os.path.join(data_directory, "shards"), logs_directory(data_directory)
     held = disk.list(logs) if disk.exists(logs) else []
     if missing == current.shards and held:
@@ -216,13 +216,13 @@ class _Node:
             Manifest(self._disk, home).replace([], known=False)
 
     def recover(self, home: str, *, forget: bool = False) -> Recovered:
-        return recover_home(
+        return recover_store(
             self._disk,
             home,
             logs_directory(self._data_directory),
             settings=self._settings,
             rng=self._rng,
-            readers=Readers(self._disk, self._settings),
+            readers=SegmentReader(self._disk, self._settings),
             forget=forget,
         )
 
@@ -244,14 +244,14 @@ class _Node:
                 self._disk.remove_tree(home)
         self._disk.sync_directory(directory)
 
-    def deal(self, old: list[Recovered], wanted: Map, shard_of: ShardOf) -> None:
+    def deal(self, old: list[Recovered], wanted: ShardLayout, shard_of: ShardOf) -> None:
         """Write the homes of the wanted map: durable checkpoints and manifests, that nobody reads yet.
 
         What an old home may lack may belong to any of the new ones.
         """
         known = all(home.manifest.known for home in old)
         entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]
-        writers = [self._new_home(shard_home(self._data_directory, wanted, s)) for s in range(wanted.shards)]
+        writers = [self._new_home(shard_store(self._data_directory, wanted, s)) for s in range(wanted.shards)]
         for home in old:
             logs = dict(home.writer.logs)
             hard_states = dict(home.writer.hard_states)
@@ -276,12 +276,12 @@ class _Node:
             writers[0].hard_states |= hard_states
             writers[0].lost |= lost
         for shard, writer in enumerate(writers):
-            manifest = Manifest(self._disk, shard_home(self._data_directory, wanted, shard))
+            manifest = Manifest(self._disk, shard_store(self._data_directory, wanted, shard))
             manifest.replace(entries[shard], known=known)
             writer.checkpoint()
             writer.journal.close()
 
-    def _new_home(self, home: str) -> Writer:
+    def _new_home(self, home: str) -> SegmentWriter:
         self._disk.make_directory(home)
         journal = Journal(
             self._disk,
@@ -293,7 +293,7 @@ class _Node:
             lsn=0,
         )
         place = journal.open_generation()
-        return Writer(
+        return SegmentWriter(
             self._disk,
             home=home,
             logs_directory=logs_directory(self._data_directory),

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 
-from laminar.log.commit.segment_writer import Writer
+from laminar.log.commit.segment_writer import SegmentWriter
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import BrokenChain, DiskError
 from laminar.log.format.checkpoint_state import LogEnd, LogStart
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.changes import Recorder
+from laminar.log.partition_log.changes import ChangeQueue
 from laminar.log.partition_log.log import Log
-from laminar.log.partition_log.readers import Readers
+from laminar.log.partition_log.readers import SegmentReader
 from laminar.log.recovery.replay import Replay, Replayed
-from laminar.log.recovery.salvage import set_aside
+from laminar.log.recovery.salvage import preserve_damaged_tail
 from laminar.log.segment.loading import Loaded, load_segments
 from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.quarantine import document
@@ -32,25 +32,25 @@ class Rebuild:
         disk: Disk,
         logs_directory: str,
         settings: StorageSettings,
-        recorder: Recorder,
-        readers: Readers,
-        writer: Writer,
+        changes: ChangeQueue,
+        readers: SegmentReader,
+        writer: SegmentWriter,
     ) -> None:
         self._disk = disk
         self._logs_directory = logs_directory
         self._settings = settings
-        self._recorder = recorder
+        self._changes = changes
         self._readers = readers
         self._writer = writer
 
     def run(self, replay: Replay) -> dict[int, Log]:
         """All logs, durable, under a checkpoint of the new generation."""
-        writer, recorder = self._writer, self._recorder
+        writer, changes = self._writer, self._changes
         logs = {log_id: self._log(replayed) for log_id, replayed in replay.logs.items()}
         writer.hard_states = dict(replay.hard_states)
         writer.lost = set(replay.lost)
         writer.replaced = dict(replay.replaced)
-        writer.apply_recovered([action for _, _, action in recorder.take(recorder.pending_bytes)])
+        writer.apply_recovered([action for _, _, action in changes.take(changes.pending_bytes)])
         for log in logs.values():
             # Marks made on the way, and logs without any action.
             log.files.recovering, log.files.incarnation = log.recovering, log.incarnation
@@ -61,11 +61,11 @@ class Rebuild:
         failed = [log for log in logs.values() if log.files.failure is not None]
         if failed:
             raise failed[0].files.failure or AssertionError
-        recorder.written = recorder.recorded
-        recorder.forget_written()
-        recorder.touched.clear()
+        changes.written = changes.recorded
+        changes.evict_written()
+        changes.touched.clear()
         for log in logs.values():
-            log.counts_up_to(recorder.recorded)
+            log.counts_up_to(changes.recorded)
         return logs
 
     def _files(self, replayed: Replayed) -> LogFiles:
@@ -89,13 +89,13 @@ class Rebuild:
         else:
             goes_on = bool(tail) and not tail[0].opens_segment
             loaded = self._load(files, start, replayed.base_last, goes_on)
-        set_aside(self._disk, files, loaded, replayed.base_last, everything=replayed.found_loss)
+        preserve_damaged_tail(self._disk, files, loaded, replayed.base_last, everything=replayed.found_loss)
         damaged = replayed.found_loss or loaded.short or loaded.unknown
         # A mark that was there for another reason stays what it was.
         only_power = (replayed.power_lost or not replayed.recovering) and not damaged
         log = Log(
             files,
-            self._recorder,
+            self._changes,
             self._readers,
             segment_size_bytes=self._settings.segment_size_bytes,
             start=start,
@@ -126,9 +126,9 @@ class Rebuild:
         before = log.quarantine.encode()
         for damage in log.quarantine:
             inside = log.start.index < damage.first_index and damage.last_index <= log.last_index
-            row = log.row(damage.first_index) if inside else None
+            row = log.index_entry(damage.first_index) if inside else None
             if row is None or (row.term, row.position) != (damage.term, damage.position):
-                log.quarantine.lift(damage.first_index)
+                log.quarantine.clear(damage.first_index)
         for first, sealed in list(log.quarantine.sealed.items()):
             if log.term(sealed.last_index) != sealed.last_term:
                 log.quarantine.forget_verified(first)

@@ -18,11 +18,11 @@ from laminar.log.format.journal_codec import (
     PAIR,
     POLICY,
     START,
-    Marked,
     RecordKind,
+    RecoveryReason,
     decode_mark,
 )
-from laminar.log.recovery.journal_scan import Verdict
+from laminar.log.recovery.journal_scan import ScanResult
 
 _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 
@@ -73,14 +73,14 @@ class Replayed:
             return False
         chained = index == self.last_index + 1
         # Behind a gap a truncation may be missing: what comes later stands.
-        self.cut(index)
+        self.truncate(index)
         before = self.tail[-1].term if self.tail else self.base_term
         if before is not None and before != prev_term:
             return False
         self.tail.append(TailFrame(index, term, prev_term, base_offset, bool(flags & _OPENS_SEGMENT), frame))
         return chained
 
-    def cut(self, index: int) -> None:
+    def truncate(self, index: int) -> None:
         while self.tail and self.tail[-1].index >= index:
             self.tail.pop()
         if index <= self.base_last:
@@ -93,7 +93,7 @@ class Replayed:
         self.unsynced &= self.policy.is_interval
 
     def marked(self, why: int, incarnation: int, least_term: int) -> None:
-        self.recovering, self.power_lost = why != Marked.NO, why == Marked.POWER_LOST
+        self.recovering, self.power_lost = why != RecoveryReason.NO, why == RecoveryReason.POWER_LOST
         self.incarnation = incarnation
         self.least_term = least_term
 
@@ -115,7 +115,7 @@ class Replay:
         self.lost = set(checkpoint.lost)
         self.replaced = dict(checkpoint.replaced)
 
-    def run(self, verdict: Verdict) -> None:
+    def run(self, verdict: ScanResult) -> None:
         if verdict.votes_lost_before:
             self.lost |= self.hard_states.keys()
         known_again: set[int] = set()
@@ -159,7 +159,7 @@ class Replay:
                 log.found_loss = True
         elif kind is RecordKind.TRUNCATE:
             index, _ = PAIR.unpack(payload)
-            log.cut(index)
+            log.truncate(index)
         elif kind is RecordKind.LOG_START:
             log.move_start(LogStart(*START.unpack(payload)))
         elif kind is RecordKind.MARK:

@@ -17,7 +17,7 @@ _log = logging.getLogger("laminar.recovery")
 _COPY_BYTES = 1 << 20
 
 
-def set_home_aside(disk: Disk, home: str) -> str:
+def preserve_store(disk: Disk, home: str) -> str:
     """Copy what a person may still make sense of, before the new generation deletes it; returns where to.
 
     Copies, durable before anything is deleted: a crash in between finds all of it again.
@@ -51,7 +51,9 @@ def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
         copy.close()
 
 
-def set_aside(disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool) -> None:
+def preserve_damaged_tail(
+    disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool
+) -> None:
     """Keep what the log's start is about to remove and nobody has proved worthless, beside the log's files.
 
     Those are segments of which nothing could be told, and what lies where entries up to `base_last`, which a

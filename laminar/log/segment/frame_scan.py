@@ -12,30 +12,30 @@ from dataclasses import dataclass
 
 from laminar.batch import HEADER_SIZE, MAGIC, BatchError, Buffer, Header, verify, verify_header
 from laminar.log.disk.disk import File
-from laminar.log.format.index_entry import ROW_SIZE, Row, row_is_whole, unpack_row
+from laminar.log.format.index_entry import ROW_SIZE, IndexEntry, row_is_whole, unpack_row
 from laminar.log.segment.index_rebuild import read_damaged
 
 _WINDOW_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
-class Whole:
+class IntactFrame:
     """A frame with both checksums right."""
 
     header: Header
-    row: Row
+    row: IndexEntry
 
 
 @dataclass(slots=True)
-class Hole:
-    """Bytes that are not the frame that belongs there. `row` is what is known of it by header or index."""
+class Gap:
+    """Bytes that are not the frame that belongs there. `row`: what header or index say of it."""
 
     first_index: int
     last_index: int | None
     position: int
     size: int
     why: str
-    row: Row | None = None
+    row: IndexEntry | None = None
 
 
 class Window:
@@ -57,7 +57,9 @@ class Window:
         return self._data[position - self._start : position - self._start + size]
 
 
-def walk(file: File, *, size: int, first_index: int, hints: Buffer = b"") -> Iterator[Whole | Hole]:
+def scan_frames(
+    file: File, *, size: int, first_index: int, hints: Buffer = b""
+) -> Iterator[IntactFrame | Gap]:
     """All frames in the first `size` bytes, which begin with that of entry `first_index`.
 
     `hints` are the rows of the segment's index: a whole one bridges a damaged header.
@@ -68,34 +70,34 @@ def walk(file: File, *, size: int, first_index: int, hints: Buffer = b"") -> Ite
         try:
             header = verify_header(window.view(position, HEADER_SIZE))
         except BatchError as error:
-            hole = _hole(window, size, hints, position, index, first_index, str(error))
+            hole = _gap(window, size, hints, position, index, first_index, str(error))
         else:
             row = row_of(header, position)
             if position + row.size > size:
-                hole = Hole(row.index, None, position, size - position, "the frame ends behind the file", row)
+                hole = Gap(row.index, None, position, size - position, "the frame ends behind the file", row)
             else:
                 try:
                     verify(window.view(position, row.size))
-                    yield Whole(header, row)
+                    yield IntactFrame(header, row)
                     position, index = position + row.size, row.index + 1
                     continue
                 except BatchError as error:
-                    hole = Hole(row.index, row.index, position, row.size, str(error), row)
+                    hole = Gap(row.index, row.index, position, row.size, str(error), row)
         yield hole
         if hole.last_index is None:
             return
         position, index = hole.position + hole.size, hole.last_index + 1
 
 
-def _hole(
+def _gap(
     window: Window, size: int, hints: Buffer, position: int, index: int, first_index: int, why: str
-) -> Hole:
+) -> Gap:
     """A damaged header: bridged by the entry's own row, else up to the next whole header behind it."""
     slot = index - first_index
     if len(hints) >= (slot + 1) * ROW_SIZE and row_is_whole(hints, slot):
         row = unpack_row(hints, slot, index)
         if row.position == position and HEADER_SIZE <= row.size <= size - position:
-            return Hole(index, index, position, row.size, why, row)
+            return Gap(index, index, position, row.size, why, row)
     at = position + 1
     while at + HEADER_SIZE <= size:
         piece = bytes(window.view(at, _WINDOW_BYTES // 2))
@@ -107,15 +109,15 @@ def _hole(
                 pass
             else:
                 if index < header.index <= index + (at + found - position) // HEADER_SIZE:
-                    return Hole(index, header.index - 1, position, at + found - position, why)
+                    return Gap(index, header.index - 1, position, at + found - position, why)
             found = piece.find(MAGIC, found + 1)
         at += max(len(piece) - len(MAGIC) + 1, 1)
-    return Hole(index, None, position, size - position, why)
+    return Gap(index, None, position, size - position, why)
 
 
-def row_of(header: Header, position: int) -> Row:
+def row_of(header: Header, position: int) -> IndexEntry:
     """What the index says of a frame at `position`."""
-    return Row(
+    return IndexEntry(
         index=header.index,
         term=header.term,
         base_offset=header.base_offset,

@@ -16,7 +16,7 @@ from laminar.log.disk.errors import DiskError
 from laminar.log.format.index_entry import (
     ROW_SIZE,
     UNKNOWN_KIND,
-    Row,
+    IndexEntry,
     is_header_of,
     pack_row,
     row_is_whole,
@@ -36,7 +36,7 @@ _MOST_RECORDS = (1 << 32) - 1
 _WINDOW_BYTES = 64 * 1024
 
 
-def header_row(header: Buffer, position: int) -> Row | None:
+def header_row(header: Buffer, position: int) -> IndexEntry | None:
     """The row of the frame whose header this is; None if it is not whole."""
     if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
         return None
@@ -45,7 +45,9 @@ def header_row(header: Buffer, position: int) -> Row | None:
     )
     if crc32c(memoryview(header)[:HEADER_CRC_AT]) != checksum:
         return None
-    return Row(index, term, base_offset, count, position, HEADER_SIZE + length, time_ms, kind, tag_mask)
+    return IndexEntry(
+        index, term, base_offset, count, position, HEADER_SIZE + length, time_ms, kind, tag_mask
+    )
 
 
 class _Headers:
@@ -69,20 +71,20 @@ class _Headers:
         self._last = position
         return self._window[start : start + HEADER_SIZE]
 
-    def row(self, position: int, index: int | None) -> Row | None:
+    def index_entry(self, position: int, index: int | None) -> IndexEntry | None:
         """The row of the frame whose whole header lies at `position`; None if none does, or of another."""
         row = header_row(self.at(position), position)
         if row is None or (index is not None and row.index != index) or position + row.size > self.size:
             return None
         return row
 
-    def search(self, position: int, wanted: range) -> Row | None:
+    def search(self, position: int, wanted: range) -> IndexEntry | None:
         """The first whole header at `position` or behind it whose index is wanted."""
         while position < self.size:
             piece = bytes(read_damaged(self.data, min(_SEARCH_BYTES, self.size - position), position))
             at = piece.find(MAGIC)
             while at >= 0:
-                row = self.row(position + at, None)
+                row = self.index_entry(position + at, None)
                 if row is not None and row.index in wanted:
                     return row
                 at = piece.find(MAGIC, at + 1)
@@ -108,7 +110,7 @@ def read_damaged(data: File, size: int, position: int) -> Buffer:
     return b"".join(pieces)
 
 
-def walk(
+def rebuild_rows(
     data: File,
     wanted: range,
     *,
@@ -131,9 +133,9 @@ def walk(
     furthest = last if last_index is None else last_index
     believed = max(size, hinted_size)
     while index <= last and position + HEADER_SIZE <= believed:
-        row = headers.row(position, index) if position + HEADER_SIZE <= size else None
+        row = headers.index_entry(position, index) if position + HEADER_SIZE <= size else None
         if row is None:
-            row = _hint(hints, index - wanted.start, index, position)
+            row = _entry_from_index(hints, index - wanted.start, index, position)
         if row is not None and position + row.size <= believed:
             rows += packed(row)
             position, offset, index = position + row.size, row.next_offset, index + 1
@@ -141,12 +143,12 @@ def walk(
         found = headers.search(position + 1, range(index + 1, furthest + 1))
         if found is None:
             break
-        rows += _bridge(index, position, offset, found)
+        rows += _fill_gap(index, position, offset, found)
         position, offset, index = found.position, found.base_offset, found.index
     return rows[: len(wanted) * ROW_SIZE]
 
 
-def packed(row: Row) -> bytes:
+def packed(row: IndexEntry) -> bytes:
     """The row as an index file has it."""
     return pack_row(
         row.term,
@@ -160,7 +162,7 @@ def packed(row: Row) -> bytes:
     )
 
 
-def _hint(hints: Buffer, slot: int, index: int, position: int) -> Row | None:
+def _entry_from_index(hints: Buffer, slot: int, index: int, position: int) -> IndexEntry | None:
     """The index file's own row, where it is whole and agrees about the position."""
     if not row_is_whole(hints, slot):
         return None
@@ -168,7 +170,7 @@ def _hint(hints: Buffer, slot: int, index: int, position: int) -> Row | None:
     return row if row.position == position else None
 
 
-def _bridge(index: int, position: int, offset: int, found: Row) -> bytes:
+def _fill_gap(index: int, position: int, offset: int, found: IndexEntry) -> bytes:
     """Rows for the damaged entries from `index` up to the one found behind them.
 
     Their terms are unknown (0). The first stands for all bytes and offsets between, so that a reader who
@@ -181,7 +183,7 @@ def _bridge(index: int, position: int, offset: int, found: Row) -> bytes:
     return rows + empty * (found.index - index - 1)
 
 
-def missing_rows(before: Row, count: int, next_offset: int) -> bytes:
+def missing_rows(before: IndexEntry, count: int, next_offset: int) -> bytes:
     """Rows for a hole: `count` entries behind `before` that lie nowhere, up to `next_offset`.
 
     The first stands for all their records, as far as a row can say, so that each of their offsets belongs to
@@ -205,10 +207,10 @@ def load_chunk(chunk: Chunk) -> bytes:
     rows = chunk.file.read_rows(chunk.slot, chunk.count)
     if whole_rows(rows, chunk.count) == chunk.count:
         return rows
-    return _mend(chunk, rows)
+    return _rebuild_chunk(chunk, rows)
 
 
-def check_chunk(chunk: Chunk, row: Row) -> bytes | None:
+def check_chunk(chunk: Chunk, row: IndexEntry) -> bytes | None:
     """The chunk made anew, if another frame than the row's lies at its position; None if it is right.
 
     Also None where the frame is damaged: the row is then what is known of it.
@@ -221,15 +223,15 @@ def check_chunk(chunk: Chunk, row: Row) -> bytes | None:
         return None
     if is_header_of(read_damaged(data, HEADER_SIZE, row.position), row):
         return None
-    rows = _mend(chunk, chunk.file.read_rows(chunk.slot, chunk.count))
+    rows = _rebuild_chunk(chunk, chunk.file.read_rows(chunk.slot, chunk.count))
     slot = row.index - chunk.first_index
     return None if unpack_row(rows, slot, row.index) == row else rows
 
 
-def _mend(chunk: Chunk, hints: Buffer) -> bytes:
+def _rebuild_chunk(chunk: Chunk, hints: Buffer) -> bytes:
     data = chunk.file.data()
     size = min(chunk.size, data.size())
-    anchor = _anchor(chunk, _Headers(data, size))
+    anchor = _first_known(chunk, _Headers(data, size))
     wanted = chunk.first_index + chunk.count
     if anchor is None:
         first, position, offset = chunk.file.first_index, 0, _first_offset(data)
@@ -238,7 +240,7 @@ def _mend(chunk: Chunk, hints: Buffer) -> bytes:
     before = chunk.first_index - first
     if before:
         hints = chunk.file.read_rows(first - chunk.file.first_index, before + chunk.count)
-    rows = walk(
+    rows = rebuild_rows(
         data,
         range(first, wanted),
         position=position,
@@ -252,9 +254,9 @@ def _mend(chunk: Chunk, hints: Buffer) -> bytes:
     if missing:
         count = len(rows) // ROW_SIZE
         end = unpack_row(rows, count - 1, first + count - 1) if count else anchor
-        end = end or Row(first - 1, 0, offset, 0, position, 0, 0, UNKNOWN_KIND, 0)
+        end = end or IndexEntry(first - 1, 0, offset, 0, position, 0, 0, UNKNOWN_KIND, 0)
         rows += missing_rows(end, missing, chunk.next_offset)
-    chunk.file.mend_rows(first - chunk.file.first_index, bytes(rows), cuts=chunk.cuts)
+    chunk.file.mend_rows(first - chunk.file.first_index, bytes(rows), truncations=chunk.truncations)
     return bytes(rows[before * ROW_SIZE :])
 
 
@@ -263,7 +265,7 @@ def _first_offset(data: File) -> int:
     return _BASE_OFFSET.unpack_from(row)[0] if len(row) == HEADER_SIZE else 0
 
 
-def _anchor(chunk: Chunk, headers: _Headers) -> Row | None:
+def _first_known(chunk: Chunk, headers: _Headers) -> IndexEntry | None:
     """The nearest row before the chunk that is right, from which a walk may begin; None: from the start."""
     slot = chunk.slot - 1
     while slot >= 0:
@@ -278,8 +280,8 @@ def _anchor(chunk: Chunk, headers: _Headers) -> Row | None:
 
 
 def whole_index(file: SegmentFile, wanted: range, *, size: int, hinted_size: int, offset: int) -> bytearray:
-    """All rows of a segment from its frames, with the rows of its index file as witnesses; see `walk`."""
+    """All rows of a segment from its frames, its index file being a witness; see `rebuild_rows`."""
     hints = file.read_rows(0, len(wanted))
-    return walk(
+    return rebuild_rows(
         file.data(), wanted, position=0, offset=offset, size=size, hints=hints, hinted_size=hinted_size
     )

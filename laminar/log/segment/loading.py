@@ -19,7 +19,7 @@ from laminar.log.format.checkpoint_state import LogStart
 from laminar.log.format.index_entry import (
     ROW_SIZE,
     UNKNOWN_KIND,
-    Row,
+    IndexEntry,
     is_header_of,
     row_is_whole,
     row_offset,
@@ -97,11 +97,11 @@ def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool
     return loaded
 
 
-def _end_of(loaded: Loaded, start: LogStart) -> Row:
+def _end_of(loaded: Loaded, start: LogStart) -> IndexEntry:
     """The row of the last entry so far; of the one before the log's first where there is none yet."""
     if loaded.segments:
         return loaded.segments[-1].last_row
-    return Row(start.index, 0, start.offset, 0, 0, 0, start.time_ms, UNKNOWN_KIND, 0)
+    return IndexEntry(start.index, 0, start.offset, 0, 0, 0, start.time_ms, UNKNOWN_KIND, 0)
 
 
 def _leave_hole(loaded: Loaded, files: LogFiles, following: Segment) -> None:
@@ -130,13 +130,13 @@ def _leave_hole(loaded: Loaded, files: LogFiles, following: Segment) -> None:
 
 def _kinds(segment: Segment, start: LogStart) -> set[int]:
     first = max(segment.first_index, start.index + 1)
-    return {segment.row(index).kind for index in range(first, segment.last_index + 1)}
+    return {segment.index_entry(index).kind for index in range(first, segment.last_index + 1)}
 
 
 def _holes_in(segment: Segment) -> list[Damage]:
     """The entries of a segment whose rows are all in memory that are not in its file: run by run."""
     size = segment.file.data_size()
-    runs: list[list[Row]] = []
+    runs: list[list[IndexEntry]] = []
     before = None
     for row in segment.rows(segment.first_index, segment.last_index):
         lost = (
@@ -154,14 +154,14 @@ def _hole_at_end(segment: Segment) -> list[Damage]:
     """The hole with which a segment ends, as an earlier start has left it there."""
     last = first = segment.last_row
     while first.kind == UNKNOWN_KIND and first.index > segment.first_index:
-        row = segment.row(first.index - 1)
+        row = segment.index_entry(first.index - 1)
         if row.kind != UNKNOWN_KIND:
             break
         first = row
     return [_damage(segment, first, last)] if last.kind == UNKNOWN_KIND else []
 
 
-def _damage(segment: Segment, first: Row, last: Row) -> Damage:
+def _damage(segment: Segment, first: IndexEntry, last: IndexEntry) -> Damage:
     return Damage(
         first_index=first.index,
         last_index=last.index,
@@ -178,7 +178,7 @@ def _is_segment(name: str) -> bool:
     return name.endswith(".log") and name[:-4].isdigit()
 
 
-def _load(file: SegmentFile, log_id: int, last: int, before: Row) -> Segment | None:
+def _load(file: SegmentFile, log_id: int, last: int, before: IndexEntry) -> Segment | None:
     """The segment up to entry `last`, with its last row only; None where the index file does not hold it.
 
     `before` is the row of the last entry that is there before it.
@@ -210,7 +210,7 @@ def _load(file: SegmentFile, log_id: int, last: int, before: Row) -> Segment | N
     return segment
 
 
-def _lies_there(file: SegmentFile, row: Row) -> bool:
+def _lies_there(file: SegmentFile, row: IndexEntry) -> bool:
     """Whether the frame that the row names lies in the file, as far as its header can tell."""
     data = file.data()
     if row.position + row.size > data.size():
@@ -222,7 +222,7 @@ def _lies_there(file: SegmentFile, row: Row) -> bool:
     return is_header_of(header, row) or header_row(header, row.position) is None
 
 
-def _made_anew(file: SegmentFile, last: int, before: Row, *, sealed: bool) -> Segment:
+def _made_anew(file: SegmentFile, last: int, before: IndexEntry, *, sealed: bool) -> Segment:
     """The segment with rows from its frames, as many as there are up to entry `last`.
 
     Of a `sealed` one the index file is believed about what is cut off its end, too: it is sure that there

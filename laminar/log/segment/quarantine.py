@@ -114,7 +114,7 @@ class Quarantine:
             return None
         return self._damages[place]
 
-    def whole_up_to(self, index: int, last_index: int) -> int:
+    def intact_up_to(self, index: int, last_index: int) -> int:
         """The last of the entries from `index` to `last_index` before a damaged one."""
         place = bisect_right(self._firsts, index)
         return min(last_index, self._firsts[place] - 1) if place < len(self._firsts) else last_index
@@ -132,11 +132,11 @@ class Quarantine:
         self._keep([each for each in self._damages if each not in overlapping] + [damage])
         return True
 
-    def lift(self, index: int) -> None:
+    def clear(self, index: int) -> None:
         """Forget the damage that holds an entry."""
         self._keep([each for each in self._damages if not each.first_index <= index <= each.last_index])
 
-    def cut(self, index: int) -> None:
+    def truncate(self, index: int) -> None:
         """Entry `index` and all behind it are gone."""
         if self._damages:
             self._keep([each for each in self._damages if each.first_index < index])
@@ -145,7 +145,7 @@ class Quarantine:
         if self.unsealed is not None and self.unsealed.last_index >= index:
             self.unsealed = None
 
-    def start_behind(self, index: int) -> None:
+    def trim_before(self, index: int) -> None:
         """Entries up to `index` are gone."""
         if self._damages:
             self._keep([each for each in self._damages if each.last_index > index])

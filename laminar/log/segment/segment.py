@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from laminar.log.disk.disk import Buffer
 from laminar.log.format.index_entry import (
     ROW_SIZE,
-    Row,
+    IndexEntry,
     row_next_offset,
     row_offset,
     row_offsets,
@@ -32,7 +32,7 @@ _TAIL_BYTES = 4 * _TAIL_ROWS * ROW_SIZE
 _GUESSES = 4
 
 
-class ColdRows(Exception):
+class IndexNotCached(Exception):
     """The rows wanted are not in memory: `Segment.load` them, or let a thread do it, and ask again."""
 
     def __init__(self, segment: Segment, number: int) -> None:
@@ -62,14 +62,14 @@ class Segment:
 
     __slots__ = (
         "begun_ms",
-        "cuts",
-        "doubted",
+        "compared_chunks",
         "file",
         "first_index",
         "first_offset",
         "held_from",
         "size",
         "tail",
+        "truncations",
     )
 
     def __init__(self, first_index: int, file: SegmentFile, *, first_offset: int) -> None:
@@ -82,9 +82,9 @@ class Segment:
         self.held_from = 0
         self.size = 0
         # How often the loop cut it; the file follows.
-        self.cuts = 0
+        self.truncations = 0
         # Chunks whose rows were compared with the frames after a read had found others: once is enough.
-        self.doubted: set[int] = set()
+        self.compared_chunks: set[int] = set()
 
     def hold(self, rows: Buffer, *, held_from: int = 0) -> None:
         """Begin with these rows, which follow `held_from` others in the index file."""
@@ -103,7 +103,7 @@ class Segment:
         return self.first_index + self.held_from + len(self.tail) // ROW_SIZE - 1
 
     @property
-    def last_row(self) -> Row:
+    def last_row(self) -> IndexEntry:
         """The row of its last entry; always in memory."""
         return unpack_row(self.tail, len(self.tail) // ROW_SIZE - 1, self.last_index)
 
@@ -118,7 +118,7 @@ class Segment:
         return row_term(self.tail, len(self.tail) // ROW_SIZE - 1)
 
     def rows_at(self, slot: int) -> tuple[Buffer, int]:
-        """Rows in memory, and where among them the one of `slot` is. Raises `ColdRows`."""
+        """Rows in memory, and where among them the one of `slot` is. Raises `IndexNotCached`."""
         held = slot - self.held_from
         if held >= 0:
             return self.tail, held
@@ -129,13 +129,13 @@ class Segment:
             chunk = self._load_nowait(number)
         return chunk, place
 
-    def row_nowait(self, index: int) -> Row:
-        """The row of an entry. Raises `ColdRows`."""
+    def index_entry_nowait(self, index: int) -> IndexEntry:
+        """The row of an entry. Raises `IndexNotCached`."""
         rows, place = self.rows_at(index - self.first_index)
         return unpack_row(rows, place, index)
 
-    def rows(self, first_index: int, last_index: int) -> Iterator[Row]:
-        """The rows of these entries, one after the other. Raises `ColdRows` at one that is not in memory."""
+    def rows(self, first_index: int, last_index: int) -> Iterator[IndexEntry]:
+        """Yield the index entries of a range. Raises `IndexNotCached` at one that is not in memory."""
         index = first_index
         while index <= last_index:
             rows, place = self.rows_at(index - self.first_index)
@@ -143,29 +143,29 @@ class Segment:
                 yield unpack_row(rows, slot, index)
                 index += 1
 
-    def row(self, index: int) -> Row:
-        """As `row_nowait`, waiting for the disk if need be. Raises `DiskError`."""
+    def index_entry(self, index: int) -> IndexEntry:
+        """As `index_entry_nowait`, waiting for the disk if need be. Raises `DiskError`."""
         try:
-            return self.row_nowait(index)
-        except ColdRows as cold:
+            return self.index_entry_nowait(index)
+        except IndexNotCached as cold:
             self.load(cold.number)
-            return self.row_nowait(index)
+            return self.index_entry_nowait(index)
 
     def term(self, index: int) -> int:
-        """The term of an entry (0: unknown); may wait for the disk, as `row`."""
-        return self.row(index).term
+        """The term of an entry (0: unknown); may wait for the disk, as `index_entry`."""
+        return self.index_entry(index).term
 
     def chunk(self, number: int) -> Chunk:
         """What there is to be read of a chunk."""
         count = min(CHUNK_ROWS, self.held_from - number * CHUNK_ROWS)
         assert count > 0, f"chunk {number} of {self.file.path}, which holds {self.held_from} rows"
-        return Chunk(self.file, number, count, self.cuts, self.last_index, self.size, self.next_offset)
+        return Chunk(self.file, number, count, self.truncations, self.last_index, self.size, self.next_offset)
 
     def _load_nowait(self, number: int) -> bytes:
         chunk = self.chunk(number)
         data = self.file.read_rows_nowait(chunk.slot, chunk.count)
         if data is None or whole_rows(data, chunk.count) < chunk.count:
-            raise ColdRows(self, number)
+            raise IndexNotCached(self, number)
         rows = bytes(data)
         self.file.rows_cache.put(self.file, number, rows)
         return rows
@@ -177,14 +177,14 @@ class Segment:
 
     def loaded(self, chunk: Chunk, rows: bytes) -> None:
         """Take rows that were read, unless the segment was cut meanwhile."""
-        if chunk.cuts == self.cuts:
+        if chunk.truncations == self.truncations:
             self.file.rows_cache.put(self.file, chunk.number, rows)
 
     def run(self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]) -> tuple[int, int]:
         """The first of these entries whose row is `wanted`, and the one behind the run that it begins.
 
         Twice the one behind them all, if there is none. Looks at the rows that lie together in memory only:
-        an answer that ends at `last_index` of them is to be gone on from. Raises `ColdRows`.
+        an answer that ends at `last_index` of them is to be gone on from. Raises `IndexNotCached`.
         """
         rows, place = self.rows_at(first_index - self.first_index)
         behind = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
@@ -197,7 +197,7 @@ class Segment:
         return first_index + slot - place, first_index + end - place
 
     def index_of_offset(self, offset: int) -> int:
-        """The entry that holds the record at `offset`, which must lie in this segment. Raises `ColdRows`."""
+        """Return the entry that holds the record at `offset` of this segment. Raises `IndexNotCached`."""
         low_offset, high_offset = self.first_offset, row_offset(self.tail, 0)
         if offset >= high_offset:
             return self.first_index + self.held_from + _slot_of_offset(self.tail, offset)
@@ -233,7 +233,7 @@ class Segment:
 
         As `index_of_offset`, for reading single records: one guess at the row itself, which is right where
         batches hold about as many records each; else the search. `behind`: the offset behind the segment's
-        records. Raises `ColdRows`.
+        records. Raises `IndexNotCached`.
         """
         first_offset = self.first_offset
         count = self.held_from + len(self.tail) // ROW_SIZE
@@ -250,22 +250,22 @@ class Segment:
         return (index, found) if found[1] <= offset else None
 
     def _whole_chunk(self, number: int) -> Buffer:
-        """All rows of a chunk that the file holds. Raises `ColdRows`."""
+        """All rows of a chunk that the file holds. Raises `IndexNotCached`."""
         return self.rows_at(min((number + 1) * CHUNK_ROWS, self.held_from) - 1)[0]
 
-    def may_doubt(self, index: int) -> bool:
+    def is_unverified(self, index: int) -> bool:
         """Whether the row of an entry comes from the index file and was not compared with the frames yet."""
         slot = index - self.first_index
-        return slot < self.held_from and slot // CHUNK_ROWS not in self.doubted
+        return slot < self.held_from and slot // CHUNK_ROWS not in self.compared_chunks
 
-    def doubt(self, row: Row) -> Chunk:
+    def suspect(self, row: IndexEntry) -> Chunk:
         """The chunk that holds a row, to be compared with the frames (`check_chunk`)."""
         return self.chunk((row.index - self.first_index) // CHUNK_ROWS)
 
-    def compared(self, chunk: Chunk, rows: bytes | None) -> None:
+    def verified(self, chunk: Chunk, rows: bytes | None) -> None:
         """Take the rows of a chunk that was compared; None: it was right."""
-        if chunk.cuts == self.cuts:
-            self.doubted.add(chunk.number)
+        if chunk.truncations == self.truncations:
+            self.compared_chunks.add(chunk.number)
             if rows is not None:
                 self.loaded(chunk, rows)
 
@@ -274,11 +274,11 @@ class Segment:
         self.tail += row
         self.size = end
         if len(self.tail) > _TAIL_BYTES:
-            self.shed()
+            self.evict_entries()
 
-    def shed(self) -> None:
+    def evict_entries(self) -> None:
         """Let rows go that the index file holds."""
-        if self.file.cuts != self.cuts:
+        if self.file.truncations != self.truncations:
             return  # it still holds rows that were cut
         kept = min(self.file.rows_written, self.count - _TAIL_ROWS)
         if kept > self.held_from:
@@ -295,19 +295,19 @@ class Segment:
             at = (slot - self.held_from) * ROW_SIZE + held
             self.tail[at : at + len(rows) - held] = rows[held:]
 
-    def cut(self, index: int) -> None:
-        """Forget entry `index` and all behind it; one before it stays. May wait for the disk, as `row`."""
+    def truncate(self, index: int) -> None:
+        """Remove entry `index` and all after it; one before it stays. May wait for the disk."""
         assert index > self.first_index, f"cut of {index} would empty the segment {self.first_index}"
         slot = index - self.first_index
-        last = self.row(index - 1)
+        last = self.index_entry(index - 1)
         if slot <= self.held_from:
             rows, place = self.rows_at(slot - 1)
             self.tail = bytearray(rows[place * ROW_SIZE : (place + 1) * ROW_SIZE])
             for number in range((slot - 1) // CHUNK_ROWS, (self.held_from - 1) // CHUNK_ROWS + 1):
                 self.file.rows_cache.drop(self.file, number)
-                self.doubted.discard(number)
+                self.compared_chunks.discard(number)
             self.held_from = slot - 1
         else:
             del self.tail[(slot - self.held_from) * ROW_SIZE :]
         self.size = last.position + last.size
-        self.cuts += 1
+        self.truncations += 1

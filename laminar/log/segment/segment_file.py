@@ -58,10 +58,10 @@ class SegmentFile:
         "_sync_error",
         "_sync_lock",
         "_unwritten_back",
-        "cuts",
         "directory",
         "first_index",
         "rows_written",
+        "truncations",
     )
 
     def __init__(
@@ -80,8 +80,8 @@ class SegmentFile:
         self._index = Handle(resources.files, index_path, checked_when_read=True)
         self._exists = self._index_made = exists
         self._rows: list[bytes] = []
-        # Read by the loop, `cuts` first: how often rows were cut, and then how many the index file holds.
-        self.cuts = 0
+        # Read by the loop, `truncations` first: how often rows were cut, then how many the file holds.
+        self.truncations = 0
         self.rows_written = 0
         self._unwritten_back = 0
         # How often its files went: a sync beside that may find them missing.
@@ -158,7 +158,7 @@ class SegmentFile:
             self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
             self._index_made = True
 
-    def cut(self, position: int, rows: int) -> None:
+    def truncate(self, position: int, rows: int) -> None:
         """Keep the first `rows` rows and the bytes below `position`."""
         if self._exists:
             self._data.truncate(position)
@@ -167,9 +167,9 @@ class SegmentFile:
                 self._make_index()
                 self.rows_written = rows
                 self._index.truncate(INDEX_HEAD_SIZE + rows * ROW_SIZE)
-                self.cuts += 1
+                self.truncations += 1
         else:
-            self.cuts += 1
+            self.truncations += 1
 
     def holds_rows(self, rows: int) -> None:
         """The index file holds so many rows that count; the next goes behind them."""
@@ -214,10 +214,10 @@ class SegmentFile:
         except DiskError:
             return None
 
-    def mend_rows(self, slot: int, rows: bytes, *, cuts: int) -> None:
+    def mend_rows(self, slot: int, rows: bytes, *, truncations: int) -> None:
         """Put rows that were made from the frames into the index file, if it was not cut or removed since."""
         with self._lock:
-            if self.cuts == cuts and self._exists:
+            if self.truncations == truncations and self._exists:
                 file = self._index.open(create=True)
                 if file.size() < INDEX_HEAD_SIZE:
                     self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
@@ -319,14 +319,14 @@ class SegmentFile:
 class Chunk:
     """Rows that an index file holds, as a thread is asked for them.
 
-    `cuts` is how often the segment had been cut; `last_index` its last entry, `next_offset` the offset behind
-    it, `size` the bytes of its frames.
+    `truncations` is how often the segment had been truncated; `last_index` its last entry, `next_offset` the
+    offset after it, `size` the bytes of its frames.
     """
 
     file: SegmentFile
     number: int
     count: int
-    cuts: int
+    truncations: int
     last_index: int
     size: int
     next_offset: int

@@ -20,7 +20,7 @@ from laminar.log.disk.errors import DamagedDocument, DiskError, NotALogFolder
 from laminar.log.format.checkpoint_state import Checkpoint, LogState, decode_checkpoint
 from laminar.log.format.manifest import ReplicaEntry, Unknown, decode_manifest
 from laminar.log.library.folder import HOME, LOGS
-from laminar.log.recovery.node import Map, controller_home, logs_directory, shard_home
+from laminar.log.recovery.node import ShardLayout, controller_store, logs_directory, shard_store
 from laminar.log.segment.segment_file import index_name, segment_name
 
 _LOG_DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{16})")
@@ -61,7 +61,7 @@ class LogPlace:
 
 
 @dataclass(slots=True, kw_only=True)
-class HomePlace:
+class StorePlace:
     """The home of a shard, of the controller, or of a folder of logs; None where nothing whole is left.
 
     `known`: its manifest names all replicas that were here; not where it was lost, and begun anew.
@@ -85,7 +85,7 @@ class Folder:
     kind: str
     live: bool
     lock: str | None
-    homes: list[HomePlace] = field(default_factory=list)
+    homes: list[StorePlace] = field(default_factory=list)
     logs: list[LogPlace] = field(default_factory=list)
 
 
@@ -108,11 +108,11 @@ def look(disk: ReadOnlyDisk, path: str) -> Folder:
 
 
 def _of_node(disk: ReadOnlyDisk, path: str) -> Folder:
-    directories = [controller_home(path)]
+    directories = [controller_store(path)]
     found = newest(disk, path, "map")
     if found is not None:
-        shards = msgspec.msgpack.decode(found, type=Map)
-        directories += [shard_home(path, shards, shard) for shard in range(shards.shards)]
+        shards = msgspec.msgpack.decode(found, type=ShardLayout)
+        directories += [shard_store(path, shards, shard) for shard in range(shards.shards)]
     lock = os.path.join(path, "lock")
     homes = [_home(disk, each) for each in directories if disk.exists(each)]
     live = disk.is_locked(lock) or any(home.live for home in homes)
@@ -151,8 +151,8 @@ def _of_segment(disk: ReadOnlyDisk, path: str) -> Folder:
     return Folder(path=path, kind="segment", live=outer.live, lock=outer.lock, logs=outer.logs)
 
 
-def _home(disk: ReadOnlyDisk, directory: str) -> HomePlace:
-    home = HomePlace(directory=directory, live=disk.is_locked(os.path.join(directory, "lock")))
+def _home(disk: ReadOnlyDisk, directory: str) -> StorePlace:
+    home = StorePlace(directory=directory, live=disk.is_locked(os.path.join(directory, "lock")))
     checkpoint = newest(disk, directory, "checkpoint")
     if checkpoint is not None:
         home.checkpoint = decode_checkpoint(checkpoint)
@@ -177,7 +177,7 @@ def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
     return None
 
 
-def _logs(disk: ReadOnlyDisk, directory: str, homes: list[HomePlace]) -> list[LogPlace]:
+def _logs(disk: ReadOnlyDisk, directory: str, homes: list[StorePlace]) -> list[LogPlace]:
     """The logs on disk and those that a checkpoint names, by name."""
     states: dict[int, LogState] = {}
     entries: dict[int, ReplicaEntry] = {}

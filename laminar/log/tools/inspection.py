@@ -14,11 +14,11 @@ from laminar.batch import HEADER_SIZE, BatchError, verify_header
 from laminar.log.commit.journal import journal_name, journal_numbers
 from laminar.log.disk.disk import ReadOnlyDisk
 from laminar.log.disk.errors import DiskError
-from laminar.log.format.index_entry import ROW_SIZE, Row, row_is_whole, unpack_row
+from laminar.log.format.index_entry import ROW_SIZE, IndexEntry, row_is_whole, unpack_row
 from laminar.log.recovery.journal_scan import read_journal
 from laminar.log.segment.frame_scan import row_of
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE
-from laminar.log.tools.folder_scan import Folder, HomePlace, LogPlace, SegmentPlace, look, size_of
+from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, StorePlace, look, size_of
 
 Description = dict[str, Any]
 
@@ -40,7 +40,7 @@ def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
     }
 
 
-def _home(disk: ReadOnlyDisk, folder: Folder, home: HomePlace) -> Description:
+def _home(disk: ReadOnlyDisk, folder: Folder, home: StorePlace) -> Description:
     numbers = journal_numbers(disk, home.directory)
     sizes = [size_of(disk, os.path.join(home.directory, journal_name(number))) or 0 for number in numbers]
     found: Description = {
@@ -117,7 +117,7 @@ def _segment(disk: ReadOnlyDisk, place: SegmentPlace) -> Description:
     }
 
 
-def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[Row | None, Row | None]:
+def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[IndexEntry | None, IndexEntry | None]:
     """The first frame by its header; the last by the index's last row, and on from it header by header."""
     try:
         file = disk.open(place.path)
@@ -127,7 +127,7 @@ def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[Row | Non
         raise
     try:
 
-        def row_at(position: int) -> Row | None:
+        def row_at(position: int) -> IndexEntry | None:
             try:
                 return row_of(verify_header(file.pread(HEADER_SIZE, position)), position)
             except BatchError:
@@ -145,7 +145,7 @@ def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[Row | Non
         file.close()
 
 
-def _last_row(disk: ReadOnlyDisk, place: SegmentPlace) -> Row | None:
+def _last_row(disk: ReadOnlyDisk, place: SegmentPlace) -> IndexEntry | None:
     """The last row of the index file, if it is whole."""
     count = ((place.index_size or 0) - INDEX_HEAD_SIZE) // ROW_SIZE
     if count <= 0:

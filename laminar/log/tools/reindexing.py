@@ -19,7 +19,7 @@ from laminar.batch import HEADER_SIZE
 from laminar.log.disk.disk import Disk, ReadOnlyDisk, RealDisk
 from laminar.log.disk.errors import DiskError, FolderInUse, NotALogFolder
 from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, unpack_row
-from laminar.log.segment.index_rebuild import read_damaged, walk
+from laminar.log.segment.index_rebuild import read_damaged, rebuild_rows
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
 from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look
 
@@ -89,7 +89,9 @@ def _reindex(disk: Disk, log: LogPlace, place: SegmentPlace, offset: int) -> tup
     file = disk.open(place.path)
     try:
         most = range(place.first_index, place.first_index + place.size // HEADER_SIZE + 1)
-        rows = walk(file, most, position=0, offset=offset, size=place.size, hints=stored[INDEX_HEAD_SIZE:])
+        rows = rebuild_rows(
+            file, most, position=0, offset=offset, size=place.size, hints=stored[INDEX_HEAD_SIZE:]
+        )
     finally:
         file.close()
     count = len(rows) // ROW_SIZE

@@ -27,7 +27,7 @@ from laminar.log.disk.disk import File, ReadOnlyDisk
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError, NotALogFolder
 from laminar.log.format.index_entry import ROW_SIZE, row_is_whole
-from laminar.log.segment.frame_scan import Hole, Whole, walk
+from laminar.log.segment.frame_scan import Gap, IntactFrame, scan_frames
 from laminar.log.segment.index_rebuild import packed, read_damaged
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
 from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look, size_of
@@ -316,10 +316,10 @@ class _Verification:
         slot = 0
         settled = 0
         done = 0
-        for found in walk(file, size=place.size, first_index=place.first_index, hints=rows):
+        for found in scan_frames(file, size=place.size, first_index=place.first_index, hints=rows):
             behind = limit is not None and (found.row.position if found.row else done) >= limit
             severity = "note" if behind else "damage"
-            if isinstance(found, Hole):
+            if isinstance(found, Gap):
                 self._hole(place, found, chain, severity)
                 count = 0 if found.last_index is None else found.last_index - found.first_index + 1
                 self._skip_rows(place, rows, slot, count, found)
@@ -346,7 +346,7 @@ class _Verification:
             what = f"the index ends after {have} rows of {settled}; it is made anew at the next start"
             self._found(place.index_path, len(rows) + INDEX_HEAD_SIZE, 0, what)
 
-    def _hole(self, place: SegmentPlace, hole: Hole, chain: _Chain, severity: str) -> None:
+    def _hole(self, place: SegmentPlace, hole: Gap, chain: _Chain, severity: str) -> None:
         offsets: dict[str, int | None] = {}
         if hole.row is not None:
             offsets = {"first_offset": hole.row.base_offset, "next_offset": hole.row.next_offset}
@@ -360,7 +360,7 @@ class _Verification:
         chain.index, chain.term = last, hole.row.term if hole.row is not None else None
         chain.offset = hole.row.next_offset if hole.row is not None else None
 
-    def _follows(self, place: SegmentPlace, found: Whole, chain: _Chain, severity: str) -> None:
+    def _follows(self, place: SegmentPlace, found: IntactFrame, chain: _Chain, severity: str) -> None:
         """Whether a whole frame is the next of its log."""
         header, row = found.header, found.row
         index = place.first_index if chain.index is None and row.position == 0 else chain.index
@@ -411,7 +411,9 @@ class _Verification:
             )
         return data
 
-    def _row(self, place: SegmentPlace, rows: memoryview, slot: int, found: Whole, severity: str) -> None:
+    def _row(
+        self, place: SegmentPlace, rows: memoryview, slot: int, found: IntactFrame, severity: str
+    ) -> None:
         stored = rows[slot * ROW_SIZE : (slot + 1) * ROW_SIZE]
         if len(stored) == ROW_SIZE and stored != packed(found.row):
             position = INDEX_HEAD_SIZE + slot * ROW_SIZE
@@ -419,7 +421,7 @@ class _Verification:
             what = f"the row of entry {found.row.index} {how}"
             self._found(place.index_path, position, ROW_SIZE, what, severity=severity)
 
-    def _skip_rows(self, place: SegmentPlace, rows: memoryview, slot: int, count: int, hole: Hole) -> None:
+    def _skip_rows(self, place: SegmentPlace, rows: memoryview, slot: int, count: int, hole: Gap) -> None:
         """Rows of frames that can't be read: they can only be held against their own checksums."""
         for each in range(slot, min(slot + count, len(rows) // ROW_SIZE)):
             if not row_is_whole(rows, each):

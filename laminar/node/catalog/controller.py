@@ -17,7 +17,7 @@ import msgspec
 
 from laminar.log.disk.errors import StorageError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.recovery.node import controller_home
+from laminar.log.recovery.node import controller_store
 from laminar.log.storage import Storage
 from laminar.node.catalog import controller_addresses
 from laminar.node.catalog.group import CatalogGroup
@@ -470,5 +470,5 @@ class Controller(Process):
 
 def run(boot: Boot) -> int:
     """Run the controller's process and return its exit code."""
-    home = controller_home(boot.data_directory)
+    home = controller_store(boot.data_directory)
     return run_process(boot, home, lambda boot, storage: Controller(boot, storage=storage))

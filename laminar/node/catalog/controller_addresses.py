@@ -115,4 +115,4 @@ async def keep(storage: Storage, log: Log, peers: Peers) -> None:
         for node, address in peers.addresses.items()
         if isinstance(address, TcpAddress)
     }
-    await storage.keep_beside(log, NAME, msgspec.msgpack.encode(where))
+    await storage.write_log_document(log, NAME, msgspec.msgpack.encode(where))

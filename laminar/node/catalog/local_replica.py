@@ -203,7 +203,7 @@ class LocalReplica:
                     name=CATALOG_NAME,
                     machine=group,
                     # A command is applied when it is whole again. A configuration says who may lead.
-                    past_damage=lambda index: log.row(index).kind in (Kind.COMMAND, Kind.NOOP),
+                    past_damage=lambda index: log.index_entry(index).kind in (Kind.COMMAND, Kind.NOOP),
                 )
             except BadTerm as error:
                 raise Hopeless(f"{error}. {ANOTHER_NAME}") from error

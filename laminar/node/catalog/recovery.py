@@ -26,7 +26,7 @@ from laminar.log.disk.disk import Disk
 from laminar.log.disk.errors import DamagedRange
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
-from laminar.log.recovery.node import controller_home, logs_directory
+from laminar.log.recovery.node import controller_store, logs_directory
 from laminar.log.storage import Storage
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from laminar.node.consensus.replica import TERMS_PASSED
@@ -118,14 +118,14 @@ class StoppedNode:
             storage.record_hard_state(entry.replica_id, term=term, vote=entry.replica_id)
             log.append([_decision(entry, identity.node, log, term=term)])
             if log.recovering:
-                log.mark(recovering=False, incarnation=log.incarnation)
+                log.set_recovering(recovering=False, incarnation=log.incarnation)
             await storage.sync()
         return epoch
 
     @asynccontextmanager
     async def _catalog(self) -> AsyncIterator[tuple[Storage, ReplicaEntry, Log, ConfigurationRecord]]:
         """Recover the controller's store and yield it with the catalog's entry, log and configuration."""
-        home = controller_home(self._directory)
+        home = controller_store(self._directory)
         storage = Storage.open(self._disk, home, logs_directory(self._directory))
         try:
             entry = next((each for each in storage.manifest.entries if each.topic == ""), None)

@@ -222,7 +222,7 @@ class Installer:
         before = 0
         while True:
             pieces = 0
-            settled = storage.settled(new)
+            settled = storage.sync_log(new)
             progress.size_bytes = beginning.size_bytes
             while new.last_index < beginning.committed_index:
                 await self._room(partition)
@@ -236,7 +236,7 @@ class Installer:
                 tables.committed(new.last_index)
                 progress.index = new.last_index
                 pieces += 1
-                settled = storage.settled(new)
+                settled = storage.sync_log(new)
             await settled
             # A round that hardly shortens the next one runs after a group that is as fast as we are: from
             # here on the rest goes by appends.
@@ -268,7 +268,7 @@ class Installer:
         if known is None:
             return
         try:
-            await self._home.storage.keep_beside(log, snapshot.NAME, msgspec.msgpack.encode(known))
+            await self._home.storage.write_log_document(log, snapshot.NAME, msgspec.msgpack.encode(known))
         except StorageClosed:
             raise
         except StorageError as error:
@@ -277,7 +277,7 @@ class Installer:
     async def _switch(self, partition: Partition, new: Log) -> ReplicaEntry:
         """Write the one record that makes the new log the replica's. Durable when this returns."""
         home, replica, old = self._home, partition.replica, partition.log
-        await home.storage.settled(new)
+        await home.storage.sync_log(new)
         # From here to the record nothing may come between.
         entry = home.entry_of(replica.group)
         if entry is None or not home.driver.drives(replica):
@@ -287,7 +287,7 @@ class Installer:
             raise Abandoned(refusal)
         home.driver.remove(replica.group, StorageClosed("its log is replaced by a newer one"))
         if old.recovering or old.incarnation:
-            new.mark_as(old)
+            new.copy_recovering(old)
         await home.storage.replace_log(old.log_id, new)
         return msgspec.structs.replace(entry, log_id=new.log_id)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from laminar.log.disk.errors import DamagedRange, EntriesGone, StorageError
+from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
 from laminar.node.catch_up.messages import (
     DAMAGED,
     GONE,
@@ -91,7 +91,7 @@ class Source:
                 data = b"".join(frames)
         except DamagedRange as error:
             raise RemoteError(DAMAGED, str(error)) from error
-        except EntriesGone as error:
+        except EntriesTrimmed as error:
             raise RemoteError(GONE, str(error)) from error
         self.sent_bytes += len(data)
         return data
@@ -100,7 +100,7 @@ class Source:
         """Return a sealed segment's bytes from the entry on; empty if its file does not have them."""
         log = partition.log
         self._check(partition, index)
-        row = await log.find_row(index)
+        row = await log.find_index_entry(index)
         self._check(partition, index)
         segment = log.segment_of(index)
         if segment.last_index > partition.committed_index or segment.last_index == log.last_index:
@@ -115,7 +115,7 @@ class Source:
     @staticmethod
     def _check(partition: Partition, index: int) -> None:
         if not partition.log.start.index < index <= partition.committed_index:
-            raise EntriesGone(f"entry {index} is not among the committed ones of {partition.log.name}")
+            raise EntriesTrimmed(f"entry {index} is not among the committed ones of {partition.log.name}")
 
     def _partition(self, group: bytes) -> Partition:
         partition = self._by_group.get(group)

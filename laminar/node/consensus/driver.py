@@ -527,7 +527,7 @@ class Driver:
         That is one record with the mark: neither can be durable without the other.
         """
         log, core = replica.log, replica.core
-        log.mark(
+        log.set_recovering(
             recovering=True,
             incarnation=log.incarnation + core.last_incarnation - core.incarnation + 1,
             least_term=core.term + TERMS_FORGOTTEN,

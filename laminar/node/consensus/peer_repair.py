@@ -24,7 +24,7 @@ from laminar.batch import BatchError, Header, term_of
 from laminar.log.disk.errors import (
     DamagedRange,
     DiskError,
-    EntriesGone,
+    EntriesTrimmed,
     RepairRefused,
     StorageClosed,
     StorageError,
@@ -317,7 +317,7 @@ class Repairs:
             if kept.replica is not None and kept.replica.core.is_leader:
                 self._hand_over(kept.replica, node)
             return False
-        except EntriesGone:
+        except EntriesTrimmed:
             pass
         kept.gone.pop(index, None)
         return True
@@ -377,7 +377,7 @@ class Repairs:
             return Reply(UNSURE)
         try:
             [frame] = await log.read(index, index, max_bytes=1)
-        except EntriesGone:
+        except EntriesTrimmed:
             return Reply(TRIMMED if index <= log.start.index else ABSENT)
         except StorageError:
             return Reply(DAMAGED)

@@ -75,7 +75,7 @@ class _LogView:
         return self._log.term(index)
 
     def size(self, index: int) -> int:
-        return self._log.row(index).size
+        return self._log.index_entry(index).size
 
 
 class Replica:
@@ -229,7 +229,7 @@ class Replica:
 
     def trust_again(self) -> None:
         """The mark falls: record it (docs/consensus.md#marks)."""
-        self.log.mark(recovering=False, incarnation=self.log.incarnation)
+        self.log.set_recovering(recovering=False, incarnation=self.log.incarnation)
 
     def match_index(self, replica_id: int) -> int:
         """As the leader: how far a member's log is known to be durable and equal to ours; 0 if unknown."""

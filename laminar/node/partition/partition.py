@@ -21,7 +21,7 @@ import msgspec
 from laminar.batch import NO_PRODUCER, Buffer, Header, Kind, build_control
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
-from laminar.log.format.index_entry import Row
+from laminar.log.format.index_entry import IndexEntry
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.log_start import LogStartRecord
@@ -220,7 +220,7 @@ class Partition:
         """One past the last committed record that this replica knows of."""
         if self.committed_index == self.log.start.index:
             return self.log.start.offset
-        row = self.log.row(self.committed_index)
+        row = self.log.index_entry(self.committed_index)
         return row.base_offset + row.count
 
     def bounds(self) -> reads.Bounds:
@@ -240,7 +240,7 @@ class Partition:
         index = self.copies.acknowledged_index
         if index == self.committed_index:
             return self.end_offset
-        return self.log.row(index).next_offset if index > self.log.start.index else self.start_offset
+        return self.log.index_entry(index).next_offset if index > self.log.start.index else self.start_offset
 
     def hears(self, member: int) -> bool:
         """As the leader: whether this member's replica was heard lately; itself always."""
@@ -511,7 +511,7 @@ class Partition:
         assert log.start.index < index <= self.committed_index and self.start_limit(index) == index, (
             f"a start behind {index} of {log!r}, committed {self.committed_index}"
         )
-        row = log.row(index)
+        row = log.index_entry(index)
         record = LogStartRecord(
             index=index,
             term=row.term,
@@ -524,7 +524,7 @@ class Partition:
         self._propose(record.frame(), [(future, 0)], opens_segment=self._is_worth_a_segment(row))
         return future
 
-    def _is_worth_a_segment(self, row: Row) -> bool:
+    def _is_worth_a_segment(self, row: IndexEntry) -> bool:
         """Whether the segment that is written to should end, as much of it is given up: all up to this entry.
 
         If nothing in it lies after that, its files go at once, else with the next start.

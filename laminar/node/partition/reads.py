@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from laminar.batch import Buffer, Header, Kind, as_large, as_published, kind_of, tag_bit
 from laminar.http.api.problems import Problem
-from laminar.log.disk.errors import DamagedRange, EntriesGone
+from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.log.partition_log.log import Log
 from laminar.node.partition.state.staged_batches import publish_record
 
@@ -80,7 +80,7 @@ async def frames(
                     break
                 stop = behind - 1
             read = await read_some(readable.log, index, stop, max_bytes=wanted)
-        except EntriesGone:
+        except EntriesTrimmed:
             if found:
                 break
             raise expired(readable, offset) from None
@@ -99,7 +99,7 @@ async def frames(
                     if found:
                         return found
                     raise
-                except EntriesGone:
+                except EntriesTrimmed:
                     if found:
                         return found
                     raise expired(readable, offset) from None
@@ -119,11 +119,11 @@ async def frames(
 
 
 async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-    """As `Log.read`, without a turn of the loop where memory has it. Raises `EntriesGone` also where the log
+    """As `Log.read`, without a turn of the loop where memory has it. Raises `EntriesTrimmed` also if the log
     begins behind the first by now.
     """
     if first_index < log.first_index:
-        raise EntriesGone(f"entry {first_index} of {log.name} is given up")
+        raise EntriesTrimmed(f"entry {first_index} of {log.name} is given up")
     read = None if log.replaying else log.read_nowait(first_index, last_index, max_bytes=max_bytes)
     return read if read is not None else await log.read(first_index, last_index, max_bytes=max_bytes)
 
@@ -173,8 +173,8 @@ async def tagged_frames(
                         size += sum(map(len, published))
                     index += 1
         if index is not None and index > readable.log.first_index:
-            offset = max(offset, (await readable.log.find_row(index - 1)).next_offset)
-    except EntriesGone:
+            offset = max(offset, (await readable.log.find_index_entry(index - 1)).next_offset)
+    except EntriesTrimmed:
         if not found:
             raise expired(readable, offset) from None
     except DamagedRange:
@@ -189,7 +189,7 @@ async def _published(
     """The batches that a `publish` entry gives offsets, from the one that holds `offset` on, at least one if
     there is one, and whether that are all. For a record larger than a batch, the one that stands for it.
 
-    Raises `EntriesGone`, and `DamagedRange` with the offsets of the first when that is damaged.
+    Raises `EntriesTrimmed`, and `DamagedRange` with the offsets of the first when that is damaged.
     """
     header = Header.unpack(publish)
     log = readable.log

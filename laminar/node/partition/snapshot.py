@@ -122,6 +122,6 @@ class DerivedKeeper:
         partition.tables.underived_bytes = 0
         self._sizes[partition] = len(payload)
         try:
-            await self._storage.keep_beside(log, NAME, payload)
+            await self._storage.write_log_document(log, NAME, payload)
         except StorageError as error:
             _log.warning("%s: its derived state cannot be kept: %s", log.name, error)

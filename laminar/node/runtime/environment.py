@@ -43,7 +43,7 @@ class Environment:
     def storage(
         self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
-        """Recover a store directory. Blocks. `forget` as in `recover_home`."""
+        """Recover a store directory. Blocks. `forget` as in `recover_store`."""
         return Storage.open(self.disk, home, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:

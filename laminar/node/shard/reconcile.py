@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from laminar.log.disk.errors import DiskError, LogGone, ReplicaStopped, StorageClosed, StorageError
+from laminar.log.disk.errors import DiskError, LogRemoved, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import ConfirmRequest, MadeRequest, RemovedRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
@@ -161,7 +161,7 @@ class Reconciler:
                 continue
             try:
                 await shard.storage.set_policy(partition.log, policy_of(record.settings))
-            except LogGone:
+            except LogRemoved:
                 continue  # who put another log in its place has this done again
             except StorageError as error:
                 _log.error("%s/%d: cannot change the flush policy: %s", topic, number, error)

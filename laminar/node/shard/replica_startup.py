@@ -18,7 +18,7 @@ import msgspec
 from laminar.batch import Kind
 from laminar.log.disk.errors import (
     DamagedRange,
-    EntriesGone,
+    EntriesTrimmed,
     ReplicaStopped,
     StorageClosed,
     StorageError,
@@ -187,7 +187,7 @@ class ReplicaOpener:
                     "%s: continues without the producer and cursor state of damaged entry %d", name, index
                 )
                 return True
-            if not leave_out or log.row(index).kind not in _DISPENSABLE:
+            if not leave_out or log.index_entry(index).kind not in _DISPENSABLE:
                 return False
             partition.tables.left_out.append(index)
             return True
@@ -245,7 +245,7 @@ class ReplicaOpener:
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was let go meanwhile")
         # What it acknowledged in its former incarnation is gone. The new log takes over both.
-        log.mark(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
+        log.set_recovering(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
         new = storage.create_log(new_name(entry.topic, entry.partition))
         named = msgspec.structs.replace(anew, log_id=new.log_id)
         replaced = storage.replace_log(log.log_id, new)
@@ -319,13 +319,13 @@ class ReplicaOpener:
         if known is not None:
             whole.restore(known.state, known.configurations, known.start)
         index = max(log.start.index, known.index if known is not None else 0) + 1
-        before = log.changes
+        before = log.truncations
         while index <= log.last_index:
             try:
                 frames = await log.read(index, log.last_index, max_bytes=READ_BYTES)
-            except (DamagedRange, EntriesGone):
+            except (DamagedRange, EntriesTrimmed):
                 return
-            if log.changes != before:
+            if log.truncations != before:
                 return  # the next look tries again
             replay(frames, whole)
             index += len(frames)

@@ -63,7 +63,7 @@ async def _random_life(history: History, rng: random.Random, changes: int) -> No
                 history.delete(log_id, replica_id=rng.randrange(3))
             elif draw < 0.9:
                 await history.sync()
-            elif not history.storage._errands._asked:
+            elif not history.storage._executor._asked:
                 asked = asyncio.ensure_future(history.storage.checkpoint())
                 asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             if rng.random() < 0.5:

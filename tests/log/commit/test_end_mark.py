@@ -107,7 +107,7 @@ def test_what_must_be_durable_is_so_with_all_frames_before_it(what: str) -> None
             elif what == "a vote":
                 storage.record_hard_state(5, term=7, vote=3)
             elif what == "a mark":
-                other.mark(recovering=True, incarnation=1)
+                other.set_recovering(recovering=True, incarnation=1)
             elif what == "a truncation":
                 other.truncate(1)
             else:

@@ -13,7 +13,7 @@ import uvloop
 from laminar.batch import Kind, build_control, stamp
 from laminar.log import Log, StorageError
 from laminar.log.commit import end_mark
-from laminar.log.disk.errors import LogGone
+from laminar.log.disk.errors import LogRemoved
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL, contents, frame_for, open_inline, run, settle
@@ -45,7 +45,7 @@ def test_an_append_waits_for_no_sync_of_the_journal() -> None:
             await h.settle()
         interval = len(synced) - before
         other.append([frame_for(other, [b"x"])])
-        await h.storage.settled(other)
+        await h.storage.sync_log(other)
         return interval, len(synced) - before - interval
 
     interval, commit = run(main())
@@ -117,7 +117,7 @@ def test_a_clean_stop_leaves_nothing_to_be_forgotten() -> None:
         log = storage.logs.get(1) or storage.create_log("log", 1, policy=NEVER)
         for _ in range(2):
             log.append([frame_for(log, [b"x" * 300])])
-            await storage.settled(log)
+            await storage.sync_log(log)
         if close:
             await storage.close()
 
@@ -155,9 +155,9 @@ def test_a_failed_segment_stops_its_log_alone_and_nothing_is_lost() -> None:
         with pytest.raises(StorageError):
             h.write(b"c")
         with pytest.raises(StorageError):
-            await h.storage.settled(h.log)
+            await h.storage.sync_log(h.log)
         other.append([frame_for(other, [b"x"])])
-        await h.storage.settled(other)
+        await h.storage.sync_log(other)
         for _ in range(3):
             await h.storage.sync(durable=True)
             await h.storage.checkpoint()
@@ -210,7 +210,7 @@ def test_the_policy_of_a_log_that_is_gone_is_not_changed(go: str) -> None:
             gone = h.storage.delete_log(1)
         else:
             gone = h.storage.replace_log(1, h.storage.create_log("new"))
-        with pytest.raises(LogGone, match="deleted or replaced"):
+        with pytest.raises(LogRemoved, match="deleted or replaced"):
             await h.storage.set_policy(h.log, COMMIT)
         await gone
         await h.storage.close()
@@ -258,7 +258,7 @@ def test_one_sync_covers_all_logs_that_wait_for_one() -> None:
         other.append([frame_for(other, [b"x"])])
         await storage.sync()
         assert all(2 == log.synced_index for log in logs)
-        assert not storage._recorder.unsynced
+        assert not storage._changes.unsynced
 
     run(main())
 
@@ -319,9 +319,9 @@ def test_a_log_is_synced_when_its_time_or_its_records_are_up(policy: FlushPolicy
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         log.append([frame_for(log, [b"first"])])
-        await storage.settled(log)
+        await storage.sync_log(log)
         log.append([frame_for(log, [b"a", b"b"])])
-        await storage.settled(log)
+        await storage.sync_log(log)
         assert 2 == log.durable_index
         early = (log.synced_index, log.unsynced_records)
         assert (1, 2) == early or loop.time() >= began_s + policy.interval_ms / 1000

@@ -18,7 +18,7 @@ from tests.log.stepped import Steps, open_stepped
 
 
 def trim(storage: Storage, log: Log) -> None:
-    row = log.row(log.last_index - 1)
+    row = log.index_entry(log.last_index - 1)
     log.set_start(index=row.index, term=row.term, offset=row.next_offset)
 
 

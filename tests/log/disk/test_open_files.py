@@ -62,7 +62,9 @@ async def test_segments_that_wait_for_a_sync_are_bounded(
         log.append([frame_for(log, [b"value"])])
     await storage.sync()
     done = asyncio.get_running_loop().create_future()
-    storage._errands.behind_frames(lambda: storage._commits.tell(lambda: done.set_result(None)))
+    storage._executor.after_synced_frames(
+        lambda: storage._commits.call_on_loop(lambda: done.set_result(None))
+    )
     await done
 
     files = storage._recovered.readers.resources.files

@@ -40,7 +40,7 @@ def test_damage_inside_is_named_precisely_and_everything_else_is_served(
             damage.first_offset,
             damage.next_offset,
         )
-        assert (segment_path(storage, 1), log.row(3).position) == (damage.file, damage.position)
+        assert (segment_path(storage, 1), log.index_entry(3).position) == (damage.file, damage.position)
         lines = [record.getMessage() for record in caplog.records if record.name == "laminar.damage"]
         assert 1 == len(lines) and damage.file in lines[0] and "offsets 4 to 5" in lines[0]
         assert 1 == storage.statistics()["damage_quarantined"]
@@ -233,7 +233,7 @@ def test_a_sector_or_a_file_that_cannot_be_read_is_damage_like_any_other(first: 
         disk.cold = True
         log = storage.logs[1]
         path = segment_path(storage, first)
-        bad = log.row(first + 1).position + 700  # a block that lies in this entry alone
+        bad = log.index_entry(first + 1).position + 700  # a block that lies in this entry alone
         disk.bad_sectors.add((path, bad // 512))
         assert without(frames, first + 1) == await served(log)
         await log.repair(first + 1, frames[first])
@@ -281,8 +281,8 @@ def test_damage_that_the_journal_writes_again_is_no_damage() -> None:
         await history.sync()
         await settle(history.storage)
         storage = history.storage
-        storage._recorder.written = storage._recorder.recorded
-        storage._recorder.forget_written()
+        storage._changes.written = storage._changes.recorded
+        storage._changes.evict_written()
         rot(disk, storage, 2)
         assert [2] == [index for index, frame in enumerate(await served(storage.logs[1]), 1) if frame is None]
         for _ in range(2):

@@ -41,7 +41,7 @@ class Time:
 def scrubber(storage: Storage, time: Time, **settings: Any) -> Scrubber:
     return Scrubber(
         lambda: storage.logs.values(),
-        keeper=storage._keeper,
+        damage_registry=storage._damage,
         readers=storage._recovered.readers,
         settings=StorageSettings(**settings),
         clock_ms=lambda: time.now_ms,
@@ -67,7 +67,7 @@ def test_every_sealed_segment_is_verified_and_its_digest_kept_over_restarts() ->
         frames = await fill(storage, 1)
         await storage.checkpoint()
         time = Time()
-        await scrubber(storage, time).once()
+        await scrubber(storage, time).run_pass()
         disk.crash(random.Random(1), keep=0.0)
         storage = open_inline(disk)
         sealed = storage.logs[1].quarantine.sealed
@@ -76,11 +76,11 @@ def test_every_sealed_segment_is_verified_and_its_digest_kept_over_restarts() ->
             sealed[first].digest for first in (1, 4)
         ]
         again = scrubber(storage, time)
-        await again.once()
+        await again.run_pass()
         last = sum(map(len, frames[6:]))
         assert (0, last) == (again.verified_segments, again.verified_bytes), "a start knows not how old it is"
         time.now_ms += 4 * DAY_MS
-        await again.once()
+        await again.run_pass()
         assert (2, sum(map(len, frames)) + last) == (again.verified_segments, again.verified_bytes)
 
     run(main())
@@ -98,9 +98,9 @@ def test_rot_is_found_told_once_and_everything_else_of_the_segment_is_verified()
         storage.on_damage = lambda log, damage: told.append(damage.first_index)
         log = storage.logs[1]
         for index in (1, 3):
-            disk.rot(f"{log.files.directory}/{1:020d}.log", log.row(index).position + 150, 4)
+            disk.rot(f"{log.files.directory}/{1:020d}.log", log.index_entry(index).position + 150, 4)
         scrub = scrubber(storage, Time())
-        await scrub.once()
+        await scrub.run_pass()
         assert [1, 3] == told
         statistics = scrub.statistics()
         assert (2, 2, 2) == tuple(
@@ -110,15 +110,15 @@ def test_rot_is_found_told_once_and_everything_else_of_the_segment_is_verified()
         assert {1: False, 4: True} == {
             first: bool(each.digest) for first, each in log.quarantine.sealed.items()
         }
-        await scrub.once()
+        await scrub.run_pass()
         assert [1, 3] == told
         # A repaired segment is looked at again, and then has its digest.
         await storage.checkpoint()
-        storage._recorder.written = storage._recorder.recorded
-        storage._recorder.forget_written()
+        storage._changes.written = storage._changes.recorded
+        storage._changes.evict_written()
         for index in (1, 3):
             await log.repair(index, frames[index - 1])
-        await scrub.once()
+        await scrub.run_pass()
         assert hashlib.sha256(b"".join(frames[:3])).digest() == log.quarantine.sealed[1].digest
 
     run(main())
@@ -136,20 +136,22 @@ def test_damage_that_a_reader_finds_lets_all_of_its_log_be_verified_again() -> N
         told: list[int] = []
         storage.on_damage = lambda log, damage: told.append(damage.first_index)
         scrub = scrubber(storage, Time())
-        await scrub.once()
+        await scrub.run_pass()
         log = storage.logs[1]
         for index in (2, 5):
             disk.rot(
-                f"{log.files.directory}/{3 * (index // 3) + 1:020d}.log", log.row(index).position + 150, 4
+                f"{log.files.directory}/{3 * (index // 3) + 1:020d}.log",
+                log.index_entry(index).position + 150,
+                4,
             )
-        storage._recorder.written = storage._recorder.recorded
-        storage._recorder.forget_written()
+        storage._changes.written = storage._changes.recorded
+        storage._changes.evict_written()
         with pytest.raises(DamagedRange):
             await log.read(2, 2, max_bytes=1)
         assert [2] == told
         before = scrub.verified_segments
 
-        await scrub.once()
+        await scrub.run_pass()
 
         assert [2, 5] == told
         assert before + 2 == scrub.verified_segments
@@ -173,20 +175,20 @@ async def test_damage_that_is_found_ends_the_rest_between_two_passes() -> None:
 
     scrub = Scrubber(
         lambda: storage.logs.values(),
-        keeper=storage._keeper,
+        damage_registry=storage._damage,
         readers=storage._recovered.readers,
         settings=StorageSettings(),
         sleep=sleep,
     )
-    storage._keeper.on_suspicion = scrub.hurry
+    storage._damage.on_suspicion = scrub.expedite
     running = asyncio.create_task(scrub.run())
     while await rested.get() != 60.0:
         pass
     before = scrub.verified_segments
     log = storage.logs[1]
-    disk.rot(f"{log.files.directory}/{1:020d}.log", log.row(2).position + 150, 4)
-    storage._recorder.written = storage._recorder.recorded
-    storage._recorder.forget_written()
+    disk.rot(f"{log.files.directory}/{1:020d}.log", log.index_entry(2).position + 150, 4)
+    storage._changes.written = storage._changes.recorded
+    storage._changes.evict_written()
     with pytest.raises(DamagedRange):
         await log.read(2, 2, max_bytes=1)
     while await rested.get() != 60.0:
@@ -207,7 +209,7 @@ def test_a_pass_keeps_its_rate_and_goes_on_behind_what_was_verified_before_a_cra
         whole = scrubber(storage, time, scrub_bytes_per_s=1000)
         time.stop_after = 3
         try:
-            await whole.once()
+            await whole.run_pass()
         except asyncio.CancelledError:
             pass
         assert 2 == whole.verified_segments
@@ -215,7 +217,7 @@ def test_a_pass_keeps_its_rate_and_goes_on_behind_what_was_verified_before_a_cra
         storage = open_inline(disk)
         time.stop_after = None
         rest = scrubber(storage, time, scrub_bytes_per_s=1000)
-        await rest.once()
+        await rest.run_pass()
         assert 2 == rest.verified_segments
         # One segment's pause came twice: it was read, but not noted, when the power went.
         assert size / 1000 <= time.slept_s + 0.5 <= 1.3 * size / 1000 + 1
@@ -233,11 +235,11 @@ def test_what_was_not_looked_at_for_longest_comes_first_and_its_age_is_told() ->
         await storage.checkpoint()
         time = Time()
         scrub = scrubber(storage, time)
-        await scrub.once()
+        await scrub.run_pass()
         time.now_ms += 2 * DAY_MS
         await fill(storage, 2, segments=2)
         await storage.checkpoint()
-        await scrub.once()
+        await scrub.run_pass()
         time.now_ms += 5 * DAY_MS
         order: list[str] = []
         verify = scrub._verify
@@ -252,10 +254,10 @@ def test_what_was_not_looked_at_for_longest_comes_first_and_its_age_is_told() ->
             await verify(log, first)
 
         scrub._verify = noted  # type: ignore[method-assign, assignment]  # to see the order
-        await scrub.once()
+        await scrub.run_pass()
         assert ["t-1", "t-2"] == order
         time.now_ms -= 100 * DAY_MS
-        await scrub.once()
+        await scrub.run_pass()
         assert ["t-1", "t-2"] == sorted(order[2:])
 
     run(main())
@@ -273,18 +275,18 @@ def test_a_log_that_changes_while_it_is_verified_is_left_for_the_next_pass() -> 
         scrub = scrubber(storage, time)
         log = storage.logs[1]
 
-        async def cut(seconds: float) -> None:
+        async def truncate(seconds: float) -> None:
             if log.last_index > 4:
                 log.truncate(3)
                 log.append([frame_for(log, [b"new"], term=2, opens=False)])
                 log.append([frame_for(log, [b"new"], term=2, opens=True)])
 
-        scrub._sleep = cut
-        await scrub.once()
+        scrub._sleep = truncate
+        await scrub.run_pass()
         assert not log.quarantine.sealed
         scrub._sleep = time.sleep
         await storage.checkpoint()
-        await scrub.once()
+        await scrub.run_pass()
         assert [1] == list(log.quarantine.sealed)
 
     run(main())
@@ -303,24 +305,24 @@ def test_a_second_look_at_damage_that_comes_to_nothing_ends_no_pass(monkeypatch:
         scrub = scrubber(storage, Time())
         log = storage.logs[1]
         path = log.segment_of(2).file.path
-        disk.rot(path, log.row(2).position + 200, 4)
-        await scrub.once()
+        disk.rot(path, log.index_entry(2).position + 200, 4)
+        await scrub.run_pass()
         assert [2] == [damage.first_index for damage in log.quarantine]
         log.quarantine.sealed.clear()
 
         log.segment_of(2).file.close()
         disk.error = lambda operation, at: errno.ENOMEM if (operation, at) == ("read", path) else None
-        await scrub.once()
+        await scrub.run_pass()
         assert (2, [4]) == (scrub.errors, list(log.quarantine.sealed))
         disk.error = None
-        find_row = log.find_row
+        find_index_entry = log.find_index_entry
 
         async def given_up(index: int) -> Any:
-            log.set_start(index=3, term=1, offset=log.row(3).next_offset)
-            return await find_row(index)
+            log.set_start(index=3, term=1, offset=log.index_entry(3).next_offset)
+            return await find_index_entry(index)
 
-        monkeypatch.setattr(log, "find_row", given_up)
-        await scrub.once()
+        monkeypatch.setattr(log, "find_index_entry", given_up)
+        await scrub.run_pass()
         assert (3, [4]) == (scrub.errors, list(log.quarantine.sealed))
 
     run(main())
@@ -339,7 +341,7 @@ def test_notes_of_verified_segments_are_written_once_a_minute_and_not_for_each()
             written.append(path) if operation == "write" and "/health" in path else None
         )
         time = Time()
-        await scrubber(storage, time).once()
+        await scrubber(storage, time).run_pass()
         assert 29 == len(storage.logs[1].quarantine.sealed)
         assert len(written) <= 2, "two copies of one document"
 
@@ -361,16 +363,16 @@ def test_the_segment_that_is_written_to_is_verified_when_it_has_been_for_days() 
         log = storage.logs[1]
         time = Time()
         scrub = scrubber(storage, time)
-        disk.rot(f"{log.files.directory}/{1:020d}.log", log.row(2).position + 150, 4)
-        await scrub.once()
+        disk.rot(f"{log.files.directory}/{1:020d}.log", log.index_entry(2).position + 150, 4)
+        await scrub.run_pass()
         assert 0 == scrub.verified_bytes, "what is new is left for now: it may soon be sealed"
         time.now_ms += 4 * DAY_MS
 
-        await scrub.once()
+        await scrub.run_pass()
 
         assert ([2], 1) == (told, scrub.statistics()["damaged_batches"])
         await log.repair(2, frames[1])
-        await scrub.once()
+        await scrub.run_pass()
         assert [2] == told
         assert not log.quarantine
         await storage.checkpoint()
@@ -378,11 +380,11 @@ def test_the_segment_that_is_written_to_is_verified_when_it_has_been_for_days() 
         storage = open_inline(disk)
         assert frames == contents(storage.logs[1])
         again = scrubber(storage, time)
-        await again.once()
+        await again.run_pass()
         assert 0 == again.verified_bytes
         storage.logs[1].truncate(3)
         await storage.checkpoint()
-        await again.once()
+        await again.run_pass()
         assert sum(map(len, frames[:2])) == again.verified_bytes, "it is no longer what was verified"
 
     run(main())
@@ -405,12 +407,12 @@ def test_what_is_not_in_its_segment_yet_is_no_damage() -> None:
         for number in range(4):
             log.append([frame_for(log, [b"later"] * 2, opens=number == 2)])
 
-        await scrub.once()
+        await scrub.run_pass()
 
         assert ([], {}) == (list(log.quarantine), log.quarantine.sealed)
         await storage.sync()
         await storage.checkpoint()
-        await scrub.once()
+        await scrub.run_pass()
         assert sum(map(len, [*frames, *contents(log)[3:]])) == scrub.verified_bytes
         path = f"{log.files.directory}/{6:020d}.log"
         disk.error = lambda operation, at: errno.EIO if (operation, at) == ("write", path) else None
@@ -420,7 +422,7 @@ def test_what_is_not_in_its_segment_yet_is_no_damage() -> None:
         assert log.failure is not None
         disk.error = None
         time.now_ms += 4 * DAY_MS
-        await scrub.once()
+        await scrub.run_pass()
         assert not log.quarantine
 
     run(main())
@@ -449,11 +451,11 @@ async def test_a_scrubber_beside_a_writer_takes_nothing_for_damage(tmp_path: Pat
     try:
         while not writing.done():
             time.now_ms += 4 * DAY_MS
-            await scrub.once()
-            await storage._errands.in_writer(lambda: None)  # the notes of this pass are written
+            await scrub.run_pass()
+            await storage._executor.run_in_writer(lambda: None)  # the notes of this pass are written
         await writing
         await storage.checkpoint()
-        await scrub.once()
+        await scrub.run_pass()
     finally:
         writing.cancel()
         await storage.close()

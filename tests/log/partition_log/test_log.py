@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from laminar.batch import Batch, Kind, build_control, stamp
-from laminar.log import BrokenChain, DamagedRange, EntriesGone, LogStart, RealDisk, Storage
+from laminar.log import BrokenChain, DamagedRange, EntriesTrimmed, LogStart, RealDisk, Storage
 from laminar.log.segment.segment_file import index_name, segment_name
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import LOGS, History, contents, frame_for, in_segments, open_inline, run
@@ -147,7 +147,7 @@ async def test_entries_are_found_by_offset_and_by_time(storage: Storage) -> None
         values = [b"v" * rng.randrange(50) for _ in range(count)]
         log.append([frame_for(log, values, time_ms=times[-1], opens=rng.random() < 0.1)])
         owner += [index] * count
-    log.set_start(index=20, term=1, offset=log.row(20).next_offset)
+    log.set_start(index=20, term=1, offset=log.index_entry(20).next_offset)
 
     for offset, index in enumerate(owner):
         assert (index if index > 20 else None) == log.index_of_offset(offset)
@@ -196,7 +196,7 @@ async def test_damage_is_named_and_can_be_skipped(storage: Storage) -> None:
         frames.append(frame_for(log, [b"%d" % number * 100, b"x"]))
         log.append(frames[-1:])
     await in_segments(storage)
-    row = log.row(5)
+    row = log.index_entry(5)
     disk = RealDisk()
     file = disk.open(f"{log.files.directory}/{segment_name(1)}")
     file.pwritev([b"\xff"], row.position + 150)
@@ -225,7 +225,7 @@ def test_a_cold_read_waits_in_the_pool_and_a_truncation_meanwhile_is_noticed() -
         for value in (b"a", b"b"):
             history.write(1, value)
         await history.sync()
-        history.storage._recorder.forget_written()
+        history.storage._changes.evict_written()
         disk.cold = True
         log = history.storage.logs[1]
         assert log.read_nowait(1, 2, max_bytes=1000) is None
@@ -250,7 +250,7 @@ async def test_readers_and_writers_at_once(storage: Storage) -> None:
                 await storage.sync()
             if number % 400 == 399:
                 index = log.last_index - 150
-                log.set_start(index=index, term=1, offset=log.row(index).next_offset)
+                log.set_start(index=index, term=1, offset=log.index_entry(index).next_offset)
         await storage.sync()
         finished = True
 
@@ -261,7 +261,7 @@ async def test_readers_and_writers_at_once(storage: Storage) -> None:
                 first = rng.randrange(log.first_index, log.durable_index + 1)
                 try:
                     found = await log.read(first, log.durable_index, max_bytes=20_000)
-                except EntriesGone:
+                except EntriesTrimmed:
                     assert first < log.first_index, "gone, it says, and is there"
                     continue
                 for place, frame in enumerate(found):

@@ -13,7 +13,7 @@ import pytest
 
 from laminar.batch import Batch, Codec, build, stamp, tag_bit
 from laminar.log import DamagedRange, Log, Storage, StorageSettings
-from laminar.log.disk.fair_queue import Turns
+from laminar.log.disk.fair_queue import FairLimiter
 from tests.log.counting_disk import CountingDisk
 from tests.log.histories import frame_for
 
@@ -72,7 +72,7 @@ async def test_a_reader_that_jumps_reads_what_it_asks_for(home: Home) -> None:
     for _ in range(1000):
         log.append([frame_for(log, [b"x" * 400])])
     log = await home.again()
-    size = log.row(1).size
+    size = log.index_entry(1).size
     jumps = random.Random(1).sample(range(1, 1000, 3), 200)
 
     for index in jumps:
@@ -88,7 +88,7 @@ async def test_frames_read_ahead_are_never_served_after_a_truncation(home: Home)
         log.append([frame_for(log, [b"old %d" % number])])
     await home.storage.sync()
     await home.storage.checkpoint()
-    home.storage._recorder.forget_written()
+    home.storage._changes.evict_written()
     for index in range(1, 60):
         await log.read(index, index, max_bytes=1)
     assert home.storage.statistics()["ahead_bytes"] > 0
@@ -97,7 +97,7 @@ async def test_frames_read_ahead_are_never_served_after_a_truncation(home: Home)
         log.append([frame_for(log, [b"new %d" % number], term=2)])
     await home.storage.sync()
     await home.storage.checkpoint()
-    home.storage._recorder.forget_written()
+    home.storage._changes.evict_written()
 
     for index in range(1, 301):
         (frame,) = await log.read(index, index, max_bytes=1)
@@ -183,7 +183,7 @@ async def test_a_single_value_is_verified_at_every_read(home: Home) -> None:
     log.append([frame_for(log, [b"a" * 50, b"b" * 50])])
     log.append([frame_for(log, [b"c" * 50])])
     log = await home.again()
-    size = log.row(1).size
+    size = log.index_entry(1).size
     log.segment_of(1).file.data()
     assert bytes(log.value_nowait(1) or b"") == b"b" * 50
     for position in range(size):
@@ -266,33 +266,33 @@ async def test_pitfall_45_cold_reads_run_in_their_own_few_threads_and_take_turns
 
 async def test_turns_are_limited_by_bytes_and_one_that_is_too_large_goes_alone() -> None:
     """Memory is bounded whatever is asked for, and nothing waits for ever."""
-    turns = Turns(limit=4, limit_bytes=100)
-    await turns.take("a", 60)
-    second = asyncio.create_task(turns.take("a", 60))
+    turns = FairLimiter(limit=4, limit_bytes=100)
+    await turns.acquire("a", 60)
+    second = asyncio.create_task(turns.acquire("a", 60))
     await asyncio.sleep(0)
     assert not second.done()
-    turns.give(60)
+    turns.release(60)
     await second
-    huge = asyncio.create_task(turns.take("b", 1000))
+    huge = asyncio.create_task(turns.acquire("b", 1000))
     await asyncio.sleep(0)
     assert not huge.done()
-    turns.give(60)
+    turns.release(60)
     await huge
     assert (1, 1000) == (turns.running, turns.running_bytes)
-    turns.give(1000)
+    turns.release(1000)
 
 
 async def test_a_reader_that_gives_up_leaves_its_turn_to_others() -> None:
     """Cancelled while it waits, or in the moment in which it is called."""
-    turns = Turns(limit=1, limit_bytes=100)
-    await turns.take("a", 1)
-    waiting = [asyncio.create_task(turns.take(name, 1)) for name in "bcd"]
+    turns = FairLimiter(limit=1, limit_bytes=100)
+    await turns.acquire("a", 1)
+    waiting = [asyncio.create_task(turns.acquire(name, 1)) for name in "bcd"]
     await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.sleep(0)
-    turns.give(1)
+    turns.release(1)
     waiting[1].cancel()
     await asyncio.gather(*waiting[:2], return_exceptions=True)
     await waiting[2]
     assert (1, 0) == (turns.running, turns.waiting)
-    turns.give(1)
+    turns.release(1)

@@ -37,7 +37,7 @@ def fill(storage: Storage, *, start: int) -> list[bytes]:
         log.append([frame])
         frames.append(frame)
     if start:
-        row = log.row(start)
+        row = log.index_entry(start)
         log.set_start(index=start, term=row.term, offset=row.next_offset)
     return frames[start:]
 
@@ -96,7 +96,7 @@ def test_a_suffix_is_cut_at_any_batch(start: int, opens: bool | None, cut: int, 
         for record in range(log.start.offset, log.next_offset):
             index = log.index_of_offset(record)
             assert index is not None
-            row = log.row(index)
+            row = log.index_entry(index)
             assert row.base_offset <= record < row.next_offset
         log.append([frame_for(log, [b"after"], term=3)])
         await settled(storage)

@@ -88,7 +88,7 @@ def test_a_crash_at_any_step_loses_nothing_acknowledged(script: Script, how: str
     """After a cut at each step the recovered state is one that was recorded, not older than the last ack."""
     rng = random.Random(f"{script.__name__} {how}")
     for step in range(1, CUTTER.steps(script) + 1):
-        disk, history = CUTTER.cut(script, step)
+        disk, history = CUTTER.truncate(script, step)
         if how == "killed":
             disk.kill()
         else:
@@ -100,7 +100,7 @@ def test_pitfall_30_conflict_truncation_with_a_crash_at_every_step() -> None:
     """No old entry returns behind an acknowledged new one, also after a recovery from the page cache."""
     rng = random.Random(30)
     for step in range(1, CUTTER.steps(_conflicts) + 1):
-        disk, history = CUTTER.cut(_conflicts, step)
+        disk, history = CUTTER.truncate(_conflicts, step)
         disk.kill()
 
         async def restart(disk: FaultDisk = disk, history: History | None = history) -> None:

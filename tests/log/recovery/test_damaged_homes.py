@@ -171,7 +171,7 @@ def test_a_damaged_end_below_the_checkpoint_is_kept_beside_the_log_before_it_is_
         disk = FaultDisk()
         frames = await two_segments(disk)
         storage = open_inline(disk)
-        position = storage.logs[1].row(8).position
+        position = storage.logs[1].index_entry(8).position
         rot(disk, storage, 8, at=0, size=128)
         path = segment_path(storage, 5)
         directory = storage.logs[1].files.directory
@@ -278,7 +278,7 @@ def test_a_segment_that_lost_its_end_marks_the_log() -> None:
         await history.sync()
         await history.storage.close()
         log = history.storage.logs[1]
-        disk.open(f"{log.files.directory}/{segment_name(1)}").truncate(log.row(4).position + 10)
+        disk.open(f"{log.files.directory}/{segment_name(1)}").truncate(log.index_entry(4).position + 10)
         disk.kill()
         found = open_inline(disk).logs[1]
         assert found.recovering

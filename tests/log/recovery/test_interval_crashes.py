@@ -146,7 +146,7 @@ def test_a_kill_at_any_step_keeps_everything_acknowledged(script: Script) -> Non
     """What was written is in the page cache: after kill -9 it is all there, in order, and not marked."""
     rng = random.Random(f"kill {script.__name__}")
     for step in range(1, CUTTER.steps(script) + 1):
-        disk, history = CUTTER.cut(script, step)
+        disk, history = CUTTER.truncate(script, step)
         disk.kill()
         _reopen(history, disk, rng, power_lost=False)
 
@@ -157,7 +157,7 @@ def test_a_power_loss_at_any_step_keeps_what_was_synced_and_says_so(script: Scri
     """The synced entries are there, none but those appended, and the log is marked if any may be gone."""
     rng = random.Random(f"power {script.__name__} {keep}")
     for step in range(1, CUTTER.steps(script) + 1):
-        disk, history = CUTTER.cut(script, step)
+        disk, history = CUTTER.truncate(script, step)
         disk.crash(rng, keep)
         _reopen(history, disk, rng, power_lost=True)
 
@@ -169,7 +169,7 @@ def test_pitfall_33_a_power_loss_behind_a_restart_takes_nothing_that_the_restart
     """kill -9, restart, power loss before anything else is written: all that was acknowledged is there."""
     rng = random.Random(f"kill and power {script.__name__}")
     for step in range(1, CUTTER.steps(script) + 1):
-        disk, history = CUTTER.cut(script, step)
+        disk, history = CUTTER.truncate(script, step)
         disk.kill()
         try:
             open_inline(disk, seed=2)
@@ -255,7 +255,7 @@ def _drawn(seed: int) -> Script:
 
 
 def _go_down(script: Script, way: str, step: int, rng: random.Random) -> None:
-    disk, history = CUTTER.cut(script, step)
+    disk, history = CUTTER.truncate(script, step)
     if way == "kill":
         disk.kill()
         _reopen(history, disk, rng, power_lost=False)

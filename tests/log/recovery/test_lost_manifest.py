@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laminar.log import DamagedDocument, RealDisk, Storage, recover_node, shard_home
+from laminar.log import DamagedDocument, RealDisk, Storage, recover_node, shard_store
 from laminar.log.format.manifest import Manifest
 from laminar.log.tools.verification import verify
 from tests.disks.fault_disk import FaultDisk, PowerCut
@@ -134,7 +134,7 @@ def test_with_another_number_of_shards_what_is_not_known_may_belong_to_any(again
         rotten = [content for path, content in held_below(disk, HOME).items() if "/manifest-" in path]
         shards = _recover(disk, again)
 
-        homes = [shard_home("data", shards, shard) for shard in range(again)]
+        homes = [shard_store("data", shards, shard) for shard in range(again)]
         assert not any(known(disk, home) for home in homes)
         entries = [each.log_id for home in homes for each in open_inline(disk, home=home).manifest.entries]
         assert [1, 3] == sorted(entries)
@@ -191,7 +191,7 @@ def test_the_controllers_manifest_and_one_without_a_catalog_are_refused() -> Non
     async def main() -> None:
         disk = FaultDisk()
         shards = _recover(disk, 1)
-        for home in ("data/controller", shard_home("data", shards, 0)):
+        for home in ("data/controller", shard_store("data", shards, 0)):
             storage = open_inline(disk, home=home)
             await storage.write_manifest([])
             await storage.close()
@@ -233,7 +233,7 @@ def test_a_first_start_that_is_cut_off_at_any_step_leaves_no_home_that_was_lost(
         for count in (2, 3):
             shards = _recover(disk, count)
             assert [True] * count == [
-                known(disk, shard_home("data", shards, shard)) for shard in range(count)
+                known(disk, shard_store("data", shards, shard)) for shard in range(count)
             ]
             assert (shards.number, True) == (count - 1, shards.made)
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING], step

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from laminar.log import DamagedDocument, Map, ReplicaEntry, recover_node, shard_home
+from laminar.log import DamagedDocument, ReplicaEntry, ShardLayout, recover_node, shard_store
 from laminar.log.format.manifest import Manifest
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import SMALL, contents, frame_for, manifest_entry, open_inline, run, settle
@@ -16,11 +16,11 @@ def _shard_of(entry: ReplicaEntry, shards: int) -> int:
     return entry.partition_hash % shards
 
 
-async def _fill(disk: FaultDisk, shards: Map, logs: int, value: bytes) -> dict[int, list[bytes]]:
+async def _fill(disk: FaultDisk, shards: ShardLayout, logs: int, value: bytes) -> dict[int, list[bytes]]:
     """Write to every log of a node through its shards; returns what is acknowledged, by log."""
     held: dict[int, list[bytes]] = {}
     for shard in range(shards.shards):
-        storage = open_inline(disk, home=shard_home("data", shards, shard))
+        storage = open_inline(disk, home=shard_store("data", shards, shard))
         mine = [manifest_entry(log_id) for log_id in range(1, logs + 1) if log_id % shards.shards == shard]
         await storage.write_manifest(mine)
         for entry in mine:
@@ -33,10 +33,10 @@ async def _fill(disk: FaultDisk, shards: Map, logs: int, value: bytes) -> dict[i
     return held
 
 
-def _check_node(disk: FaultDisk, shards: Map, held: dict[int, list[bytes]]) -> None:
+def _check_node(disk: FaultDisk, shards: ShardLayout, held: dict[int, list[bytes]]) -> None:
     found: dict[int, list[bytes]] = {}
     for shard in range(shards.shards):
-        storage = open_inline(disk, home=shard_home("data", shards, shard))
+        storage = open_inline(disk, home=shard_store("data", shards, shard))
         for entry in storage.manifest.entries:
             assert shard == _shard_of(entry, shards.shards)
             assert len(held[entry.log_id]) == storage.hard_states[entry.replica_id].term
@@ -46,7 +46,7 @@ def _check_node(disk: FaultDisk, shards: Map, held: dict[int, list[bytes]]) -> N
     assert held == found
 
 
-def _recover(disk: FaultDisk, shards: int, seed: int = 1) -> Map:
+def _recover(disk: FaultDisk, shards: int, seed: int = 1) -> ShardLayout:
     return recover_node(
         disk, "data", shards=shards, shard_of=_shard_of, settings=SMALL, rng=random.Random(seed)
     )
@@ -140,7 +140,7 @@ def test_homes_that_are_all_gone_are_given_up_on_a_persons_word_only() -> None:
         shards = _recover(disk, 2)
 
         for shard in range(2):
-            manifest = Manifest(disk, shard_home("data", shards, shard))
+            manifest = Manifest(disk, shard_store("data", shards, shard))
             manifest.look()
             assert not manifest.known
 

@@ -206,7 +206,7 @@ def test_pitfall_49_a_crash_at_any_step_of_a_logs_replacement() -> None:
         await storage.write_manifest([manifest_entry(1)])
         old = storage.create_log("p", 1)
         old.append([frame_for(old, [b"old"])])
-        old.mark(recovering=True, incarnation=2)
+        old.set_recovering(recovering=True, incarnation=2)
         await storage.sync()
         new = storage.create_log("p", 2)
         new.set_start(index=10, term=3, offset=50)

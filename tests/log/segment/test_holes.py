@@ -58,7 +58,7 @@ async def offsets_told(log: Log) -> list[int]:
             index = await log.find_offset(offset)
             assert index is not None
             await log.read(index, index, max_bytes=1)
-            row = log.row(index)
+            row = log.index_entry(index)
             first, behind = row.base_offset, row.next_offset
         except DamagedRange as damage:
             first, behind = damage.first_offset, damage.next_offset
@@ -171,7 +171,7 @@ def test_an_offset_that_no_row_holds_is_refused_and_not_answered_with_what_follo
         _, directory = await four_segments(disk)
         harm(disk, directory, 4, "deleted", index=False)
         log = open_inline(disk).logs[1]
-        before = log.row(3)
+        before = log.index_entry(3)
         row = pack_row(0, before.next_offset, before.position + before.size, 0, 0, 0, 0, UNKNOWN_KIND)
         disk.kill()
         file = disk.open(f"{directory}/{index_name(1)}")
@@ -197,7 +197,7 @@ def test_a_segment_of_which_nothing_can_be_told_is_set_aside_whole() -> None:
         storage = open_inline(disk)
         path = f"{directory}/{segment_name(4)}"
         for index in (4, 5, 6):
-            disk.rot(path, storage.logs[1].row(index).position, 128)
+            disk.rot(path, storage.logs[1].index_entry(index).position, 128)
         disk.unlink(f"{directory}/{index_name(4)}")
         disk.sync_directory(directory)
         held = bytes(disk.held(path))

@@ -9,7 +9,7 @@ import pytest
 
 from laminar.log import DamagedRange, RealDisk, Storage, StorageSettings
 from laminar.log.disk.open_files import Resources
-from laminar.log.disk.threads import InlineWorker
+from laminar.log.disk.threads import SerialInlineExecutor
 from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND
 from laminar.log.segment.segment_file import (
     CHUNK_ROWS,
@@ -56,7 +56,7 @@ def test_rows_are_found_by_offset_time_and_index_after_a_start() -> None:
         await _filled(disk, opens=(700, 701))
         storage = open_inline(disk, settings=_ONE_SEGMENT)
         log = storage.logs[1]
-        owner = [index for index in range(1, _ENTRIES + 1) for _ in range(log.row(index).count)]
+        owner = [index for index in range(1, _ENTRIES + 1) for _ in range(log.index_entry(index).count)]
         assert [1, 701, 702] == log.segment_first_indexes
 
         assert owner == [log.index_of_offset(offset) for offset in range(log.next_offset)]
@@ -87,7 +87,7 @@ def test_rows_of_a_growing_segment_leave_memory_and_are_found_in_its_file() -> N
         assert segment.held_from > _ENTRIES // 2
         frames = contents(log)
 
-        log.row(segment.held_from - 1)
+        log.index_entry(segment.held_from - 1)
         history.truncate(1, segment.held_from - 40)
         for number in range(_ENTRIES):
             history.write(1, b"new %d" % number, term=2)
@@ -159,14 +159,14 @@ def test_a_damaged_header_in_the_middle_keeps_its_row_as_witness_and_is_named() 
         await _filled(disk)
         storage = open_inline(disk, settings=_ONE_SEGMENT)
         log = storage.logs[1]
-        row = log.row(600)
+        row = log.index_entry(600)
         disk.rot(f"{log.files.directory}/{segment_name(1)}", row.position + 20)
 
         assert 1 == len(await log.read(599, 599, max_bytes=1))
         with pytest.raises(Exception, match="600"):
             await log.read(600, 600, max_bytes=1)
         assert 1 == len(await log.read(601, 601, max_bytes=1))
-        assert row == log.row(600)
+        assert row == log.index_entry(600)
         assert UNKNOWN_KIND != row.kind
 
     run(main())
@@ -233,7 +233,11 @@ def test_a_file_that_waits_for_its_sync_stays_open(tmp_path: Path) -> None:
             first_journal_file_bytes=64 * 1024, recent_bytes=0, open_files=4, gather_bytes=0
         )
         storage = Storage.open(
-            RealDisk(), f"{tmp_path}/home", f"{tmp_path}/logs", settings=settings, workers=InlineWorker
+            RealDisk(),
+            f"{tmp_path}/home",
+            f"{tmp_path}/logs",
+            settings=settings,
+            workers=SerialInlineExecutor,
         )
         logs = [storage.create_log("t", log_id) for log_id in range(1, 21)]
         for log in logs:
@@ -291,7 +295,7 @@ def test_a_rotten_header_is_bridged(with_index: bool) -> None:
         await history.sync()
         await history.storage.close()
         log = history.storage.logs[1]
-        disk.rot(f"{log.files.directory}/{segment_name(1)}", log.row(3).position + 20)
+        disk.rot(f"{log.files.directory}/{segment_name(1)}", log.index_entry(3).position + 20)
         if not with_index:
             disk.unlink(f"{log.files.directory}/{index_name(1)}")
         disk.kill()
@@ -320,6 +324,6 @@ def test_a_removed_segment_gets_no_index_file_from_a_reader_that_mends_it() -> N
     assert 2 == len(disk.list("logs"))
     segment.remove()
 
-    segment.mend_rows(0, bytes(ROW_SIZE), cuts=0)
+    segment.mend_rows(0, bytes(ROW_SIZE), truncations=0)
 
     assert [] == disk.list("logs")

@@ -6,7 +6,7 @@ import pytest
 
 from laminar.batch import Header, Kind
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.recovery.node import controller_home, logs_directory
+from laminar.log.recovery.node import controller_store, logs_directory
 from laminar.log.storage import Storage
 from laminar.node.catalog.recovery import Refused, StoppedNode
 from laminar.node.consensus.raft_wire import ConfigurationRecord
@@ -21,7 +21,7 @@ THREE = ConfigurationRecord(voters=((1, "a"), (2, "b"), (3, "c")))
 
 def home_of(disk: FaultDisk) -> Storage:
     """What the controller has."""
-    return Storage.open(disk, controller_home("data"), logs_directory("data"), settings=SMALL)
+    return Storage.open(disk, controller_store("data"), logs_directory("data"), settings=SMALL)
 
 
 async def a_member(voters: ConfigurationRecord = THREE) -> FaultDisk:

@@ -26,7 +26,7 @@ async def test_pitfall_39_a_leader_with_damage_goes_on_and_sends_what_was_repair
         log = leader.partition.log
         index = log.last_index - 4  # the first that the follower lacks
         segment = log.segment_of(index)
-        leader.disk.rot(segment.file.path, log.row(index).position + 200, 4)
+        leader.disk.rot(segment.file.path, log.index_entry(index).position + 200, 4)
         leader.disk.cold = cold
 
         refused = 0

@@ -34,7 +34,7 @@ async def filled(cluster: Trio) -> Member:
 def rot(member: Member, index: int) -> None:
     """Four bytes of an entry's body are not what they were."""
     log = member.partition.log
-    member.disk.rot(log.segment_of(index).file.path, log.row(index).position + 200, 4)
+    member.disk.rot(log.segment_of(index).file.path, log.index_entry(index).position + 200, 4)
 
 
 async def meet(member: Member, index: int) -> None:
@@ -141,7 +141,7 @@ async def test_a_replica_gives_only_what_is_wanted_and_certain() -> None:
         rot(other, last - 1)
         assert "damaged" == (await ask(last - 1, term)).standing
         assert ("damaged", b"") == ((found := await ask(last - 1, term)).standing, found.frame)
-        row = log.row(1)
+        row = log.index_entry(1)
         log.set_start(index=row.index, term=row.term, offset=row.next_offset)
         assert "trimmed" == (await ask(1, term)).standing
 

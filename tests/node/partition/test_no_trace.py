@@ -58,7 +58,7 @@ def picture(partition: Partition) -> tuple[object, ...]:
         partition.log.last_index,
         partition.log.next_offset,
         partition.log.size_bytes,
-        partition._driver._storage._recorder.pending_bytes,
+        partition._driver._storage._changes.pending_bytes,
         dict(partition._waiters),
         dict(partition._sizes),
         partition._uncommitted_bytes,

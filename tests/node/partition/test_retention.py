@@ -217,7 +217,7 @@ async def test_the_segment_that_is_written_to_never_expires(tmp_path: Path) -> N
 
 def rows(partition: Partition) -> list[int]:
     log = partition.log
-    return [log.row(index).kind for index in range(log.first_index, log.last_index + 1)]
+    return [log.index_entry(index).kind for index in range(log.first_index, log.last_index + 1)]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -91,7 +91,7 @@ class Follower:
         index = partition.committed_index
         if partition.tables.start_is_moving or index <= log.start.index + 1:
             return
-        row = log.row(index - 1)
+        row = log.index_entry(index - 1)
         record = LogStartRecord(
             index=index - 1,
             term=row.term,
@@ -262,7 +262,7 @@ async def test_a_start_reads_only_what_lies_behind_the_document(monkeypatch: pyt
     await kept(disk, 200)
     storage = open_inline(disk)
     log = storage.logs[1]
-    tail = sum(log.row(index).size for index in range(log.last_index - 2, log.last_index + 1))
+    tail = sum(log.index_entry(index).size for index in range(log.last_index - 2, log.last_index + 1))
     read_bytes = 0
     for name in ("pread", "pread_nowait"):
         original = getattr(FaultFile, name)

@@ -166,7 +166,7 @@ async def test_what_is_made_takes_back_no_change_of_the_manifest_that_is_under_w
     await storage.write_manifest([entry(1, 1)])
     node = OldNode(storage, creating(), CatalogAnswer(creating=[OTHER]))
     may_go_on = threading.Event()
-    storage._errands.write(may_go_on.wait)  # type: ignore[arg-type]
+    storage._executor.post_to_writer(may_go_on.wait)  # type: ignore[arg-type]
     changing = asyncio.ensure_future(storage.change_manifest(lambda known: [replace(known[0], log_id=9)]))
     await asyncio.sleep(0)
     following = asyncio.ensure_future(node.follow())

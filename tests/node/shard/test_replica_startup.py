@@ -119,7 +119,7 @@ async def test_a_command_that_cannot_be_applied_ends_the_controller() -> None:
 async def test_a_damaged_replica_that_is_let_go_is_waited_for_no_longer() -> None:
     """Its log may stand for a while yet: looking at it again and again without a pause stops the shard."""
     disk, storage, log = await found_again(b"a" * 300, b"b" * 300)
-    disk.rot(log.segment_of(2).file.path, log.row(2).position + 200, 4)
+    disk.rot(log.segment_of(2).file.path, log.index_entry(2).position + 200, 4)
     shard = await open_all(storage, [entry(1, log.log_id)])
     waiting, *_ = [task for task in shard.work if "_start_damaged" in repr(task)]
 
@@ -143,7 +143,7 @@ async def test_a_learner_that_is_let_go_while_it_begins_again_leaves_nothing_beh
         log = storage.create_log("t-1")
         record = ConfigurationRecord(voters=((2, "b"), (3, "c")))
         log.append([initial_frame(record, created_ms=1)])
-        log.mark(recovering=True, incarnation=1, power_lost=True)
+        log.set_recovering(recovering=True, incarnation=1, power_lost=True)
         storage.record_hard_state(1, term=1, vote=0)
         learner = msgspec.structs.replace(entry(1, log.log_id), voters=list(record.voters))
         await storage.sync()
@@ -180,7 +180,7 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_CHECK_S", 0.01)
     disk, storage, log = await found_again(b"a" * 300, b"b" * 300, b"c" * 300)
     [missing] = await log.read(3, 3, max_bytes=1)
-    disk.rot(log.segment_of(3).file.path, log.row(3).position + 200, 4)
+    disk.rot(log.segment_of(3).file.path, log.index_entry(3).position + 200, 4)
     found = entry(1, log.log_id)
     found.voters = found.voters[:voters]
 

@@ -58,7 +58,7 @@ class DeleteRecordsRoute:
         old_start, old_index = partition.start_offset, log.start.index
         border = partition.start_limit(max(old_index, wanted))
         index = partition.start_limit(max(old_index, self._limit(partition, border)))
-        new_start = log.row(index).next_offset if index > old_index else old_start
+        new_start = log.index_entry(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:
             await partition.move_start(index)

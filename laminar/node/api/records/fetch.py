@@ -18,7 +18,7 @@ from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch,
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
 from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
-from laminar.log.disk.errors import DamagedRange, EntriesGone
+from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.node.api.common.forwarding import (
     FORWARDED,
     Exchange,
@@ -416,7 +416,7 @@ class FetchRoutes:
         """
         index = await partition.log.find_time(time_ms)
         while index <= partition.committed_index:
-            row = await partition.log.find_row(index)
+            row = await partition.log.find_index_entry(index)
             if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
                 return row.base_offset, row.append_time_ms
             index += 1
@@ -436,7 +436,7 @@ class FetchRoutes:
             try:
                 digest = await served.log.digest(max(last, start_index))
                 break
-            except EntriesGone:
+            except EntriesTrimmed:
                 continue  # the start moved meanwhile: what is left has a digest of its own
             except DamagedRange as damage:
                 node = self._services.node

@@ -21,7 +21,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
-from laminar.log.disk.errors import DamagedRange, EntriesGone
+from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.node.api.common.forwarding import FORWARDED
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import ShardServices
@@ -104,7 +104,7 @@ class RecordValueRoutes:
             if not batch.is_large:
                 return _small(batch, wanted, always)
             return await self._large(request, served, batch, wanted, always)
-        except EntriesGone:
+        except EntriesTrimmed:
             raise expired(served, wanted) from None
         except DamagedRange as damage:
             response = await self._fetch.elsewhere(request, served, None)
@@ -203,12 +203,12 @@ async def find_parts(partition: Partition, offset: int) -> Parts:
     """Return the parts of the large record at an offset.
 
     Raises:
-        EntriesGone: the log was trimmed past them.
+        EntriesTrimmed: the log was trimmed past them.
         DamagedRange: one of them is damaged.
     """
     index = await partition.log.find_offset(offset)
     if index is None:
-        raise EntriesGone(f"offset {offset} of {partition.log.name} is given up")
+        raise EntriesTrimmed(f"offset {offset} of {partition.log.name} is given up")
     record = publish_record((await read_some(partition.log, index, index, max_bytes=1))[0])
     assert record.large is not None, f"{partition.log!r}: the record at {offset} is no large one"
     return Parts(
@@ -220,7 +220,7 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
     """Yield the bytes from `start` to `stop` of a large value, one verified part in memory at a time.
 
     Raises:
-        EntriesGone: the log was trimmed past a part.
+        EntriesTrimmed: the log was trimmed past a part.
         DamagedRange: a part is damaged.
     """
     for place in range(bisect_right(parts.ends, start), len(parts.ends)):

@@ -17,7 +17,7 @@ import random
 from dataclasses import dataclass
 
 from laminar.log.commit.journal import Journal, journal_name, journal_numbers
-from laminar.log.commit.segment_writer import Writer
+from laminar.log.commit.segment_writer import SegmentWriter
 from laminar.log.disk.disk import Disk, Lock
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument, DiskError
@@ -25,13 +25,13 @@ from laminar.log.format.checkpoint_state import Checkpoint, HardState, decode_ch
 from laminar.log.format.journal_codec import BLOCK_SIZE
 from laminar.log.format.manifest import Manifest
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.changes import Recorder
+from laminar.log.partition_log.changes import ChangeQueue
 from laminar.log.partition_log.log import Log
-from laminar.log.partition_log.readers import Readers
-from laminar.log.recovery.journal_scan import FoundFrame, Verdict, judge, read_journal
+from laminar.log.partition_log.readers import SegmentReader
+from laminar.log.recovery.journal_scan import FoundFrame, ScanResult, classify_frames, read_journal
 from laminar.log.recovery.rebuild import Rebuild
 from laminar.log.recovery.replay import Replay
-from laminar.log.recovery.salvage import set_home_aside
+from laminar.log.recovery.salvage import preserve_store
 
 _log = logging.getLogger("laminar.recovery")
 
@@ -46,10 +46,10 @@ class Recovered:
     home: str
     lock: Lock
     manifest: Manifest
-    recorder: Recorder
-    readers: Readers
+    changes: ChangeQueue
+    readers: SegmentReader
     journal: Journal
-    writer: Writer
+    writer: SegmentWriter
     logs: dict[int, Log]
     hard_states: dict[int, HardState]
     lost_hard_states: set[int]
@@ -63,14 +63,14 @@ class Recovered:
         self.lock.close()
 
 
-def recover_home(
+def recover_store(
     disk: Disk,
     home: str,
     logs_directory: str,
     *,
     settings: StorageSettings,
     rng: random.Random,
-    readers: Readers,
+    readers: SegmentReader,
     forget: bool = False,
 ) -> Recovered:
     """Recover one home; it stays locked. Makes a new one where there is none. Blocks.
@@ -89,15 +89,15 @@ def recover_home(
         if not forgotten:
             checkpoint, all_lost = _read_checkpoint(disk, home, manifest)
         found = read_journal(disk, home, checkpoint)
-        verdict = judge(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
+        verdict = classify_frames(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
         _write_again(disk, home, verdict.unsure)
         replay = Replay(checkpoint)
         replay.run(verdict)
         if all_lost:
             replay.lost |= {entry.replica_id for entry in manifest.entries}
-        recorder = Recorder(settings.recent_bytes)
+        changes = ChangeQueue(settings.recent_bytes)
         writer = _new_generation(disk, home, logs_directory, settings, rng, checkpoint, verdict)
-        rebuild = Rebuild(disk, logs_directory, settings, recorder, readers, writer)
+        rebuild = Rebuild(disk, logs_directory, settings, changes, readers, writer)
         logs = rebuild.run(replay)
         if forgotten:
             manifest.replace(manifest.entries, set_aside=True)
@@ -112,7 +112,7 @@ def recover_home(
         home,
         lock,
         manifest,
-        recorder,
+        changes,
         readers,
         writer.journal,
         writer,
@@ -140,7 +140,7 @@ def _read_manifest(disk: Disk, home: str, *, forget: bool) -> tuple[Manifest, bo
             problem = "it is missing"
         elif manifest.set_aside:
             return manifest, False
-    aside = set_home_aside(disk, home)
+    aside = preserve_store(disk, home)
     manifest.replace([], known=False, set_aside=False)
     _log.critical(
         "%s: no manifest can be read: %s. So nothing here tells which replicas it held: they are lost. Its "
@@ -177,7 +177,7 @@ def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpo
     is_new = not manifest.written or not (manifest.known or manifest.entries or document.exists())
     if is_new and _never_used(disk, home):
         return _NONE, False
-    aside = set_home_aside(disk, home)
+    aside = preserve_store(disk, home)
     _log.critical(
         "%s: no checkpoint can be read: %s. Its %d replicas are lost; checkpoints and journal are kept in %s",
         home,
@@ -227,8 +227,8 @@ def _new_generation(
     settings: StorageSettings,
     rng: random.Random,
     checkpoint: Checkpoint,
-    verdict: Verdict,
-) -> Writer:
+    verdict: ScanResult,
+) -> SegmentWriter:
     number = max([checkpoint.journal_file, *journal_numbers(disk, home)]) + 1
     journal = Journal(
         disk,
@@ -240,6 +240,6 @@ def _new_generation(
         lsn=verdict.highest_lsn,
     )
     place = journal.open_generation()
-    return Writer(
+    return SegmentWriter(
         disk, home=home, logs_directory=logs_directory, journal=journal, place=place, settings=settings
     )
