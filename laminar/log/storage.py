@@ -93,7 +93,7 @@ class Storage:
         self._checkpoints = Checkpointer(
             self._writer,
             disk=disk,
-            home=recovered.home,
+            store=recovered.store,
             max_frame_bytes=settings.max_frame_bytes,
             journal_worker=self._journal_worker,
             background=self._background,
@@ -117,7 +117,7 @@ class Storage:
     def open(
         cls,
         disk: Disk,
-        home: str,
+        store: str,
         logs_directory: str,
         *,
         settings: StorageSettings | None = None,
@@ -135,7 +135,7 @@ class Storage:
         rng = rng or random.SystemRandom()
         pool = SegmentReader(disk, settings, executor=readers)
         recovered = recover_store(
-            disk, home, logs_directory, settings=settings, rng=rng, readers=pool, forget=forget
+            disk, store, logs_directory, settings=settings, rng=rng, readers=pool, forget=forget
         )
         return cls(disk, logs_directory, recovered, settings=settings, rng=rng, workers=workers)
 

@@ -61,12 +61,12 @@ _OF_LOGS = frozenset(
 
 
 def carried_pieces(
-    disk: Disk, home: str, journal: Journal, snapshot: Snapshot, max_bytes: int
+    disk: Disk, store: str, journal: Journal, snapshot: Snapshot, max_bytes: int
 ) -> Iterator[list[Buffer]]:
     """The parts of the frames to come: heads and payloads of the carried logs' records, in their order."""
     piece: list[Buffer] = []
     room = max_bytes
-    for kind, key, payload in _records_of(disk, home, journal, snapshot):
+    for kind, key, payload in _records_of(disk, store, journal, snapshot):
         size = RECORD.size + CARRIED.size + len(payload)
         if piece and size > room:
             yield piece
@@ -79,16 +79,16 @@ def carried_pieces(
 
 
 def _records_of(
-    disk: Disk, home: str, journal: Journal, snapshot: Snapshot
+    disk: Disk, store: str, journal: Journal, snapshot: Snapshot
 ) -> Iterator[tuple[RecordKind, int, memoryview]]:
     """The carried logs' records between two checkpoints, as a recovery from the older one applies them."""
     since, until = snapshot.since, snapshot.place
     lsn = since.lsn
-    for number in journal_numbers(disk, home):
+    for number in journal_numbers(disk, store):
         if not since.file_number <= number <= until.file_number:
             continue
         start = since.end_position if number == since.file_number else 0
-        file = disk.open(os.path.join(home, journal_name(number)))
+        file = disk.open(os.path.join(store, journal_name(number)))
         try:
             data = memoryview(file.pread(max(file.size() - start, 0), start))
         finally:
@@ -114,7 +114,7 @@ def _records_of(
                 else:
                     yield kind, key, payload
     if lsn < until.lsn:
-        raise DiskError("read", home, errno.EIO, f"the journal ends at LSN {lsn}, before {until.lsn}")
+        raise DiskError("read", store, errno.EIO, f"the journal ends at LSN {lsn}, before {until.lsn}")
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Checkpointer:
         writer: SegmentWriter,
         *,
         disk: Disk,
-        home: str,
+        store: str,
         max_frame_bytes: int,
         journal_worker: SerialExecutor,
         background: SerialExecutor,
@@ -149,7 +149,7 @@ class Checkpointer:
         """
         self._writer = writer
         self._disk = disk
-        self._home = home
+        self._store = store
         self._max_frame_bytes = max_frame_bytes
         self._journal_worker = journal_worker
         self._background = background
@@ -208,7 +208,7 @@ class Checkpointer:
             return
         if snapshot.carried:
             journal = self._writer.journal
-            run.pieces = carried_pieces(self._disk, self._home, journal, snapshot, self._max_frame_bytes)
+            run.pieces = carried_pieces(self._disk, self._store, journal, snapshot, self._max_frame_bytes)
         self._carry(run)
 
     def _carry(self, run: _Run) -> None:

@@ -72,9 +72,9 @@ class EndMark:
     after: until then the file holds what is known of the generation before.
     """
 
-    def __init__(self, disk: Disk, home: str) -> None:
+    def __init__(self, disk: Disk, store: str) -> None:
         """Makes the file where there is none; its name is durable with the next sync of the home."""
-        path = os.path.join(home, NAME)
+        path = os.path.join(store, NAME)
         new = not disk.exists(path)
         self._file = disk.open(path, create=new)
         if new:
@@ -93,9 +93,9 @@ class EndMark:
         self._file.close()
 
 
-def read_slots(disk: Disk, home: str) -> list[bytes]:
+def read_slots(disk: Disk, store: str) -> list[bytes]:
     """The slots as they lie there; what cannot be read is empty."""
-    path = os.path.join(home, NAME)
+    path = os.path.join(store, NAME)
     if not disk.exists(path):
         return []
     slots = []
@@ -113,8 +113,8 @@ def read_slots(disk: Disk, home: str) -> list[bytes]:
     return slots
 
 
-def read_end(disk: Disk, home: str, *, generation: int, seed: int) -> End | None:
+def read_end(disk: Disk, store: str, *, generation: int, seed: int) -> End | None:
     """The newest whole mark of this generation; None: its journal was never at rest, or no mark is whole."""
-    found = [end for slot in read_slots(disk, home) if (end := decode_end(slot)) is not None]
+    found = [end for slot in read_slots(disk, store) if (end := decode_end(slot)) is not None]
     ours = [end for end in found if (end.generation, end.seed) == (generation, seed)]
     return max(ours, key=lambda end: (end.lsn, end.durable_lsn, end.failed), default=None)

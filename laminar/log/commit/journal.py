@@ -31,12 +31,12 @@ def journal_name(number: int) -> str:
     return f"journal-{number}"
 
 
-def journal_numbers(disk: Disk, home: str) -> list[int]:
+def journal_numbers(disk: Disk, store: str) -> list[int]:
     """The numbers of the journal files in a home, lowest first."""
     prefix = journal_name(0)[:-1]
     return sorted(
         int(name[len(prefix) :])
-        for name in disk.list(home)
+        for name in disk.list(store)
         if name.startswith(prefix) and name[len(prefix) :].isdigit()
     )
 
@@ -60,7 +60,7 @@ class Journal:
     def __init__(
         self,
         disk: Disk,
-        home: str,
+        store: str,
         settings: StorageSettings,
         *,
         generation: int,
@@ -70,7 +70,7 @@ class Journal:
     ) -> None:
         """`number` of the first file, above any seen; `lsn`: the highest of any former generation."""
         self._disk = disk
-        self._home = home
+        self._store = store
         self._settings = settings
         self.generation = generation
         self.seed = seed
@@ -82,11 +82,11 @@ class Journal:
         # Set while something is written: what raised then may have left clean pages that nobody wrote.
         self._broken = False
         self.number = number
-        for name in disk.list(home):
+        for name in disk.list(store):
             if name.startswith(_SPARE):
-                disk.unlink(os.path.join(home, name))
+                disk.unlink(os.path.join(store, name))
         self._capacity = self._filled = settings.first_journal_file_bytes
-        self._end_mark = EndMark(disk, home)
+        self._end_mark = EndMark(disk, store)
         self._file = self._make(journal_name(number), self._capacity)
         self._position = 0
         # (name, capacity, filled with zeros up to); taken by the journal's thread, added by another: single
@@ -101,11 +101,11 @@ class Journal:
 
     def _make(self, name: str, size: int) -> File:
         """A new zero-filled file. On written blocks a sync costs two thirds, and nothing can lack room."""
-        file = self._disk.open(os.path.join(self._home, name), create=True, exclusive=True)
+        file = self._disk.open(os.path.join(self._store, name), create=True, exclusive=True)
         for position in range(0, size, MIB):
             file.pwritev([_ZEROS[: size - position]], position)
         file.sync()
-        self._disk.sync_directory(self._home)
+        self._disk.sync_directory(self._store)
         return file
 
     def open_generation(self) -> Written:
@@ -180,7 +180,7 @@ class Journal:
         try:
             self._end_mark.write(self._end(failed=True), sync=False)
         except DiskError as error:
-            _log.critical("%s: that a sync failed cannot be noted: %s", self._home, error)
+            _log.critical("%s: that a sync failed cannot be noted: %s", self._store, error)
 
     def _end(self, *, failed: bool = False) -> End:
         return End(
@@ -212,17 +212,17 @@ class Journal:
             self._sync()
         self._file.close()
         self.number += 1
-        path = os.path.join(self._home, journal_name(self.number))
+        path = os.path.join(self._store, journal_name(self.number))
         spare = self._spares.pop(0) if self._spares else None
         if spare is not None and spare[1] >= size:
-            self._disk.rename(os.path.join(self._home, spare[0]), path)
+            self._disk.rename(os.path.join(self._store, spare[0]), path)
             self._file = self._disk.open(path)
             _, self._capacity, self._filled = spare
         else:
             # Not zero-filled: that would make everybody wait. Appending costs about the same once.
             self._file = self._disk.open(path, create=True, exclusive=True)
             self._capacity, self._filled = max(size, self._next_capacity()), 0
-        self._disk.sync_directory(self._home)
+        self._disk.sync_directory(self._store)
         self._capacities[self.number] = (self._capacity, self._filled)
         self._position = 0
 
@@ -246,7 +246,7 @@ class Journal:
             if not error.is_full:
                 raise
             self.starved = True
-            self._disk.unlink(os.path.join(self._home, name))
+            self._disk.unlink(os.path.join(self._store, name))
             return
         finally:
             self._preparing = False
@@ -259,15 +259,15 @@ class Journal:
         That is also the only condition for using one again: what it still holds is of this generation and
         below the checkpoint's LSN, so no recovery takes it for new.
         """
-        for old in journal_numbers(self._disk, self._home):
+        for old in journal_numbers(self._disk, self._store):
             if old >= number:
                 break
-            path = os.path.join(self._home, journal_name(old))
+            path = os.path.join(self._store, journal_name(old))
             capacity, filled = self._capacities.pop(old, (0, 0))
             if capacity == self._settings.journal_file_bytes and len(self._spares) < _MAX_SPARES:
                 self._spares_made += 1
                 name = f"{_SPARE}{self._spares_made}"
-                self._disk.rename(path, os.path.join(self._home, name))
+                self._disk.rename(path, os.path.join(self._store, name))
                 self._spares.append((name, capacity, filled))
                 self.starved = False
             else:

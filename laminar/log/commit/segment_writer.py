@@ -85,7 +85,7 @@ class SegmentWriter:
         self,
         disk: Disk,
         *,
-        home: str,
+        store: str,
         logs_directory: str,
         journal: Journal,
         place: Written,
@@ -98,7 +98,7 @@ class SegmentWriter:
         self.journal = journal
         self._place = place
         self._settings = settings
-        self._document = Document(disk, home, "checkpoint")
+        self._document = Document(disk, store, "checkpoint")
         self.logs: dict[int, LogFiles] = {}
         self.hard_states: dict[int, HardState] = {}
         self.lost: set[int] = set()

@@ -1,8 +1,8 @@
 """The one door to the disk: a small interface, and the real disk behind it.
 
-Every byte that Laminar keeps passes here (an architecture test forbids `open` elsewhere in the packages
-that hold data), so that a test or the simulator can put a faulty disk in its place. All calls block but
-`pread_nowait`; callers own the threads. Every `OSError` becomes a `DiskError` here.
+Every byte that Laminar keeps passes through here (an architecture test forbids `open` elsewhere in the
+packages that hold data), so that a test or the simulator can put a faulty disk in its place. All calls block
+except `pread_nowait`; callers own the threads. Every `OSError` becomes a `DiskError` here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from laminar.log.disk.errors import DiskError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# The kernel takes at most so many buffers in one call (UIO_MAXIOV).
+# The kernel takes at most this many buffers in one call (UIO_MAXIOV).
 MAX_BUFFERS = 1024
 _SYNC_FILE_RANGE_WRITE = 2
 _preadv, _RWF_NOWAIT = os.preadv, os.RWF_NOWAIT
@@ -27,82 +27,107 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class File(Protocol):
-    """One open file. Also closed when the last reference goes, so a reader in another thread is safe."""
+    """One open file. The last reference closes it, so a reader in another thread is safe."""
 
     path: str
 
     def pread(self, size: int, position: int) -> Buffer:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes at `position`; fewer only at the end of the file."""
 
     def pread_nowait(self, size: int, position: int) -> Buffer | None:
-        """All `size` bytes from memory; None when the disk must be asked, or the file ends before."""
+        """Return all `size` bytes from the page cache, or None.
+
+        None means that the disk would have to be read, or that the file ends before.
+        """
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write all buffers one behind the other; returns the number of bytes. Not durable before `sync`."""
+        """Write all buffers back to back; return the number of bytes. Not durable before `sync`."""
 
     def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
-        """As `pwritev`, and these bytes are durable when it returns. Only for a file of which nothing else
-        waits for a sync: what was written before is not covered.
+        """Write all buffers back to back, and return when these bytes are durable.
+
+        Only for a file with no other unsynced writes: what was written before is not covered.
         """
 
     def sync(self) -> None:
-        """What was written (and the size) is durable when this returns. Never retry after a failure."""
+        """Make everything written so far, and the size, durable. Never retry after a failure."""
 
     def start_writeback(self, size: int, position: int) -> None:
-        """A hint: begin to write these bytes now, so that a later `sync` is short. Size 0: to the end."""
+        """Hint that these bytes should be written now, so that a later `sync` is short.
+
+        `size` 0 means up to the end of the file.
+        """
 
     def drop_cached(self, size: int, position: int) -> None:
-        """A hint: let clean pages of these bytes go from memory, so that the next read asks the medium."""
+        """Hint that clean pages of these bytes may leave memory, so the next read asks the medium."""
 
-    def truncate(self, size: int) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to `size` bytes."""
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the size in bytes."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file. Further calls do nothing."""
 
 
 class Lock(Protocol):
     """An exclusive lock, held until closed or until the process ends."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the lock."""
 
 
 class Disk(Protocol):
-    """A file system. Names made, renamed or removed are durable after `sync_directory` of their directory."""
+    """A file system.
+
+    Names that are made, renamed or removed are durable after `sync_directory` of their directory.
+    """
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
-        """For reading and writing. `create` makes a missing file, `exclusive` insists that it was missing."""
+        """Open a file for reading and writing.
 
-    def exists(self, path: str) -> bool: ...
+        `create` makes a missing file; `exclusive` requires that it was missing.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Return whether a name exists."""
 
     def list(self, path: str) -> list[str]:
-        """Sorted names in a directory; empty when there is no such directory."""
+        """Return the names in a directory, sorted; empty if there is no such directory."""
 
     def make_directory(self, path: str) -> None:
-        """With its parents. The names of all that were made are durable when this returns."""
+        """Make a directory and its parents; all new names are durable on return."""
 
-    def sync_directory(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None:
+        """Make all changes of names in a directory durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """Atomic, in one file system; replaces a file named `new`."""
+        """Rename atomically within one file system, replacing a file named `new`."""
 
     def unlink(self, path: str) -> None:
-        """A file that is missing already is fine."""
+        """Remove a file; do nothing if it is missing."""
 
-    def remove_tree(self, path: str) -> None: ...
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it; do nothing if it is missing."""
 
     def lock(self, path: str, *, wait: bool = True) -> Lock:
-        """Raises `DiskError` with EAGAIN when `wait` is false and another holds it."""
+        """Take an exclusive lock on a file, which is made if missing.
+
+        Raises:
+            DiskError: With EAGAIN, when `wait` is false and another process holds the lock.
+        """
 
     def free_bytes(self, path: str) -> int:
-        """What may still be written on the disk that holds `path`."""
+        """Return how many bytes may still be written to the disk that holds `path`."""
 
     def total_bytes(self, path: str) -> int:
-        """The size of that disk."""
+        """Return the size of the disk that holds `path`."""
 
     def boot_id(self) -> bytes:
-        """16 bytes that are others after each start of the machine: what was written and not synced under
-        the same ones is still there, in the page cache.
+        """Return 16 bytes that differ after each boot of the machine.
+
+        What was written and not synced under the same boot id is still in the page cache.
         """
 
 
@@ -156,8 +181,8 @@ class RealFile:
         return total
 
     def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
-        # One call instead of two: between two the thread would wait for the interpreter lock once more, which
-        # the loop may hold for a whole turn.
+        # One call, not two: between two calls the thread would wait again for the interpreter lock,
+        # which the loop may hold for a whole turn.
         if len(buffers) <= MAX_BUFFERS:
             try:
                 written = os.pwritev(self._fd, buffers, position, os.RWF_DSYNC)
@@ -167,13 +192,15 @@ class RealFile:
             else:
                 if written == sum(map(len, buffers)):
                     return written
-        # Too many buffers, a short write, or a kernel without: the same bytes in the same place, in steps.
+        # Too many buffers, a short write, or a kernel without RWF_DSYNC: write the same bytes in the
+        # same place, then sync.
         written = self.pwritev(buffers, position)
         self.sync()
         return written
 
     def _write_rest(self, rest: bytes, position: int) -> int:
-        # A short write: at the 2 GiB limit of one call, or just before an error that the next call will name.
+        # A short write happens at the 2 GiB limit of one call, or just before an error that the next
+        # call reports.
         view = memoryview(rest)
         done = 0
         while done < len(view):
@@ -245,17 +272,18 @@ class RealDisk:
         while path and not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)
-        # The last that is there may have been made by a process that was killed before it synced the name.
+        # The deepest existing directory may come from a process that was killed before it synced the
+        # name.
         try:
             self.sync_directory(os.path.dirname(path) or ".")
         except DiskError as error:
             if error.errno not in (errno.EACCES, errno.EPERM):
-                raise  # where we may not look nobody of ours has made anything
+                raise  # where we may not look, no process of ours has made anything
         for directory in reversed(missing):
             try:
                 os.mkdir(directory, 0o750)
             except FileExistsError:
-                pass  # another shard of this node makes the same parents
+                pass  # another shard of this node made the same parent
             except OSError as error:
                 raise DiskError.of("make directory", directory, error) from error
             self.sync_directory(os.path.dirname(directory) or ".")
@@ -294,7 +322,7 @@ class RealDisk:
 
     def lock(self, path: str, *, wait: bool = True) -> Lock:
         try:
-            # Not where a link leads that somebody else put there.
+            # Never follow a symbolic link: another user may have put it there.
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
         except OSError as error:
             raise DiskError.of("open", path, error) from error
@@ -327,12 +355,13 @@ class RealDisk:
             finally:
                 os.close(fd)
         except (OSError, ValueError):
-            # Never the same twice: each start then counts as one after a power loss.
+            # Unknown: return a value that is never repeated, so that each start counts as one
+            # after a power loss.
             return os.urandom(16)
 
 
 class ReadOnlyDisk(RealDisk):
-    """For looking only: nothing can be changed through it, and no lock is taken."""
+    """The file system, for reading only: every change is refused, and no lock is taken."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
         if create:
@@ -343,10 +372,11 @@ class ReadOnlyDisk(RealDisk):
             raise DiskError.of("open", path, error) from error
 
     def is_directory(self, path: str) -> bool:
+        """Return whether `path` is a directory."""
         return os.path.isdir(path)
 
     def is_locked(self, path: str) -> bool:
-        """Whether some process of this machine holds the lock file, as the kernel tells everybody."""
+        """Return whether a process of this machine holds the lock file, according to /proc/locks."""
         try:
             found = os.stat(path)
             with open("/proc/locks", encoding="ascii") as file:
@@ -372,11 +402,11 @@ class ReadOnlyDisk(RealDisk):
         raise self._refusal("lock", path)
 
     def _refusal(self, operation: str, path: str) -> DiskError:
-        return DiskError(operation, path, errno.EROFS, "opened for looking only")
+        return DiskError(operation, path, errno.EROFS, "opened for reading only")
 
 
 def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
-    # Python has no wrapper. Called through ctypes it lets go of the interpreter lock.
+    # Python has no wrapper for it. A call through ctypes releases the interpreter lock.
     try:
         function: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
@@ -388,8 +418,8 @@ def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
 
 _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
-# `bytearray(size)` writes zeros first, which takes as long as reading: a large one is made as C does it, with
-# whatever was there, and seen by nobody before the kernel has filled it.
+# `bytearray(size)` writes zeros first, which takes as long as the read itself. A large buffer is made
+# uninitialised instead, through the C API; nothing sees it before the kernel has filled it.
 _new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _new_bytearray.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
 _new_bytearray.restype = ctypes.py_object

@@ -1,11 +1,11 @@
-"""Small documents that are replaced as a whole: checkpoints, manifests, maps of shards.
+"""Small documents that are replaced as a whole: checkpoints, manifests, shard layouts.
 
-Nothing that has copies is overwritten in place: each state is two *new* files (`<name>-<number>.a` and
-`.b`) with a number above any seen, both and their directory synced, and only then are older ones
-unlinked. So a crash at any step, and rot in one copy, leave a whole document.
+Nothing is overwritten in place. Each state is two *new* files (`<name>-<number>.a` and `.b`) with a number
+above all others; both files and their directory are synced, and only then are older ones unlinked. So a crash
+at any step, or damage to one copy, leaves a whole document.
 
-Both copies are written and synced under other names first (`<name>.a.new`, `<name>.b.new`), which nobody
-reads. A disk that is full refuses there, so a write that fails has changed nothing and leaves no file.
+Both copies are first written and synced under other names (`<name>.a.new`, `<name>.b.new`), which are never
+read. A full disk fails there, so a failed write has changed nothing and leaves no file.
 """
 
 from __future__ import annotations
@@ -36,19 +36,24 @@ class Document:
         self._pattern = re.compile(rf"{re.escape(name)}-(\d+)\.[ab]")
 
     def _files(self) -> list[tuple[int, str]]:
-        """(number, file name), newest first."""
+        """Return (number, file name) of every copy, newest first."""
         matches = [self._pattern.fullmatch(entry) for entry in self.disk.list(self.directory)]
         return sorted(((int(found[1]), found[0]) for found in matches if found), reverse=True)
 
     def exists(self) -> bool:
-        """Whether there is any copy, whole or not: a document that was written once never leaves nothing."""
+        """Return whether there is any copy, whole or not.
+
+        A document that was once written always leaves one.
+        """
         return bool(self._files())
 
     def read(self) -> bytes | None:
-        """The newest whole payload; None when it was never written.
+        """Return the newest whole payload, or None if none was ever written.
 
-        What is returned may be in the page cache only: `write` it again before anything is built on it.
-        Raises `DamagedDocument` when there are copies, but no whole one.
+        The payload may be in the page cache only: `write` it again before anything relies on it.
+
+        Raises:
+            DamagedDocument: There are copies, but none is whole.
         """
         files = self._files()
         reasons = []
@@ -57,19 +62,27 @@ class Document:
             if isinstance(found, bytes):
                 return found
             reasons.append(f"{name} {found}")
-        # A crash in the very first write, or a disk that was full at each of the first, leaves less than both
-        # names: the second is made when the first is synced, and no write returned before both names are.
+        # A crash in the first write, or a full disk at each of the first, leaves less than both
+        # names: the second is made when the first is synced, and no write returned before both names
+        # were durable.
         begun_only = bool(files) and files[-1][0] == 1 and all(name.endswith(".a") for _, name in files)
         if files and not begun_only:
             raise DamagedDocument(f"no whole copy of {self.name} in {self.directory}: {', '.join(reasons)}")
         return None
 
     def copies(self) -> list[tuple[int, str, bytes | str]]:
-        """Every copy, newest first: number, file name, and its payload, or what is wrong with it."""
+        """Return every copy, newest first.
+
+        Each is (number, file name, payload, or a description of its damage).
+        """
         return [(number, name, self._payload(name, number)) for number, name in self._files()]
 
     def _payload(self, name: str, number: int) -> bytes | str:
-        """The payload of one copy, or what is wrong with it. Raises `DiskError` for what is no damage."""
+        """Return the payload of one copy, or a description of its damage.
+
+        Raises:
+            DiskError: For a failure that is not damage.
+        """
         try:
             file = self.disk.open(os.path.join(self.directory, name))
             try:
@@ -93,10 +106,11 @@ class Document:
         return payload if _checksum(number, payload) == checksum else "has a wrong checksum"
 
     def write(self, payload: Buffer) -> None:
-        """Replace the document; durable when this returns. On a `DiskError` the old one stands.
+        """Replace the document; durable on return. After a `DiskError` the old document stands.
 
-        It stands for this process and for the next, and a failed try leaves no file. Only where a disk that
-        has just failed also refuses to remove a name can a later start find the new one.
+        The old one stands for this process and for the next, and a failed attempt leaves no file. A
+        later start can find the new one only if the disk, having failed, also refuses to remove a
+        name.
         """
         files = self._files()
         number = files[0][0] + 1 if files else 1
@@ -119,7 +133,7 @@ class Document:
         return os.path.join(self.directory, name)
 
     def _write_file(self, path: str, head: bytes, payload: Buffer) -> None:
-        self.disk.unlink(path)  # of a try that a crash cut short
+        self.disk.unlink(path)  # left by an attempt that a crash interrupted
         file = self.disk.open(path, create=True, exclusive=True)
         try:
             file.pwritev([head, payload], 0)
@@ -131,10 +145,10 @@ class Document:
         try:
             self.disk.unlink(path)
         except DiskError:
-            return  # nobody reads it, or the next write removes it
+            return  # it is never read, or the next write removes it
 
     def _remove(self, paths: Sequence[str]) -> None:
-        """Leave nothing of a write that failed, as far as the disk lets us."""
+        """Remove all files of a failed write, as far as the disk allows."""
         for path in paths:
             self._forget(path)
         try:

@@ -1,7 +1,8 @@
 """What can go wrong between the log and the disk, as types.
 
-`StorageError` is the family of the world's mistakes: a failing disk, rotten bytes, a full file system.
-`BrokenChain` is a peer's mistake: a frame that does not follow the log's end. Our own mistakes are asserts.
+`StorageError` is the family of the world's failures: a failing disk, damaged bytes, a full file system.
+`BrokenChain` is a peer's mistake: a frame that does not follow the end of the log. Our own mistakes are
+asserts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import errno
 
 
 class StorageError(Exception):
-    """A disk, a file or bytes in it did not do what they should."""
+    """A disk, a file or bytes in it did not behave as they should."""
 
 
 class DiskError(StorageError):
@@ -24,30 +25,31 @@ class DiskError(StorageError):
 
     @classmethod
     def of(cls, operation: str, path: str, error: OSError) -> DiskError:
+        """Return the `DiskError` for an `OSError` of `operation` on `path`."""
         return cls(operation, path, error.errno or 0, error.strerror or str(error))
 
     @property
     def is_full(self) -> bool:
-        """The file system has no room (or no quota) left."""
+        """Whether the file system has no room (or no quota) left."""
         return self.errno in (errno.ENOSPC, errno.EDQUOT)
 
     @property
     def is_missing(self) -> bool:
-        """The file or directory is not there."""
+        """Whether the file or directory does not exist."""
         return self.errno == errno.ENOENT
 
     @property
     def is_damage(self) -> bool:
-        """These bytes are gone, and only these: a sector that cannot be read, a file that is missing."""
+        """Whether only these bytes are lost: an unreadable sector, or a missing file."""
         return self.errno in (errno.EIO, errno.EILSEQ, errno.ENODATA, errno.ENOENT)
 
 
 class LogRemoved(StorageError):
-    """The log was deleted, or another stands in its place: what waits for it waits for nothing."""
+    """The log was deleted or replaced, so nothing that waits for it will happen."""
 
 
 class ReplicaStopped(StorageError):
-    """A mistake was met in the state of one replica: it takes part in nothing until a restart."""
+    """The state of one replica is wrong: it takes part in nothing until a restart."""
 
 
 class DamagedDocument(StorageError):
@@ -55,11 +57,11 @@ class DamagedDocument(StorageError):
 
 
 class DamagedRange(StorageError):
-    """Entries whose stored bytes are not what the index says; a reader may go on behind them.
+    """Entries whose stored bytes are not what the index says; a reader may continue after them.
 
     `first_index` to `last_index` (both included) hold the offsets from `first_offset` up to, not
-    including, `next_offset`; `file` and `position` say where the bytes lie. `term` is the one entry's as
-    its index row has it; 0 where it is not known.
+    including, `next_offset`; `file` and `position` say where the bytes lie. `term` is the one entry's
+    according to the index; 0 if unknown.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class DamagedRange(StorageError):
 
 
 class RepairRefused(StorageError):
-    """Bytes offered for a damaged entry are not those that are missing; nothing was changed."""
+    """Bytes offered for a damaged entry are not the missing ones; nothing was changed."""
 
 
 class StorageClosed(StorageError):
@@ -100,7 +102,7 @@ class StorageClosed(StorageError):
 
 
 class EntriesTrimmed(StorageError):
-    """A truncation or a new log start took the entries away while they were read."""
+    """A truncation or a new log start removed the entries while they were read."""
 
 
 class FolderInUse(StorageError):
@@ -108,15 +110,15 @@ class FolderInUse(StorageError):
 
 
 class NotALogFolder(StorageError):
-    """A folder that holds something else: nothing in it was touched."""
+    """The folder holds something else; nothing in it was touched."""
 
 
 class RecordsLost(StorageError):
-    """Acknowledged records of a log that has no copies are gone."""
+    """Acknowledged records of a log without replicas are lost."""
 
 
 class AppendRefused(StorageError):
-    """No room for new records now: `resource` is "disk" or "journal". Nothing was appended."""
+    """There is no room for new records: `resource` is "disk" or "journal". Nothing was appended."""
 
     def __init__(self, resource: str) -> None:
         super().__init__(f"append refused: no room on the {resource}")
@@ -124,8 +126,9 @@ class AppendRefused(StorageError):
 
 
 class OffsetOutOfRange(StorageError, LookupError):
-    """The log has no record at `offset`: before `start_offset` they were given up, from `end_offset` on not
-    written yet.
+    """The log has no record at `offset`.
+
+    Records before `start_offset` were trimmed; those from `end_offset` on are not written yet.
     """
 
     def __init__(self, name: str, offset: int, *, start_offset: int, end_offset: int) -> None:
@@ -138,4 +141,7 @@ class OffsetOutOfRange(StorageError, LookupError):
 
 
 class BrokenChain(ValueError):
-    """A frame does not continue the log: wrong index, previous term, offset or time. It changed nothing."""
+    """A frame does not continue the log: wrong index, previous term, offset or time.
+
+    Nothing was changed by it.
+    """

@@ -1,7 +1,8 @@
-"""A fair limiter for the reader threads: bounds reads and bytes in flight, serves waiting readers by turns.
+"""A fair limiter for reader threads.
 
-Without it one consumer that replays old data has all threads and all memory, and every other reader waits
-behind what it asked for. It knows nothing of files; on the loop only.
+It bounds reads and bytes in flight and serves waiting readers round-robin. Without it one consumer that
+replays old data takes all threads and all memory, and every other reader waits. It knows nothing of files.
+The loop's thread only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Hashable
 
 
 class FairLimiter:
-    """`limit` reads under way, of `limit_bytes` together; one larger than that goes alone."""
+    """At most `limit` reads of at most `limit_bytes` in flight; a larger read runs alone."""
 
     def __init__(self, *, limit: int, limit_bytes: int) -> None:
         self._limit = limit
@@ -20,15 +21,16 @@ class FairLimiter:
         self.running = 0
         self.running_bytes = 0
         self.most_running = 0
-        # By reader, in the order of their turns.
+        # By reader; the reader served next comes first.
         self._waiting: dict[Hashable, deque[tuple[asyncio.Future[None], int]]] = {}
 
     @property
     def waiting(self) -> int:
+        """Number of reads that wait."""
         return sum(map(len, self._waiting.values()))
 
     async def acquire(self, reader: Hashable, size_bytes: int) -> None:
-        """Wait for a turn; `release` it back in every case."""
+        """Wait until a read of `size_bytes` may start; call `release` after it in every case."""
         if not self._waiting and self._has_room(size_bytes):
             self._start(size_bytes)
             return
@@ -45,7 +47,7 @@ class FairLimiter:
             raise
 
     def release(self, size_bytes: int) -> None:
-        """A turn is over."""
+        """Count a read of `size_bytes` as ended, and start those that now fit."""
         self.running -= 1
         self.running_bytes -= size_bytes
         self._next()

@@ -1,8 +1,8 @@
-"""What all logs of a storage share and what is bounded for them together: open files, and rows in memory.
+"""Bounds that all logs of a storage share: open files, and index rows in memory.
 
-A thousand partitions of many segments each have more files than a process may open, and more rows than it
-should keep. So files that nobody has used lately are let go of, and rows of segments are kept in chunks,
-the least recently used leaving first. It knows nothing of what either holds.
+A thousand partitions of many segments have more files than a process may open, and more index rows than it
+should keep. So files that were not used lately are released, and rows are cached in chunks, least recently
+used out first. It knows nothing of what either holds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Hashable, Sequence
 
 from laminar.log.disk.disk import Buffer, Disk, File
 
-# Beside its rows a chunk takes a key and two objects.
+# Memory of a chunk besides its rows: a key and two objects.
 _CHUNK_OVERHEAD_BYTES = 250
-# So many stay whatever the limit: a search needs some at once, or it would wait for ever.
+# This many stay whatever the limit: a search needs several at once, or it would never end.
 _FEWEST_CHUNKS = 32
-# How many open files are looked at for one that may go; those written to and not synced may not.
+# How many open files are examined for one that may go; unsynced ones may not.
 _LOOKS = 16
 
 
 def raise_open_file_limit() -> int:
-    """Raise this process's soft limit of open files to its hard limit; returns the limit that then holds.
+    """Raise the soft limit of open files to the hard limit; return the limit that then holds.
 
     The usual soft limit of 1,024 is for programs that call `select`. A thousand partitions or connections
     need more.
@@ -40,11 +40,11 @@ def raise_open_file_limit() -> int:
 
 
 class Handle:
-    """A file that is open only while it is used now and then; any thread may use it.
+    """A file that is open only while it is in use; any thread may use it.
 
-    A file that was written to stays open until a sync has covered that: one that is opened anew may not hear
-    of an error that came in between. Not so one that is `checked_when_read` and can be made anew: else ten
-    thousand segments of a checkpoint had twice as many files open.
+    A file that was written to stays open until a sync has covered the write: one that is reopened may not
+    report an error that happened in between. A file that is `checked_when_read` and can be rebuilt is
+    exempt; otherwise a checkpoint of ten thousand segments would keep twice as many files open.
     """
 
     __slots__ = ("_begun", "_ended", "_files", "_synced", "checked_when_read", "file", "path", "used")
@@ -53,11 +53,12 @@ class Handle:
         self._files = files
         self.path = path
         self.checked_when_read = checked_when_read
-        # The open file, if it is; taking it never blocks. Whoever holds it may go on when it is let go of.
+        # The open file, if any; taking it never blocks. A thread that holds it may continue after it
+        # is released.
         self.file: File | None = None
         self.used = False
-        # A sync may run beside a write. It covers a write only if that has ended before the sync begins, so
-        # both ends of each write are counted: of one that is under way, the sync counts neither.
+        # A sync may run beside a write, and covers it only if the write ended before the sync began.
+        # So both ends of each write are counted: a write in progress is not counted as covered.
         self._begun = 0
         self._ended = 0
         self._synced = 0
@@ -68,12 +69,17 @@ class Handle:
         return self._begun != self._synced
 
     def open(self, *, create: bool = False) -> File:
-        """The file, opened when needed. Raises `DiskError`."""
+        """Return the file, opened if necessary.
+
+        Raises:
+            DiskError: It cannot be opened.
+        """
         self.used = True
         file = self.file
         return self._files.open(self, create=create) if file is None else file
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers back to back; return the number of bytes."""
         self._begun += 1
         try:
             return self.open().pwritev(buffers, position)
@@ -81,6 +87,7 @@ class Handle:
             self._ended += 1
 
     def truncate(self, size: int, *, create: bool = False) -> None:
+        """Set the size of the file; `create` makes a missing one."""
         self._begun += 1
         try:
             self.open(create=create).truncate(size)
@@ -89,39 +96,41 @@ class Handle:
 
     @property
     def writes(self) -> int:
-        """How many writes have ended: what `synced` is told of."""
+        """Number of writes that have ended: the argument for `synced`."""
         return self._ended
 
     def synced(self, writes: int) -> None:
-        """Count the first so many writes as covered by a sync."""
+        """Count the first `writes` writes as covered by a sync."""
         self._synced = max(self._synced, writes)
         self._files.shrink()
 
     def sync(self) -> None:
-        """What was written before this call is durable when it returns. A write that is under way is not."""
+        """Make every write that ended before this call durable. A concurrent write is not covered."""
         if self.unsynced:
             writes = self._ended
             self.open().sync()
             self.synced(writes)
 
     def start_writeback(self, size: int, position: int) -> None:
+        """Hint that these bytes should be written now."""
         self.open().start_writeback(size, position)
 
     def forget(self) -> None:
-        """Let go of the file, whatever waits for a sync; who reads it may go on."""
+        """Release the file even if it is unsynced; a thread that reads it may continue."""
         self._files.forget(self)
 
     def close(self) -> None:
+        """Release the file and close it."""
         file = self._files.forget(self)
         if file is not None:
             file.close()
 
 
 class OpenFiles:
-    """The open ones of many files: about `limit` of them, those that wait for a sync beyond it.
+    """The open ones of many files: about `limit`, and beyond it those that wait for a sync.
 
-    Of files that wait for a sync there should be at most `unsynced_limit`: the segments' writer syncs the
-    oldest where there would be more. Both together take half of what this process may open.
+    At most `unsynced_limit` files should wait for a sync: above it the segment writer syncs the oldest.
+    Both limits together are half of what this process may open.
     """
 
     def __init__(self, disk: Disk, limit: int) -> None:
@@ -136,6 +145,7 @@ class OpenFiles:
         return len(self._open)
 
     def open(self, handle: Handle, *, create: bool) -> File:
+        """Open the file of a handle, unless another thread has done so meanwhile."""
         file = self.disk.open(handle.path, create=create)
         with self._lock:
             if handle.file is not None:
@@ -146,7 +156,7 @@ class OpenFiles:
         return file
 
     def shrink(self) -> None:
-        """Let go of what is beyond the limit and may go now."""
+        """Release files above the limit, as far as they may go now."""
         if len(self._open) > self._limit:
             with self._lock:
                 self._let_go()
@@ -161,17 +171,19 @@ class OpenFiles:
                 oldest.used = False
                 self._open[oldest] = None
             else:
-                # Not closed: a thread may be reading it. It closes when the last of them is done.
+                # Not closed here: a thread may be reading it. It closes with its last
+                # reference.
                 oldest.file = None
 
     def forget_in(self, directory: str) -> None:
-        """Let go of all files of a directory that is no more: open ones would keep their room on the disk."""
+        """Release all files of a removed directory: open ones would keep their room on the disk."""
         with self._lock:
             for handle in [each for each in self._open if os.path.dirname(each.path) == directory]:
                 del self._open[handle]
                 handle.file = None
 
     def forget(self, handle: Handle) -> File | None:
+        """Take the file from its handle and return it; None if it was not open."""
         with self._lock:
             self._open.pop(handle, None)
             file, handle.file = handle.file, None
@@ -179,7 +191,10 @@ class OpenFiles:
 
 
 class RowCache:
-    """Chunks of rows by (segment's file, number), up to `limit_bytes`. The loop's thread only."""
+    """Chunks of index rows by (segment file, chunk number), up to `limit_bytes`.
+
+    The loop's thread only.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -188,6 +203,7 @@ class RowCache:
         self.loads = 0
 
     def get(self, owner: Hashable, number: int) -> bytes | None:
+        """Return a chunk, or None if it is not cached."""
         key = (owner, number)
         chunk = self._chunks.get(key)
         if chunk is not None:
@@ -195,6 +211,7 @@ class RowCache:
         return chunk
 
     def put(self, owner: Hashable, number: int, chunk: bytes) -> None:
+        """Cache a chunk, and drop the least recently used ones above the limit."""
         self.drop(owner, number)
         self.loads += 1
         self._chunks[owner, number] = chunk
@@ -204,13 +221,14 @@ class RowCache:
             self.size_bytes -= len(oldest) + _CHUNK_OVERHEAD_BYTES
 
     def drop(self, owner: Hashable, number: int) -> None:
+        """Remove a chunk, if it is cached."""
         chunk = self._chunks.pop((owner, number), None)
         if chunk is not None:
             self.size_bytes -= len(chunk) + _CHUNK_OVERHEAD_BYTES
 
 
 class Resources:
-    """Both bounds of one storage."""
+    """The open files and the row cache of one storage."""
 
     def __init__(self, disk: Disk, *, open_files: int, row_bytes: int) -> None:
         self.files = OpenFiles(disk, open_files)

@@ -1,8 +1,8 @@
-"""What a full disk stopped is tried again, until it works.
+"""Retry what a full disk stopped, until it works.
 
-While the disk has no room for a checkpoint or for the next journal file, appends are refused. Then no frame
-comes that could ask for either, so somebody else must: a timer on the loop, running only while something is
-missing. It knows neither journal nor checkpoints: its caller says what one more try is.
+While the disk has no room for a checkpoint or the next journal file, appends are refused. Then no frame
+arrives that would trigger another attempt, so a timer on the loop does, as long as something is missing. It
+knows neither journal nor checkpoints: the caller says what one attempt is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class DiskFullRetry:
-    """One timer; all methods are the loop's."""
+    """One timer for everything that is missing. The loop's thread only."""
 
     def __init__(
         self,
@@ -21,7 +21,10 @@ class DiskFullRetry:
         pause_ms: int,
         attempt: Callable[[set[str]], None],
     ) -> None:
-        """`attempt` begins what is missing, by name; if that fails again, its end calls `request` again."""
+        """Make a retry that calls `attempt` with the names of what is missing.
+
+        If an attempt fails again, it calls `request` again.
+        """
         self._loop = loop
         self._pause_ms = pause_ms
         self._attempt = attempt
@@ -30,7 +33,7 @@ class DiskFullRetry:
         self._closed = False
 
     def request(self, what: str) -> None:
-        """It could not be made: try it in `pause_ms`."""
+        """Retry `what` in `pause_ms`."""
         self._missing.add(what)
         if self._timer is None and not self._closed:
             self._timer = self._loop().call_later(self._pause_ms / 1000, self._try)
@@ -41,6 +44,7 @@ class DiskFullRetry:
         self._attempt(missing)
 
     def close(self) -> None:
+        """Stop the timer; later requests do nothing."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

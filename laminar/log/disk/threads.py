@@ -1,7 +1,7 @@
-"""Where blocking work runs: one thread for each kind, fed in order.
+"""Executors for blocking work: one thread per kind of work, fed in order.
 
-An interface of two calls, so that tests and the simulator can run the same storage on one thread, in an
-order of their choosing.
+The interface has two calls, so that tests and the simulator can run the same storage in one thread, in an
+order of their choice.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Protocol
 
 
 class SerialExecutor(Protocol):
-    """Runs tasks one after the other, in the order given. Tasks do not raise."""
+    """Runs tasks one after the other, in the order submitted. Tasks do not raise."""
 
-    def submit(self, task: Callable[[], None]) -> None: ...
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run `task` after all tasks submitted before."""
 
     def close(self) -> None:
-        """Returns when every task given before is done."""
+        """Return when every task submitted before has ended."""
 
 
 class SerialThreadExecutor:
-    """A worker with a thread of its own, started with the first task."""
+    """A serial executor with a thread of its own, started with the first task."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,7 +32,8 @@ class SerialThreadExecutor:
 
     def submit(self, task: Callable[[], None]) -> None:
         if self._thread is None:
-            # A daemon: a process that ends without closing its storage is a crash like any other.
+            # A daemon thread: a process that ends without closing its storage is a crash like any
+            # other.
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._tasks.put(task)
@@ -48,7 +50,7 @@ class SerialThreadExecutor:
 
 
 class SerialInlineExecutor:
-    """Runs each task at once, in the caller's thread: for tests that must repeat exactly."""
+    """Runs each task at once in the caller's thread: for tests that must be reproducible."""
 
     def __init__(self, name: str) -> None:
         self._name = name

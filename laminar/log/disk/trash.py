@@ -1,8 +1,8 @@
-"""The trash: what is left of deleted topics and replaced logs, kept for a day and then removed.
+"""The trash: deleted topics and replaced logs, kept for a day and then removed.
 
-A log's folder comes here by one rename, which keeps no time of its own. So the first pass that sees a folder
-gives it a name with the time in it (`NAME@MS`); once that is old enough, its files are removed one by one,
-with pauses, in another thread. When space is low nothing is kept.
+A log's directory arrives by one rename, which keeps no time of its own. So the first pass that sees a
+directory renames it to `NAME@MS`; once that time is old enough, its files are removed one by one, with
+pauses, in another thread. When disk space is low nothing is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STAMPED = re.compile(r".+@(\d{1,16})")
 
 
 class Trash:
-    """The trash of one folder. One process purges it."""
+    """The trash of one folder. Only one process may purge it."""
 
     def __init__(self, disk: Disk, directory: str, *, keep_ms: int) -> None:
         self._disk = disk
@@ -31,7 +31,7 @@ class Trash:
         self.removed = 0
 
     async def purge(self, *, now_ms: int, everything: bool = False) -> None:
-        """Stamp what is new; remove what was stamped `keep_ms` ago, or all of it."""
+        """Stamp what is new; remove what was stamped `keep_ms` ago, or everything."""
         loop = asyncio.get_running_loop()
         try:
             for name in await loop.run_in_executor(None, self._due, now_ms, everything):
@@ -57,7 +57,10 @@ class Trash:
         return due
 
     async def _remove(self, folder: str) -> None:
-        """File by file: to unlink a large one may take long, and others want the disk too."""
+        """Remove a directory file by file.
+
+        Unlinking a large file takes long, and others need the disk too.
+        """
         loop = asyncio.get_running_loop()
         for name in await loop.run_in_executor(None, self._disk.list, folder):
             await loop.run_in_executor(None, self._disk.unlink, os.path.join(folder, name))

@@ -13,7 +13,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """The entry *before* the first: index, term and append time; the offset of the first record behind it."""
+    """The entry *before* the first: index, term and append time; and the first record's offset."""
 
     index: int = 0
     term: int = 0
@@ -23,7 +23,7 @@ class LogStart:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The last entry: its index and term, and the offset behind its records."""
+    """The last entry: its index and term, and the offset after its records."""
 
     index: int
     term: int
@@ -32,7 +32,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What a replica promised: its term, and whom it voted for in it (0: nobody)."""
+    """What a replica promised: its term, and the candidate it voted for in it (0: none)."""
 
     term: int
     vote: int
@@ -42,9 +42,9 @@ class LogState(msgspec.Struct, kw_only=True):
     """One log in a checkpoint.
 
     `segment` is the first index of the last segment (0: no entries), `end_position` where its last frame
-    ends. `policy` 0 is `commit`, 1 `interval` with its limits. `unsynced`: entries may have been acknowledged
-    in this generation before they were synced. `power_lost`: `recovering` says no more than that the last
-    interval may be gone. `least_term`: see `Log.set_recovering`.
+    ends. `policy` 0 is `commit`, 1 `interval` with its limits. `unsynced`: entries may have been
+    acknowledged in this generation before they were synced. `power_lost`: `recovering` says no more than
+    that the last interval may be lost. `least_term`: see `Log.set_recovering`.
     """
 
     log_id: int
@@ -66,7 +66,7 @@ class LogState(msgspec.Struct, kw_only=True):
 
 
 def empty_state(log_id: int, name: str) -> LogState:
-    """A log as it is made: no files, no entries."""
+    """Return the state of a new log: no files, no entries."""
     return LogState(
         log_id=log_id,
         name=name,
@@ -82,12 +82,14 @@ def empty_state(log_id: int, name: str) -> LogState:
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """See docs/storage.md#checkpoints. Recovery begins to read at `journal_position` of file `journal_file`,
-    which was filled with zeros up to `journal_size` (0: it was not). `boot_id` is that of the machine's boot
-    in which the generation began; it lasts no longer than that.
+    """The whole content of a checkpoint; see docs/storage.md#checkpoints.
 
-    `lost` are replicas whose newest hard state may be gone; `replaced` maps the ids of replaced logs to
-    those that stand for them, until the manifest names them.
+    Recovery begins to read at `journal_position` of file `journal_file`, which was filled with zeros up
+    to `journal_size` (0: it was not). `boot_id` is that of the machine's boot in which the generation
+    began.
+
+    `lost` are replicas whose newest hard state may be lost; `replaced` maps the ids of replaced logs to
+    their replacements, until the manifest names these.
     """
 
     generation: int
@@ -107,12 +109,15 @@ _DECODER = msgspec.msgpack.Decoder(Checkpoint)
 
 
 def decode_checkpoint(payload: bytes) -> Checkpoint:
+    """Return the checkpoint that `encode_checkpoint` encoded."""
     return _DECODER.decode(payload)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return a checkpoint as bytes."""
     return msgspec.msgpack.encode(checkpoint)
 
 
 def directory_name(name: str, log_id: int) -> str:
+    """Return the name of a log's directory."""
     return f"{name}-{log_id:016x}"

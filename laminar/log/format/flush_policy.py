@@ -1,7 +1,7 @@
-"""When an append counts: the flush policy of one log.
+"""When an append is acknowledged: the flush policy of one log. Values only.
 
-Values only. `commit`: when the journal's sync has returned. `interval`: when it is written, so that it
-outlives the process; its segments are synced within so many milliseconds, or after so many records.
+`commit`: when the journal's sync has returned. `interval`: when it is written, so that it survives the
+process; it is synced within a number of milliseconds, or after a number of records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushPolicy:
-    """`interval_ms` 0 means `commit`; `interval_records` 0 means no limit but time."""
+    """A flush policy: `interval_ms` 0 means `commit`, `interval_records` 0 no limit but time."""
 
     interval_ms: int = 0
     interval_records: int = 0
@@ -22,10 +22,12 @@ class FlushPolicy:
 
     @property
     def is_interval(self) -> bool:
+        """Whether appends are acknowledged before they are synced."""
         return self.interval_ms > 0
 
     @property
     def name(self) -> str:
+        """The policy's name in settings and reports."""
         return "interval" if self.interval_ms else "commit"
 
 

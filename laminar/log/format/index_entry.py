@@ -1,7 +1,7 @@
-"""One fixed-size row per batch: what the index knows, and how it is read from a batch's header.
+"""Index entries: one for each batch, what the index knows of it, as a packed row of fixed size.
 
-Rows are dense by Raft index, so finding one is arithmetic. Pure: bytes in, values out. A row carries its
-own checksum, because it is the second witness of a damaged batch's (index, term).
+Rows are dense by Raft index, so finding one is arithmetic. Pure: bytes in, values out. A row carries its own
+checksum, because it is the second witness of a damaged batch's (index, term).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _CRC = struct.Struct("<I")
 ROW_SIZE = _FIELDS.size + _CRC.size
 assert ROW_SIZE == 56
 
-# (term, offset of the first record, position, records, size) of the row that begins at a byte of some rows:
-# what reading one record takes, and without a call of ours, as that is counted in tenths of a µs.
+# (term, offset of the first record, position, records, size) of the row at a byte position: what reading one
+# record needs, without a Python call, as that path is counted in tenths of a µs.
 unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
 
-# Of a batch that could not be read and has no row: its index is known, its term is not.
+# The kind of a batch that could not be read and has no row: its index is known, its term is not.
 UNKNOWN_KIND = 255
 # An entry with records that nobody sees where it stands; a plain number, as it is compared in every lookup.
 _STAGED = int(Kind.STAGED)
@@ -33,7 +33,10 @@ _STAGED = int(Kind.STAGED)
 
 @dataclass(slots=True)
 class IndexEntry:
-    """What the index knows of one entry. `position` and `size` are bytes in its segment; `count` records."""
+    """What the index knows of one entry.
+
+    `position` and `size` are bytes in its segment; `count` is the number of records.
+    """
 
     index: int
     term: int
@@ -47,6 +50,7 @@ class IndexEntry:
 
     @property
     def next_offset(self) -> int:
+        """Offset after the last record."""
         return self.base_offset + self.count
 
 
@@ -60,12 +64,13 @@ def pack_row(
     size: int,
     kind: int,
 ) -> bytes:
+    """Return the packed row of an entry, with its checksum."""
     fields = _FIELDS.pack(term, base_offset, position, append_time_ms, tag_mask, count, size, kind, 0, 0)
     return fields + crc32c(fields).to_bytes(4, "little")
 
 
 def unpack_row(rows: Buffer, slot: int, index: int) -> IndexEntry:
-    """The row in `slot` of packed rows, as that of entry `index`."""
+    """Return the index entry in `slot` of packed rows, `index` being the entry's."""
     term, base_offset, position, time_ms, tag_mask, count, size, kind, _, _ = _FIELDS.unpack_from(
         rows, slot * ROW_SIZE
     )
@@ -73,7 +78,7 @@ def unpack_row(rows: Buffer, slot: int, index: int) -> IndexEntry:
 
 
 def row_is_whole(rows: Buffer, slot: int) -> bool:
-    """Whether the row's own checksum holds."""
+    """Return whether the row's own checksum holds."""
     view = memoryview(rows)[slot * ROW_SIZE : (slot + 1) * ROW_SIZE]
     if len(view) < ROW_SIZE:
         return False
@@ -82,7 +87,7 @@ def row_is_whole(rows: Buffer, slot: int) -> bool:
 
 
 def whole_rows(rows: Buffer, count: int) -> int:
-    """How many of the first `count` rows are whole and follow each other, in bytes and in offsets."""
+    """Return how many of the first `count` rows are whole and contiguous, in bytes and in offsets."""
     position = offset = -1
     view = memoryview(rows)
     end = _FIELDS.size
@@ -93,7 +98,8 @@ def whole_rows(rows: Buffer, count: int) -> int:
         if crc32c(view[place : place + end]) != checksum:
             return slot
         if position >= 0 and (at != position or base_offset != offset):
-            # A row of a hole that holds nothing lies nowhere: a repair moves where the one before it ends.
+            # A row of a gap that holds no bytes has no position: a repair moves where the one
+            # before it ends.
             nowhere = kind == UNKNOWN_KIND and not size and not records
             if base_offset != offset or not nowhere:
                 return slot
@@ -103,7 +109,7 @@ def whole_rows(rows: Buffer, count: int) -> int:
 
 
 def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
-    """Whether these bytes are the whole frame of that entry: place and both checksums are right."""
+    """Return whether these bytes are the intact frame of that entry: place and both checksums hold."""
     if len(frame) < HEADER_SIZE:
         return False
     found_index, found_term, body_crc, header_crc = SEALED_PLACE_FIELDS.unpack_from(frame)
@@ -117,7 +123,7 @@ def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
 
 
 def is_header_of(header: Buffer, row: IndexEntry) -> bool:
-    """Whether a whole header of the entry that the row names lies here."""
+    """Return whether this is an intact header of the entry that the row names."""
     if len(header) < HEADER_SIZE:
         return False
     index, term, checksum = _PLACE_AND_CRC.unpack_from(header)
@@ -127,9 +133,9 @@ def is_header_of(header: Buffer, row: IndexEntry) -> bool:
 
 
 def row_mask(rows: Buffer, slot: int) -> int:
-    """The tags of a row's records; all bits where nothing is known of it, so that nobody passes over damage.
+    """Return the tags of a row's records; all bits if nothing is known, so that no damage is skipped.
 
-    A staged entry has none: its records are found by the publish that names it.
+    A staged entry has none: its records are found through the publish entry that names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     if kind == _STAGED:
@@ -138,36 +144,37 @@ def row_mask(rows: Buffer, slot: int) -> int:
 
 
 def row_is_shown(rows: Buffer, slot: int) -> bool:
-    """Whether a row's entry is not a staged one, which holds nothing that anybody reads where it stands."""
+    """Return whether a row's entry is visible; a staged entry holds nothing to read in its place."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     return bool(kind != _STAGED)
 
 
 def row_offset(rows: Buffer, slot: int) -> int:
-    """The offset of the first record of a row's entry."""
+    """Return the offset of the first record of a row's entry."""
     offset: int = _OFFSET.unpack_from(rows, slot * ROW_SIZE)[0]
     return offset
 
 
 def row_offsets(rows: Buffer, slot: int) -> tuple[int, int]:
-    """The offset of the first record of a row's entry, and how many records it has."""
+    """Return (offset of the first record, number of records) of a row's entry."""
     offset, count = _OFFSETS.unpack_from(rows, slot * ROW_SIZE)
     return offset, count
 
 
 def row_next_offset(rows: Buffer, slot: int) -> int:
-    """The offset behind the last record of a row's entry."""
+    """Return the offset after the last record of a row's entry."""
     offset, count = _OFFSETS.unpack_from(rows, slot * ROW_SIZE)
     return int(offset + count)
 
 
 def row_place(rows: Buffer, slot: int) -> tuple[int, int, int]:
-    """(term, position, size) of a row's entry: all that reading it takes."""
+    """Return (term, position, size) of a row's entry: what reading it needs."""
     term, position, size = _WHERE.unpack_from(rows, slot * ROW_SIZE)
     return term, position, size
 
 
 def row_term(rows: Buffer, slot: int) -> int:
+    """Return the term of a row's entry."""
     term: int = _TERM.unpack_from(rows, slot * ROW_SIZE)[0]
     return term
 

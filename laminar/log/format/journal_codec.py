@@ -1,8 +1,8 @@
 """The bytes of a journal: frames, and the records in them.
 
-Pure: it builds and reads buffers, and knows neither files nor threads. A frame begins on a 4 KiB border:
-a fixed head, then records back to back, then zeros up to the next border. Its CRC is seeded with the
-random part of the generation, so that a client's body, found by a scan behind a gap, cannot pass for one.
+Pure: it builds and reads buffers, and knows neither files nor threads. A frame begins on a 4 KiB boundary: a
+fixed head, then records back to back, then zeros up to the next boundary. Its CRC is seeded with the random
+part of the generation, so that a client's body, found by a scan after a gap, cannot pass for a frame.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class RecordKind(IntEnum):
     HARD_STATE = 3  # (term, vote) of a replica
     LOG_START = 4  # (index, term, offset, time) of the entry before the log's first
     RESET = 5  # this log replaces another: old log id
-    UNSYNCED = 6  # from here on entries of an `interval` log may be acknowledged before they are synced
+    UNSYNCED = 6  # entries of an `interval` log may be acknowledged before they are synced
     CREATED = 7  # a log's name
     DELETED = 8  # the log goes to the trash, and a replica's hard state is forgotten: replica id, or empty
     MARK = 9  # a `RecoveryReason`, incarnation, and the least term where there is one
-    CARRIED = 10  # (LSN of the checkpoint behind which it counts, kind), then that kind's payload
+    CARRIED = 10  # (LSN of the checkpoint after which it counts, kind), then that kind's payload
     POLICY = 11  # a flush policy
 
 
@@ -57,6 +57,8 @@ class RecoveryReason(IntEnum):
 
 
 class FrameFlag(IntFlag):
+    """Properties of a frame."""
+
     TWIN = 1  # the second copy of the hard states of the frame before it
     HARD_STATE = 2  # holds hard states, so a twin follows (or this is it)
     MARKER = 4  # empty: the opening of a generation
@@ -73,17 +75,19 @@ POLICY = struct.Struct("<QQ")
 
 
 def record_head(kind: RecordKind, key: int, length: int) -> bytes:
+    """Return the head of a record: kind, key and length of its payload."""
     return RECORD.pack(kind, 0, 0, length, key)
 
 
 def encode_mark(why: RecoveryReason, *, incarnation: int, least_term: int) -> bytes:
+    """Return the payload of a MARK record."""
     if least_term:
         return MARK_WITH_TERM.pack(why, incarnation, least_term)
     return MARK.pack(why, incarnation)
 
 
 def decode_mark(payload: memoryview) -> tuple[int, int, int]:
-    """A `RecoveryReason`, incarnation and least term (0: none)."""
+    """Return (`RecoveryReason`, incarnation, least term or 0) of a MARK record."""
     if len(payload) == MARK.size:
         return (*MARK.unpack(payload), 0)
     why, incarnation, least_term = MARK_WITH_TERM.unpack(payload)
@@ -111,23 +115,23 @@ class FrameHead:
 
     @property
     def stored_size(self) -> int:
-        """Bytes in the file, with the zeros up to the next border."""
+        """Bytes in the file, with the zeros up to the next boundary."""
         return padded_size(self.length)
 
 
 def padded_size(length: int) -> int:
-    """Bytes that a frame with a body of `length` bytes takes in its file."""
+    """Return how many bytes a frame with a body of `length` bytes takes in its file."""
     return -(-(HEAD_SIZE + length) // BLOCK_SIZE) * BLOCK_SIZE
 
 
-# Up to this size a frame's parts are joined: one copy costs less than a CRC call and an iovec for each part.
+# Up to this size a frame's parts are joined: one copy costs less than a CRC call and an iovec per part.
 _JOIN_BYTES = 128 * 1024
-# Inside larger frames, only parts from this size stay apart.
+# In larger frames, only parts from this size up stay separate.
 _APART_BYTES = 16 * 1024
 
 
 def encode_frame(head: FrameHead, parts: Sequence[Buffer], seed: int) -> list[Buffer]:
-    """The buffers of a whole frame, padded; large parts are taken by reference."""
+    """Return the buffers of a whole frame, padded; large parts are taken by reference."""
     body: list[Buffer] = [b"".join(parts)] if head.length <= _JOIN_BYTES else _join_small(parts)
     packed = _HEAD.pack(
         MAGIC,
@@ -151,7 +155,7 @@ def encode_frame(head: FrameHead, parts: Sequence[Buffer], seed: int) -> list[Bu
 
 
 def _join_small(parts: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes in fewer buffers: runs of small parts are joined, large ones kept."""
+    """Return the same bytes in fewer buffers: runs of small parts are joined, large ones kept."""
     joined: list[Buffer] = []
     small: list[Buffer] = []
     for part in parts:
@@ -168,7 +172,10 @@ def _join_small(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def decode_frame(data: memoryview, position: int, *, generation: int, seed: int) -> FrameHead | None:
-    """The head of the whole frame at `position`, or None where no whole frame of this generation begins."""
+    """Return the head of the whole frame at `position`.
+
+    None if no whole frame of this generation begins there.
+    """
     if data[position : position + 4] != MAGIC or len(data) - position < HEAD_SIZE:
         return None
     _, version, flags, _, of_generation, lsn, durable_lsn, hard_state_lsn, records, length, file_size = (
@@ -194,7 +201,10 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
 
 
 def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | None) -> int:
-    """How many of magic, generation and LSN are those of a frame at `position`, whole or not."""
+    """Return how many of magic, generation and LSN are those of a frame at `position`.
+
+    The frame need not be whole.
+    """
     if len(data) - position < HEAD_SIZE:
         return 0
     magic, _, _, _, of_generation, of_lsn, *_ = _HEAD.unpack_from(data, position)
@@ -202,7 +212,7 @@ def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | 
 
 
 def decode_records(body: memoryview, records: int) -> Iterator[tuple[RecordKind, int, memoryview]]:
-    """(kind, key, payload) of each record of a whole frame."""
+    """Yield (kind, key, payload) of each record of a whole frame."""
     position = 0
     for _ in range(records):
         kind, _flags, _reserved, length, key = RECORD.unpack_from(body, position)

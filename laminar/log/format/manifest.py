@@ -1,7 +1,7 @@
-"""Which replicas a shard holds: the list that makes a missing one *lost* instead of new.
+"""The manifest: the replicas of a shard, so that a missing one is known as *lost*, not new.
 
-It knows nothing of what the entries mean; `laminar.node` decides. Apart from the checkpoint because it
-changes rarely, and must be readable where the journal is not.
+It does not know what the entries mean; `laminar.node` decides. It is separate from the checkpoint because it
+changes rarely, and must be readable if the journal is not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from laminar.log.disk.document import Document
 
 
 class ReplicaEntry(msgspec.Struct, kw_only=True):
-    """One replica of one partition. `voters` are (replica id, node id) at creation; ids are never reused."""
+    """One replica of one partition.
+
+    `voters` are (replica id, node id) at creation; ids are never reused.
+    """
 
     log_id: int
     replica_id: int
@@ -31,10 +34,10 @@ class ReplicaEntry(msgspec.Struct, kw_only=True):
 
 
 class Unknown(msgspec.Struct, kw_only=True):
-    """A list that may lack replicas: the one before it was lost, and the catalog was not asked yet.
+    """A manifest that may lack replicas: its predecessor was lost, and the catalog was not asked yet.
 
-    `set_aside`: what the home held when its list was lost is out of the way. Until then each start sets it
-    aside again.
+    `set_aside`: the content of the store directory at that moment has been moved out of the way. Until
+    then each start does so again.
     """
 
     entries: list[ReplicaEntry]
@@ -46,15 +49,16 @@ _DECODER: msgspec.msgpack.Decoder[_Content] = msgspec.msgpack.Decoder(_Content)
 
 
 def decode_manifest(payload: bytes) -> _Content:
-    """What a manifest says."""
+    """Return what a manifest says."""
     return _DECODER.decode(payload)
 
 
 class Manifest:
-    """The durable list of entries, in memory and in its document. Not thread-safe: one writer at a time.
+    """The durable list of replicas, in memory and in its document.
 
-    `known`: it names all replicas that were ever here and not let go of since. Where it is False nothing may
-    be born (docs/consensus.md#births-and-removals). `set_aside` as in `Unknown`. `written`: there is one.
+    Not thread-safe: one writer at a time. `known`: it names all replicas that were ever here and not
+    released since. If False, no replica may be born (docs/consensus.md#births-and-removals). `set_aside`
+    as in `Unknown`. `written`: there is a document.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -65,13 +69,13 @@ class Manifest:
         self.written = False
 
     def load(self) -> None:
-        """Read the entries and write them again: what was read may have been in the page cache only."""
+        """Read the entries, and write them again: the copy may have been in the page cache only."""
         payload = self.look()
         if payload is not None:
             self._document.write(payload)
 
     def look(self) -> bytes | None:
-        """Read the entries, and change nothing; what they were read from."""
+        """Read the entries without changing anything; return the payload that they were read from."""
         payload = self._document.read()
         self.written = payload is not None
         if payload is not None:
@@ -85,7 +89,10 @@ class Manifest:
     def replace(
         self, entries: Sequence[ReplicaEntry], *, known: bool | None = None, set_aside: bool | None = None
     ) -> None:
-        """Durable when this returns. `known` and `set_aside` stay as they are where they are not given."""
+        """Replace the entries; durable on return.
+
+        `known` and `set_aside` stay as they are if not given.
+        """
         entries = list(entries)
         known = self.known if known is None else known
         set_aside = self.set_aside if set_aside is None else set_aside

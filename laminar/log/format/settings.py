@@ -10,7 +10,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
-    """Sizes in bytes, times in ms."""
+    """Settings of a storage; sizes in bytes, times in ms."""
 
     # Above it `Log.segment_full` asks the leader to open the next segment.
     segment_size_bytes: int = 256 * MIB
@@ -18,53 +18,54 @@ class StorageSettings:
     # first file of a generation is small, so that a start is quick and an idle shard takes little room.
     first_journal_file_bytes: int = 4 * MIB
     journal_file_bytes: int = 64 * MIB
-    # So many bytes of journal between two checkpoints; a start reads about as many.
+    # Bytes of journal between two checkpoints; a start reads about as many.
     checkpoint_bytes: int = 64 * MIB
-    # From so many journal files on that no checkpoint covers, `Storage.refusal` names the journal.
+    # From this many journal files not covered by a checkpoint, `Storage.refusal` names the journal.
     max_journal_files: int = 8
-    # One journal frame; what is above goes into the next.
+    # The size of one journal frame; the rest goes into the next.
     max_frame_bytes: int = 32 * MIB
     # Frames kept in memory for readers and followers, over all logs.
     recent_bytes: int = 16 * MIB
-    # Synced frames are gathered up to so many bytes, or until it is quiet, before the segments' writer gets
-    # them: one system call for many small batches of a segment.
+    # Synced frames are gathered up to this many bytes, or until the journal is idle, before the segment
+    # writer gets them: one system call for many small batches of a segment.
     gather_bytes: int = 1 * MIB
-    # Synced, but not yet in a segment: above it the next journal frame waits.
+    # Bytes synced but not yet in a segment: above it the next journal frame waits.
     max_unwritten_bytes: int = 32 * MIB
-    # Writeback of a segment is begun every so many bytes, so that a checkpoint's sync finds little to do.
+    # Bytes of a segment after which writeback begins, so that a checkpoint's sync finds little to do.
     writeback_bytes: int = 8 * MIB
-    # Quiet for so long after a sync: an empty frame is written, so that a journal at rest never ends in one
-    # that matters.
+    # Idle time after a sync until the end mark is written, so that a journal never ends in a frame that
+    # only it vouches for.
     idle_marker_ms: int = 4
-    # The pause before a checkpoint or a journal file that failed, for want of room as a rule, is tried again.
+    # Pause before another attempt at a checkpoint or a journal file, usually for lack of disk space.
     retry_ms: int = 1000
-    # Of `interval` logs: so many bytes of journal may be acknowledged and not synced; above it a sync follows
+    # Bytes of journal of `interval` logs that may be acknowledged and not synced; above it a sync follows
     # at once. At most a quarter of `max_unwritten_bytes`, as they stay in memory until then.
     unsynced_bytes: int = 4 * MIB
     # A read larger than this is verified in a reader thread, not on the loop.
     inline_read_bytes: int = 1 * MIB
     reader_threads: int = 4
-    # Every sealed segment is read again within so many days, at no more than so many bytes a second.
+    # Every sealed segment is read again within this many days, at this rate at most.
     scrub_days: int = 7
     scrub_bytes_per_s: int = 8 * MIB
-    # Bytes of cold reads under way, so also of memory that they take.
+    # Bytes of cold reads in flight, and so of the memory that they take.
     reader_bytes: int = 32 * MIB
-    # Beside commits cold reads keep to this pace, in small pieces: a disk busy with a large read lets a sync
-    # wait for milliseconds. Alone they go as fast as the disk does.
+    # During commits cold reads are throttled to this rate, in small ranges: a disk busy with a large read
+    # delays a sync by milliseconds. Without commits they run as fast as the disk.
     cold_bytes_per_s: int = 64 * MIB
     cold_piece_bytes: int = 256 * KIB
-    # Rows of the index kept in memory: 16 MiB stand for 1.2 GB of data in batches of 4 KiB, 70 GB in such of
+    # Index rows kept in memory: 16 MiB stand for 1.2 GB of data in batches of 4 KiB, 70 GB in batches of
     # 256 KiB.
     row_bytes: int = 16 * MIB
-    # Files of segments that are open at once; those that wait for a sync are open beyond it.
+    # Segment files open at once; those that wait for a sync are open beyond it.
     open_files: int = 512
-    # Frames read ahead of small reads in sequence.
+    # Bytes of frames read ahead of small sequential reads.
     ahead_bytes: int = 8 * MIB
 
     @property
     def checkpoint_due_bytes(self) -> int:
-        """`checkpoint_bytes`, or less where journal files are so small that their number would come first.
+        """Bytes of journal after which a checkpoint is due.
 
-        Else appends would be refused for the journal's sake before a checkpoint is due, and for ever.
+        `checkpoint_bytes`, or less if journal files are so small that their number would be reached
+        first: appends would be refused before a checkpoint is due, for ever.
         """
         return min(self.checkpoint_bytes, self.journal_file_bytes * self.max_journal_files // 4)

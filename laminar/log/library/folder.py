@@ -258,11 +258,11 @@ def _refuse_without_manifest(disk: Disk, directory: str) -> None:
 
     What is opened all the same would be empty, and make room for new logs of the same names.
     """
-    home, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
+    store, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
     held = disk.list(logs)
-    if held and not any(name.startswith("manifest-") for name in disk.list(home)):
+    if held and not any(name.startswith("manifest-") for name in disk.list(store)):
         raise RecordsLost(
-            f"{home} has no manifest, so nothing tells which logs there are, but {logs} holds "
+            f"{store} has no manifest, so nothing tells which logs there are, but {logs} holds "
             f"{', '.join(held[:3])}{' and more' if held[3:] else ''}; nothing was touched. Put {HOME} back "
             f"from a copy, or move {LOGS} away; `laminar log inspect` shows what is in them"
         )

@@ -79,16 +79,16 @@ class Found:
     short: bool
 
 
-def read_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Found:
+def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
     """What is whole of a home's journal behind its checkpoint."""
     frames: list[FoundFrame] = []
     highest_lsn = checkpoint.lsn
-    numbers = [number for number in journal_numbers(disk, home) if number >= checkpoint.journal_file]
+    numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
     short = checkpoint.journal_file not in numbers
     for number in numbers:
         start = checkpoint.journal_position if number == checkpoint.journal_file else 0
         name = journal_name(number)
-        file = disk.open(os.path.join(home, name))
+        file = disk.open(os.path.join(store, name))
         try:
             size = file.size()
             data = memoryview(_read_all(file, start))
@@ -110,9 +110,9 @@ def read_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Found:
                 least = max(least, head.file_size)
             position = end
         if size < least:
-            _log.error("%s/%s: the file has %d bytes, and had at least %d before", home, name, size, least)
+            _log.error("%s/%s: the file has %d bytes, and had at least %d before", store, name, size, least)
             short = True
-    mark = read_end(disk, home, generation=checkpoint.generation, seed=checkpoint.seed)
+    mark = read_end(disk, store, generation=checkpoint.generation, seed=checkpoint.seed)
     return Found(frames, mark, short)
 
 

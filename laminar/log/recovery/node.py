@@ -27,7 +27,7 @@ from laminar.log.recovery.store import Recovered, recover_store
 
 _log = logging.getLogger("laminar.recovery")
 
-_HOME = re.compile(r"(\d+)-(\d+)")
+_STORE = re.compile(r"(\d+)-(\d+)")
 ShardOf = Callable[[ReplicaEntry, int], int]
 
 
@@ -80,32 +80,32 @@ def recover_node(
     document = Document(disk, data_directory, "map")
     found = _read_map(disk, data_directory, document)
     current = found or ShardLayout(1, shards, made=False)
-    _check_homes(disk, data_directory, current)
+    _check_stores(disk, data_directory, current)
     # Also what was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
-    node.remove_homes(lambda number: number != current.number)
+    node.remove_stores(lambda number: number != current.number)
     if disk.exists(controller_store(data_directory)):
         node.recover(controller_store(data_directory)).close()
-    homes = [shard_store(data_directory, current, shard) for shard in range(current.shards)]
+    stores = [shard_store(data_directory, current, shard) for shard in range(current.shards)]
     if current.made:
-        node.begin_missing(homes)
+        node.begin_missing(stores)
     if shards == current.shards or not current.made:
-        for home in homes:
-            node.recover(home, forget=True).close()
+        for store in stores:
+            node.recover(store, forget=True).close()
     if not current.made:
         current = ShardLayout(current.number, current.shards)
         document.write(msgspec.msgpack.encode(current))
     if shards == current.shards:
         return current
     wanted = ShardLayout(current.number + 1, shards)
-    recovered = [node.recover(home, forget=True) for home in homes]
+    recovered = [node.recover(store, forget=True) for store in stores]
     try:
         node.deal(recovered, wanted, shard_of)
     finally:
-        for home_state in recovered:
-            home_state.close()
+        for recovered_store in recovered:
+            recovered_store.close()
     document.write(msgspec.msgpack.encode(wanted))
-    node.remove_homes(lambda number: number != wanted.number)
+    node.remove_stores(lambda number: number != wanted.number)
     return wanted
 
 
@@ -124,7 +124,7 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
     if payload is not None:
         return msgspec.msgpack.decode(payload, type=ShardLayout)
     directory = os.path.join(data_directory, "shards")
-    found = _homes(disk, data_directory)
+    found = _stores(disk, data_directory)
     if not found and not document.exists():
         return None
     numbers = {number for number, _ in found}
@@ -140,23 +140,23 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
     return known
 
 
-def _homes(disk: Disk, data_directory: str) -> list[tuple[int, int]]:
+def _stores(disk: Disk, data_directory: str) -> list[tuple[int, int]]:
     """(number, shard) of every home that is there, in order."""
     names = disk.list(os.path.join(data_directory, "shards"))
-    return sorted((int(match[1]), int(match[2])) for match in map(_HOME.fullmatch, names) if match)
+    return sorted((int(match[1]), int(match[2])) for match in map(_STORE.fullmatch, names) if match)
 
 
-def _names(homes: list[tuple[int, int]]) -> str:
-    return ", ".join(f"{number}-{shard}" for number, shard in homes) or "none"
+def _names(stores: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{number}-{shard}" for number, shard in stores) or "none"
 
 
-def _check_homes(disk: Disk, data_directory: str, current: ShardLayout) -> None:
+def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None:
     """Raise `DamagedDocument` for a map that is an older copy: homes of another number hold the replicas, and
     of its own some are gone. All that are not its own would be removed.
 
     And where all homes are gone, and logs are there: no damage takes all, and what is lost once stays lost.
     """
-    found = _homes(disk, data_directory)
+    found = _stores(disk, data_directory)
     missing = {(current.number, shard) for shard in range(current.shards)} - set(found)
     others = [each for each in found if each[0] != current.number]
     directory = os.path.join(data_directory, "shards")
@@ -169,10 +169,10 @@ def _check_homes(disk: Disk, data_directory: str, current: ShardLayout) -> None:
             "back. Where all homes are of one number, remove the files map-*: their names tell it then. "
             "Nothing was changed"
         )
-    _refuse_without_homes(disk, data_directory, len(missing), current)
+    _refuse_without_stores(disk, data_directory, len(missing), current)
 
 
-def _refuse_without_homes(disk: Disk, data_directory: str, missing: int, current: ShardLayout) -> None:
+def _refuse_without_stores(disk: Disk, data_directory: str, missing: int, current: ShardLayout) -> None:
     directory, logs = os.path.join(data_directory, "shards"), logs_directory(data_directory)
     held = disk.list(logs) if disk.exists(logs) else []
     if missing == current.shards and held:
@@ -184,9 +184,9 @@ def _refuse_without_homes(disk: Disk, data_directory: str, missing: int, current
         )
 
 
-def _holds_replicas(disk: Disk, home: str) -> bool:
+def _holds_replicas(disk: Disk, store: str) -> bool:
     """Whether a home's manifest names any, or cannot be read."""
-    manifest = Manifest(disk, home)
+    manifest = Manifest(disk, store)
     try:
         manifest.look()
     except DamagedDocument:
@@ -203,22 +203,22 @@ class _Node:
         self._settings = settings
         self._rng = rng
 
-    def begin_missing(self, homes: list[str]) -> None:
+    def begin_missing(self, stores: list[str]) -> None:
         """Begin those that a former start made, and that are gone, as homes without a manifest: no replica of
         theirs is born again.
         """
-        for home in homes:
-            documents = [Document(self._disk, home, name) for name in ("manifest", "checkpoint")]
-            if self._disk.exists(home) and any(document.exists() for document in documents):
+        for store in stores:
+            documents = [Document(self._disk, store, name) for name in ("manifest", "checkpoint")]
+            if self._disk.exists(store) and any(document.exists() for document in documents):
                 continue
-            _log.warning("%s is missing: replicas that it held, if it held any, are lost", home)
-            self._disk.make_directory(home)
-            Manifest(self._disk, home).replace([], known=False)
+            _log.warning("%s is missing: replicas that it held, if it held any, are lost", store)
+            self._disk.make_directory(store)
+            Manifest(self._disk, store).replace([], known=False)
 
-    def recover(self, home: str, *, forget: bool = False) -> Recovered:
+    def recover(self, store: str, *, forget: bool = False) -> Recovered:
         return recover_store(
             self._disk,
-            home,
+            store,
             logs_directory(self._data_directory),
             settings=self._settings,
             rng=self._rng,
@@ -226,22 +226,22 @@ class _Node:
             forget=forget,
         )
 
-    def remove_homes(self, unwanted: Callable[[int], bool]) -> None:
+    def remove_stores(self, unwanted: Callable[[int], bool]) -> None:
         """Homes of another map: left over from a change that did not finish, or that did.
 
         What was set aside in them stays, beside them.
         """
         directory = os.path.join(self._data_directory, "shards")
         for name in self._disk.list(directory):
-            found = _HOME.fullmatch(name)
+            found = _STORE.fullmatch(name)
             if found and unwanted(int(found[1])):
-                home = os.path.join(directory, name)
-                kept = [each for each in self._disk.list(home) if each.startswith("damaged-")]
+                store = os.path.join(directory, name)
+                kept = [each for each in self._disk.list(store) if each.startswith("damaged-")]
                 for each in kept:
-                    self._disk.rename(os.path.join(home, each), f"{home}-{each}")
+                    self._disk.rename(os.path.join(store, each), f"{store}-{each}")
                 if kept:
                     self._disk.sync_directory(directory)
-                self._disk.remove_tree(home)
+                self._disk.remove_tree(store)
         self._disk.sync_directory(directory)
 
     def deal(self, old: list[Recovered], wanted: ShardLayout, shard_of: ShardOf) -> None:
@@ -249,18 +249,20 @@ class _Node:
 
         What an old home may lack may belong to any of the new ones.
         """
-        known = all(home.manifest.known for home in old)
+        known = all(store.manifest.known for store in old)
         entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]
-        writers = [self._new_home(shard_store(self._data_directory, wanted, s)) for s in range(wanted.shards)]
-        for home in old:
-            logs = dict(home.writer.logs)
-            hard_states = dict(home.writer.hard_states)
-            lost = set(home.writer.lost)
-            for entry in home.manifest.entries:
+        writers = [
+            self._new_store(shard_store(self._data_directory, wanted, s)) for s in range(wanted.shards)
+        ]
+        for store in old:
+            logs = dict(store.writer.logs)
+            hard_states = dict(store.writer.hard_states)
+            lost = set(store.writer.lost)
+            for entry in store.manifest.entries:
                 shard = shard_of(entry, wanted.shards)
                 assert 0 <= shard < wanted.shards, f"{entry} belongs to shard {shard} of {wanted.shards}"
                 entry = msgspec.structs.replace(
-                    entry, log_id=home.writer.replaced.get(entry.log_id, entry.log_id)
+                    entry, log_id=store.writer.replaced.get(entry.log_id, entry.log_id)
                 )
                 entries[shard].append(entry)
                 writer = writers[shard]
@@ -281,11 +283,11 @@ class _Node:
             writer.checkpoint()
             writer.journal.close()
 
-    def _new_home(self, home: str) -> SegmentWriter:
-        self._disk.make_directory(home)
+    def _new_store(self, store: str) -> SegmentWriter:
+        self._disk.make_directory(store)
         journal = Journal(
             self._disk,
-            home,
+            store,
             self._settings,
             generation=1,
             seed=self._rng.getrandbits(32),
@@ -295,7 +297,7 @@ class _Node:
         place = journal.open_generation()
         return SegmentWriter(
             self._disk,
-            home=home,
+            store=store,
             logs_directory=logs_directory(self._data_directory),
             journal=journal,
             place=place,

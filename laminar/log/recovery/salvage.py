@@ -17,17 +17,17 @@ _log = logging.getLogger("laminar.recovery")
 _COPY_BYTES = 1 << 20
 
 
-def preserve_store(disk: Disk, home: str) -> str:
+def preserve_store(disk: Disk, store: str) -> str:
     """Copy what a person may still make sense of, before the new generation deletes it; returns where to.
 
     Copies, durable before anything is deleted: a crash in between finds all of it again.
     """
-    numbers = [int(name[8:]) for name in disk.list(home) if re.fullmatch(r"damaged-\d+", name)]
-    aside = os.path.join(home, f"damaged-{max(numbers, default=0) + 1}")
+    numbers = [int(name[8:]) for name in disk.list(store) if re.fullmatch(r"damaged-\d+", name)]
+    aside = os.path.join(store, f"damaged-{max(numbers, default=0) + 1}")
     disk.make_directory(aside)
-    names = [name for name in disk.list(home) if name.startswith(("checkpoint-", "journal-", "manifest-"))]
+    names = [name for name in disk.list(store) if name.startswith(("checkpoint-", "journal-", "manifest-"))]
     for name in names:
-        _copy(disk, os.path.join(home, name), os.path.join(aside, name))
+        _copy(disk, os.path.join(store, name), os.path.join(aside, name))
     disk.sync_directory(aside)
     return aside
 

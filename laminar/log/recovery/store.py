@@ -43,7 +43,7 @@ _NONE = Checkpoint(generation=0, seed=0, lsn=0, journal_file=0, journal_position
 class Recovered:
     """A home whose logs are as durable as they ever were, with a new generation open."""
 
-    home: str
+    store: str
     lock: Lock
     manifest: Manifest
     changes: ChangeQueue
@@ -65,7 +65,7 @@ class Recovered:
 
 def recover_store(
     disk: Disk,
-    home: str,
+    store: str,
     logs_directory: str,
     *,
     settings: StorageSettings,
@@ -80,23 +80,23 @@ def recover_store(
 
     Raises `DiskError`; then it may be tried again from the start.
     """
-    disk.make_directory(home)
+    disk.make_directory(store)
     disk.make_directory(logs_directory)
-    lock = disk.lock(os.path.join(home, "lock"))
+    lock = disk.lock(os.path.join(store, "lock"))
     try:
-        manifest, forgotten = _read_manifest(disk, home, forget=forget)
+        manifest, forgotten = _read_manifest(disk, store, forget=forget)
         checkpoint, all_lost = _NONE, False
         if not forgotten:
-            checkpoint, all_lost = _read_checkpoint(disk, home, manifest)
-        found = read_journal(disk, home, checkpoint)
+            checkpoint, all_lost = _read_checkpoint(disk, store, manifest)
+        found = read_journal(disk, store, checkpoint)
         verdict = classify_frames(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
-        _write_again(disk, home, verdict.unsure)
+        _write_again(disk, store, verdict.unsure)
         replay = Replay(checkpoint)
         replay.run(verdict)
         if all_lost:
             replay.lost |= {entry.replica_id for entry in manifest.entries}
         changes = ChangeQueue(settings.recent_bytes)
-        writer = _new_generation(disk, home, logs_directory, settings, rng, checkpoint, verdict)
+        writer = _new_generation(disk, store, logs_directory, settings, rng, checkpoint, verdict)
         rebuild = Rebuild(disk, logs_directory, settings, changes, readers, writer)
         logs = rebuild.run(replay)
         if forgotten:
@@ -109,7 +109,7 @@ def recover_store(
         lock.close()
         raise
     return Recovered(
-        home,
+        store,
         lock,
         manifest,
         changes,
@@ -122,12 +122,12 @@ def recover_store(
     )
 
 
-def _read_manifest(disk: Disk, home: str, *, forget: bool) -> tuple[Manifest, bool]:
+def _read_manifest(disk: Disk, store: str, *, forget: bool) -> tuple[Manifest, bool]:
     """The manifest, and whether it was lost, so that nothing tells whose the home's content is.
 
     Then a copy of that is kept, and the manifest says so before anything of it goes.
     """
-    manifest = Manifest(disk, home)
+    manifest = Manifest(disk, store)
     problem = "a former start found it lost, and was cut off"
     try:
         manifest.load()
@@ -136,38 +136,38 @@ def _read_manifest(disk: Disk, home: str, *, forget: bool) -> tuple[Manifest, bo
             raise
         problem = str(error)
     else:
-        if not manifest.written and forget and _holds_something(disk, home):
+        if not manifest.written and forget and _holds_something(disk, store):
             problem = "it is missing"
         elif manifest.set_aside:
             return manifest, False
-    aside = preserve_store(disk, home)
+    aside = preserve_store(disk, store)
     manifest.replace([], known=False, set_aside=False)
     _log.critical(
         "%s: no manifest can be read: %s. So nothing here tells which replicas it held: they are lost. Its "
         "manifest, checkpoints and journal are kept in %s, and the logs' folders stay where they are",
-        home,
+        store,
         problem,
         aside,
     )
     return manifest, True
 
 
-def _holds_something(disk: Disk, home: str) -> bool:
+def _holds_something(disk: Disk, store: str) -> bool:
     """Whether a home without a manifest has ever held a log or a vote."""
     try:
-        payload = Document(disk, home, "checkpoint").read()
+        payload = Document(disk, store, "checkpoint").read()
     except DamagedDocument:
         return True
     if payload is None:
-        return not _never_used(disk, home)
+        return not _never_used(disk, store)
     checkpoint = decode_checkpoint(payload)
-    frames = read_journal(disk, home, checkpoint).frames
+    frames = read_journal(disk, store, checkpoint).frames
     return bool(checkpoint.logs or checkpoint.hard_states) or any(frame.head.records for frame in frames)
 
 
-def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
+def _read_checkpoint(disk: Disk, store: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
     """The newest whole checkpoint, and whether all that a home must have held is gone with it."""
-    document, problem = Document(disk, home, "checkpoint"), "it is missing"
+    document, problem = Document(disk, store, "checkpoint"), "it is missing"
     try:
         payload = document.read()
     except DamagedDocument as error:
@@ -175,12 +175,12 @@ def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpo
     if payload is not None:
         return decode_checkpoint(payload), False
     is_new = not manifest.written or not (manifest.known or manifest.entries or document.exists())
-    if is_new and _never_used(disk, home):
+    if is_new and _never_used(disk, store):
         return _NONE, False
-    aside = preserve_store(disk, home)
+    aside = preserve_store(disk, store)
     _log.critical(
         "%s: no checkpoint can be read: %s. Its %d replicas are lost; checkpoints and journal are kept in %s",
-        home,
+        store,
         problem,
         len(manifest.entries),
         aside,
@@ -188,10 +188,10 @@ def _read_checkpoint(disk: Disk, home: str, manifest: Manifest) -> tuple[Checkpo
     return _NONE, True
 
 
-def _never_used(disk: Disk, home: str) -> bool:
+def _never_used(disk: Disk, store: str) -> bool:
     """Whether no journal file holds more than its opening frame: then the first start ended early."""
-    for number in journal_numbers(disk, home):
-        file = disk.open(os.path.join(home, journal_name(number)))
+    for number in journal_numbers(disk, store):
+        file = disk.open(os.path.join(store, journal_name(number)))
         try:
             rest = bytes(file.pread(file.size(), BLOCK_SIZE))
         finally:
@@ -201,7 +201,7 @@ def _never_used(disk: Disk, home: str) -> bool:
     return True
 
 
-def _write_again(disk: Disk, home: str, unsure: list[FoundFrame]) -> None:
+def _write_again(disk: Disk, store: str, unsure: list[FoundFrame]) -> None:
     """Make certain what may have been read from the page cache only.
 
     A former sync may have failed and left its pages clean, so a sync alone would not write them.
@@ -210,29 +210,29 @@ def _write_again(disk: Disk, home: str, unsure: list[FoundFrame]) -> None:
     for frame in unsure:
         by_file.setdefault(frame.file_name, []).append(frame)
     for name, frames in by_file.items():
-        file = disk.open(os.path.join(home, name))
+        file = disk.open(os.path.join(store, name))
         try:
             for frame in frames:
                 file.pwritev([frame.stored], frame.position)
             file.sync()
         finally:
             file.close()
-    disk.sync_directory(home)
+    disk.sync_directory(store)
 
 
 def _new_generation(
     disk: Disk,
-    home: str,
+    store: str,
     logs_directory: str,
     settings: StorageSettings,
     rng: random.Random,
     checkpoint: Checkpoint,
     verdict: ScanResult,
 ) -> SegmentWriter:
-    number = max([checkpoint.journal_file, *journal_numbers(disk, home)]) + 1
+    number = max([checkpoint.journal_file, *journal_numbers(disk, store)]) + 1
     journal = Journal(
         disk,
-        home,
+        store,
         settings,
         generation=checkpoint.generation + 1,
         seed=rng.getrandbits(32),
@@ -241,5 +241,5 @@ def _new_generation(
     )
     place = journal.open_generation()
     return SegmentWriter(
-        disk, home=home, logs_directory=logs_directory, journal=journal, place=place, settings=settings
+        disk, store=store, logs_directory=logs_directory, journal=journal, place=place, settings=settings
     )

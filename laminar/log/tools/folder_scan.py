@@ -85,7 +85,7 @@ class Folder:
     kind: str
     live: bool
     lock: str | None
-    homes: list[StorePlace] = field(default_factory=list)
+    stores: list[StorePlace] = field(default_factory=list)
     logs: list[LogPlace] = field(default_factory=list)
 
 
@@ -114,18 +114,18 @@ def _of_node(disk: ReadOnlyDisk, path: str) -> Folder:
         shards = msgspec.msgpack.decode(found, type=ShardLayout)
         directories += [shard_store(path, shards, shard) for shard in range(shards.shards)]
     lock = os.path.join(path, "lock")
-    homes = [_home(disk, each) for each in directories if disk.exists(each)]
-    live = disk.is_locked(lock) or any(home.live for home in homes)
-    logs = _logs(disk, logs_directory(path), homes)
-    return Folder(path=path, kind="node", live=live, lock=lock, homes=homes, logs=logs)
+    stores = [_store(disk, each) for each in directories if disk.exists(each)]
+    live = disk.is_locked(lock) or any(store.live for store in stores)
+    logs = _logs(disk, logs_directory(path), stores)
+    return Folder(path=path, kind="node", live=live, lock=lock, stores=stores, logs=logs)
 
 
 def _of_logs(disk: ReadOnlyDisk, path: str) -> Folder:
-    home = _home(disk, os.path.join(path, HOME))
+    store = _store(disk, os.path.join(path, HOME))
     lock = os.path.join(path, "lock")
-    logs = _logs(disk, os.path.join(path, LOGS), [home])
-    live = home.live or disk.is_locked(lock)
-    return Folder(path=path, kind="logs", live=live, lock=lock, homes=[home], logs=logs)
+    logs = _logs(disk, os.path.join(path, LOGS), [store])
+    live = store.live or disk.is_locked(lock)
+    return Folder(path=path, kind="logs", live=live, lock=lock, stores=[store], logs=logs)
 
 
 def _of_log(disk: ReadOnlyDisk, path: str) -> Folder:
@@ -151,17 +151,17 @@ def _of_segment(disk: ReadOnlyDisk, path: str) -> Folder:
     return Folder(path=path, kind="segment", live=outer.live, lock=outer.lock, logs=outer.logs)
 
 
-def _home(disk: ReadOnlyDisk, directory: str) -> StorePlace:
-    home = StorePlace(directory=directory, live=disk.is_locked(os.path.join(directory, "lock")))
+def _store(disk: ReadOnlyDisk, directory: str) -> StorePlace:
+    store = StorePlace(directory=directory, live=disk.is_locked(os.path.join(directory, "lock")))
     checkpoint = newest(disk, directory, "checkpoint")
     if checkpoint is not None:
-        home.checkpoint = decode_checkpoint(checkpoint)
+        store.checkpoint = decode_checkpoint(checkpoint)
     entries = newest(disk, directory, "manifest")
     if entries is not None:
         found = decode_manifest(entries)
-        home.known = not isinstance(found, Unknown)
-        home.entries = found.entries if isinstance(found, Unknown) else found
-    return home
+        store.known = not isinstance(found, Unknown)
+        store.entries = found.entries if isinstance(found, Unknown) else found
+    return store
 
 
 def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
@@ -177,14 +177,14 @@ def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
     return None
 
 
-def _logs(disk: ReadOnlyDisk, directory: str, homes: list[StorePlace]) -> list[LogPlace]:
+def _logs(disk: ReadOnlyDisk, directory: str, stores: list[StorePlace]) -> list[LogPlace]:
     """The logs on disk and those that a checkpoint names, by name."""
     states: dict[int, LogState] = {}
     entries: dict[int, ReplicaEntry] = {}
-    for home in homes:
-        entries |= {entry.log_id: entry for entry in home.entries}
-        if home.checkpoint is not None:
-            states |= {state.log_id: state for state in home.checkpoint.logs}
+    for store in stores:
+        entries |= {entry.log_id: entry for entry in store.entries}
+        if store.checkpoint is not None:
+            states |= {state.log_id: state for state in store.checkpoint.logs}
     found = [_log(disk, os.path.join(directory, name)) for name in disk.list(directory)]
     known = {log.log_id for log in found}
     found += [

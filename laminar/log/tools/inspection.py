@@ -35,24 +35,24 @@ def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
         "path": folder.path,
         "kind": folder.kind,
         "live": folder.live,
-        "homes": [_home(disk, folder, home) for home in folder.homes],
+        "homes": [_store(disk, folder, store) for store in folder.stores],
         "logs": [_log(disk, log) for log in folder.logs],
     }
 
 
-def _home(disk: ReadOnlyDisk, folder: Folder, home: StorePlace) -> Description:
-    numbers = journal_numbers(disk, home.directory)
-    sizes = [size_of(disk, os.path.join(home.directory, journal_name(number))) or 0 for number in numbers]
+def _store(disk: ReadOnlyDisk, folder: Folder, store: StorePlace) -> Description:
+    numbers = journal_numbers(disk, store.directory)
+    sizes = [size_of(disk, os.path.join(store.directory, journal_name(number))) or 0 for number in numbers]
     found: Description = {
-        "home": os.path.relpath(home.directory, folder.path),
-        "live": home.live,
+        "home": os.path.relpath(store.directory, folder.path),
+        "live": store.live,
         "journal_files": len(numbers),
         "journal_bytes": sum(sizes),
-        "replicas": len(home.entries),
+        "replicas": len(store.entries),
         "checkpoint": None,
         "records_behind_checkpoint": None,
     }
-    checkpoint = home.checkpoint
+    checkpoint = store.checkpoint
     if checkpoint is not None:
         found["checkpoint"] = {
             "generation": checkpoint.generation,
@@ -63,8 +63,8 @@ def _home(disk: ReadOnlyDisk, folder: Folder, home: StorePlace) -> Description:
             "recovering": sorted(state.name for state in checkpoint.logs if state.recovering),
             "lost_votes": len(checkpoint.lost),
         }
-        if not home.live:
-            frames = read_journal(disk, home.directory, checkpoint).frames
+        if not store.live:
+            frames = read_journal(disk, store.directory, checkpoint).frames
             found["records_behind_checkpoint"] = sum(frame.head.records for frame in frames)
     return found
 

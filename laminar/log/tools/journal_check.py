@@ -40,15 +40,15 @@ class JournalFinding:
     note: bool = False
 
 
-def check_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Iterator[JournalFinding]:
+def check_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Iterator[JournalFinding]:
     """What is wrong in the journal files of the checkpoint's generation. Files before it are skipped."""
-    numbers = [number for number in journal_numbers(disk, home) if number >= checkpoint.journal_file]
+    numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
     if checkpoint.journal_file not in numbers:
-        missing = os.path.join(home, journal_name(checkpoint.journal_file))
+        missing = os.path.join(store, journal_name(checkpoint.journal_file))
         yield JournalFinding(missing, 0, 0, "the journal file that the checkpoint names is missing")
     lsn: int | None = None
     for number in numbers:
-        path = os.path.join(home, journal_name(number))
+        path = os.path.join(store, journal_name(number))
         file = disk.open(path)
         try:
             data = memoryview(read_damaged(file, file.size(), 0))
@@ -70,21 +70,21 @@ def check_journal(disk: Disk, home: str, checkpoint: Checkpoint) -> Iterator[Jou
             yield JournalFinding(path, end, known - end, what)
             end = known
         yield from _room(path, data, end, checkpoint, lsn)
-    yield from _check_end_mark(disk, home, checkpoint, lsn)
+    yield from _check_end_mark(disk, store, checkpoint, lsn)
 
 
 def _check_end_mark(
-    disk: Disk, home: str, checkpoint: Checkpoint, lsn: int | None
+    disk: Disk, store: str, checkpoint: Checkpoint, lsn: int | None
 ) -> Iterator[JournalFinding]:
     """The mark that says how far the journal reaches, and whether the journal does."""
-    path = os.path.join(home, NAME)
-    for number, slot in enumerate(read_slots(disk, home)):
+    path = os.path.join(store, NAME)
+    for number, slot in enumerate(read_slots(disk, store)):
         end = decode_end(slot)
         whole = bytes(len(slot)) if end is None else end.encode()
         if len(slot) != BLOCK_SIZE or slot != whole:
             what = "the end mark is damaged, or torn by a loss of power"
             yield JournalFinding(path, number * BLOCK_SIZE, BLOCK_SIZE, what)
-    last = read_end(disk, home, generation=checkpoint.generation, seed=checkpoint.seed)
+    last = read_end(disk, store, generation=checkpoint.generation, seed=checkpoint.seed)
     reached = max(checkpoint.lsn, lsn or 0)
     if last is not None and reached < last.durable_lsn:
         what = f"the journal ends with frame {reached}, and frame {last.durable_lsn} was durable"

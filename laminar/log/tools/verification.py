@@ -100,12 +100,12 @@ def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
     folder = look(disk, os.path.abspath(path))
     segments = [segment for log in folder.logs for segment in log.segments]
     journals = [
-        os.path.join(home.directory, journal_name(number))
-        for home in folder.homes
-        if not home.live
-        for number in journal_numbers(disk, home.directory)
+        os.path.join(store.directory, journal_name(number))
+        for store in folder.stores
+        if not store.live
+        for number in journal_numbers(disk, store.directory)
     ]
-    journals += [os.path.join(home.directory, NAME) for home in folder.homes if not home.live]
+    journals += [os.path.join(store.directory, NAME) for store in folder.stores if not store.live]
     return sum((segment.size or 0) + (segment.index_size or 0) for segment in segments) + sum(
         size_of(disk, path) or 0 for path in journals
     )
@@ -135,16 +135,16 @@ class _Verification:
         folder = self.folder
         if folder.kind == "node":
             self._documents(folder.path)
-        for home in folder.homes:
-            self._documents(home.directory)
-            if not home.known:
+        for store in folder.stores:
+            self._documents(store.directory)
+            if not store.known:
                 what = "the manifest was lost: which replicas were here is asked of the catalog by the node"
-                self._found(home.directory, 0, 0, what, severity="note")
-            if home.checkpoint is not None and not home.live:
-                for number in journal_numbers(self.disk, home.directory):
-                    self._journal(os.path.join(home.directory, journal_name(number)))
-                if self.disk.exists(os.path.join(home.directory, NAME)):
-                    self._journal(os.path.join(home.directory, NAME))
+                self._found(store.directory, 0, 0, what, severity="note")
+            if store.checkpoint is not None and not store.live:
+                for number in journal_numbers(self.disk, store.directory):
+                    self._journal(os.path.join(store.directory, journal_name(number)))
+                if self.disk.exists(os.path.join(store.directory, NAME)):
+                    self._journal(os.path.join(store.directory, NAME))
                 self.findings += [
                     Finding(
                         file=each.file,
@@ -153,11 +153,11 @@ class _Verification:
                         what=each.what,
                         severity="note" if each.note else "damage",
                     )
-                    for each in check_journal(self.disk, home.directory, home.checkpoint)
+                    for each in check_journal(self.disk, store.directory, store.checkpoint)
                 ]
             else:
-                why = "it is being written" if home.live else "no checkpoint tells its generation"
-                self.unverified.append(f"{home.directory}: the journal, as {why}")
+                why = "it is being written" if store.live else "no checkpoint tells its generation"
+                self.unverified.append(f"{store.directory}: the journal, as {why}")
         for log in folder.logs:
             self._documents(log.directory)
             self._log(log)

@@ -610,7 +610,7 @@ async def test_a_deletion_that_is_cancelled_takes_no_log_that_is_asked_for_after
     async with open_folder(tmp_path / "data", settings=SMALL) as folder:
         await (await folder.log("one")).append([b"old"])
         may_go_on = threading.Event()
-        folder._storage._errands.write(may_go_on.wait)  # type: ignore[arg-type]
+        folder._storage._executor.post_to_writer(may_go_on.wait)  # type: ignore[arg-type]
         deleting = asyncio.ensure_future(folder.delete("one"))
         await asyncio.sleep(0)
         deleting.cancel()

@@ -367,7 +367,7 @@ def test_nothing_can_be_changed_by_looking(tmp_path: Path) -> None:
         lambda: disk.remove_tree(str(tmp_path)),
         lambda: disk.lock(str(file)),
     ):
-        with pytest.raises(DiskError, match="looking only"):
+        with pytest.raises(DiskError, match="reading only"):
             change()
 
     assert ["file"] == os.listdir(tmp_path)
