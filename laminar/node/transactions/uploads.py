@@ -242,7 +242,7 @@ async def _check(held: list[Stage], *, size_bytes: int, crc32c: int) -> None:
     if found != crc32c:
         raise Problem(
             "bad_checksum",
-            "the parts are not the bytes that this is the checksum of",
+            f"crc32c mismatch: the parts have {found:08x}, the request says {crc32c:08x}",
             field="crc32c",
             value=f"{crc32c:08x}",
             limit=f"{found:08x}",
