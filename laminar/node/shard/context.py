@@ -15,7 +15,6 @@ from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.peer_repair import Repairs
 from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
-from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from membership.records import PartitionRecord
@@ -25,7 +24,6 @@ class ShardContext(Protocol):
     """One shard, as `reconcile`, `replica_moves`, `replica_startup` and `lost_manifest` see it."""
 
     number: int
-    boot: Boot
     clock: Clock
     view: View
     storage: Storage
@@ -40,6 +38,18 @@ class ShardContext(Protocol):
     """Replicas of the manifest whose files are missing."""
     failed: dict[int, tuple[ReplicaEntry, str]]
     """Replicas that no state could be made for from their logs, by a mistake of ours: why, by replica id."""
+
+    @property
+    def node(self) -> str:
+        """Name of this node."""
+
+    @property
+    def store_id(self) -> bytes:
+        """Id of this node's data folder."""
+
+    @property
+    def shards(self) -> int:
+        """How many shards this node has."""
 
     def owns(self, record: PartitionRecord) -> bool:
         """Return whether this shard owns the partition, wherever its replicas are."""

@@ -61,10 +61,10 @@ class LostManifest:
             entry
             for entry in recorded_here(
                 shard.view.message.catalog,
-                node=shard.boot.node,
-                store_id=shard.boot.store_id,
+                node=shard.node,
+                store_id=shard.store_id,
                 shard=shard.number,
-                shards=shard.boot.shards,
+                shards=shard.shards,
             )
             # What is in the manifest has been there since its birth: no other replica of its group was.
             if entry.group not in held

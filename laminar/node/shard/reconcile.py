@@ -69,7 +69,7 @@ class Reconciler:
             if record.state != "creating" or not shard.owns(record):
                 continue
             for replica in record.replicas:
-                own = replica.node == shard.boot.node and replica.store_id == shard.boot.store_id
+                own = replica.node == shard.node and replica.store_id == shard.store_id
                 if own and not replica.made:
                     wanted.append((record, replica.replica_id))
         if not wanted:
@@ -88,7 +88,7 @@ class Reconciler:
         made = {entry.group for entry in shard.storage.manifest.entries if entry.state == "made"}
         groups = [record.group for record, _ in wanted if record.group in made]
         if groups:
-            answer = await shard.ask_catalog(MadeRequest(shard.boot.node, shard.boot.store_id, groups))
+            answer = await shard.ask_catalog(MadeRequest(shard.node, shard.store_id, groups))
             if answer.error:
                 asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)
 
@@ -208,7 +208,7 @@ class Reconciler:
         for group, loss in due.items():
             partition = shard.by_group.get(group)
             if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
-                shard.driver.go_on_alone(partition.replica, loss.given_up, node=shard.boot.node)
+                shard.driver.go_on_alone(partition.replica, loss.given_up, node=shard.node)
                 if not set(loss.given_up) <= set(partition.replica.configuration.given_up):
                     asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it leads as yet
 
@@ -224,7 +224,7 @@ class Reconciler:
             self._stood.add(record.group)
             core = partition.replica.core
             fresh = core.term == FIRST_TERM and not core.leader_id
-            if fresh and record.replicas[0].node == shard.boot.node:
+            if fresh and record.replicas[0].node == shard.node:
                 shard.driver.campaign(partition.replica)
 
     async def remove_deleted(self) -> None:
@@ -237,8 +237,8 @@ class Reconciler:
         reported = [
             bytes.fromhex(group)
             for group, stone in stones.items()
-            if owner_shard(partition_hash(stone.topic, stone.number), shard.boot.shards) == shard.number
-            and any(replica.node == shard.boot.node for replica in stone.replicas)
+            if owner_shard(partition_hash(stone.topic, stone.number), shard.shards) == shard.number
+            and any(replica.node == shard.node for replica in stone.replicas)
         ]
         if not reported:
             return
@@ -272,7 +272,7 @@ class Reconciler:
                 raise
             await self._delete_logs(logs)
         if deleted:
-            await shard.ask_catalog(RemovedRequest(shard.boot.node, shard.boot.store_id, sorted(deleted)))
+            await shard.ask_catalog(RemovedRequest(shard.node, shard.store_id, sorted(deleted)))
 
     async def _delete_logs(self, logs: Sequence[tuple[int, int]]) -> None:
         storage = self._shard.storage

@@ -137,8 +137,8 @@ class ReplicaMover:
         )
 
     def _is_own(self, replica: ReplicaRecord) -> bool:
-        boot = self._shard.boot
-        return (replica.node, replica.store_id) == (boot.node, boot.store_id)
+        shard = self._shard
+        return (replica.node, replica.store_id) == (shard.node, shard.store_id)
 
     def _is_elsewhere(self, partition: Partition) -> bool:
         """Return whether a group's members differ from the placement, or are not all promoted yet."""
@@ -160,7 +160,7 @@ class ReplicaMover:
         joining: list[tuple[PartitionRecord, int]] = []
         removed: list[tuple[PartitionRecord, int]] = []
         unfinished: list[ReplicaEntry] = []
-        report = ReportReplicas(shard.boot.node, shard.boot.store_id)
+        report = ReportReplicas(shard.node, shard.store_id)
         lost = {entry.replica_id for entry in shard.lost}
         for record in shard.view.partitions().values():
             if record.state != "live" or not shard.owns(record):

@@ -152,6 +152,16 @@ class Shard(Process):
         return self.boot.node
 
     @property
+    def store_id(self) -> bytes:
+        """Id of this node's data folder."""
+        return self.boot.store_id
+
+    @property
+    def shards(self) -> int:
+        """How many shards this node has."""
+        return self.boot.shards
+
+    @property
     def settings(self) -> Settings:
         """The node's settings."""
         return self.boot.settings

@@ -109,7 +109,7 @@ async def test_a_shard_without_room_keeps_its_replica_from_standing_only_a_while
             refusal="the disk is full",
             logs={7: new},
             create_log=lambda name: new,
-            settled=lambda log: done,
+            sync_log=lambda log: done,
             delete_log=lambda log_id: done,
         ),
         driver=SimpleNamespace(drives=lambda replica: True, settle=lambda replica: None),

@@ -34,7 +34,9 @@ class OldNode:
         self.opened: list[Any] = []
         shard: Any = SimpleNamespace(
             storage=storage,
-            boot=SimpleNamespace(node="here", store_id=STORE, shards=1),
+            node="here",
+            store_id=STORE,
+            shards=1,
             number=0,
             view=SimpleNamespace(
                 message=SimpleNamespace(catalog=catalog),

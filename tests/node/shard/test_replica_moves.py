@@ -182,7 +182,8 @@ async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
     )
     shard = SimpleNamespace(
         ask_catalog=ask,
-        boot=SimpleNamespace(node="a", store_id=b"a" * 16),
+        node="a",
+        store_id=b"a" * 16,
         view=view,
         storage=SimpleNamespace(manifest=SimpleNamespace(entries=[])),
         partitions={("t", 0): partition},
@@ -205,10 +206,15 @@ def test_what_a_dead_node_would_have_to_delete_keeps_nobody_else_busy(where: str
     view.message = ViewMessage(
         cluster_id=b"", catalog=CatalogState(version=5, partitions={"t/0": record}), statuses={}
     )
-    boot = SimpleNamespace(node="a", store_id=b"a" * 16)
     storage = SimpleNamespace(manifest=SimpleNamespace(entries=[]))
     shard = SimpleNamespace(
-        view=view, boot=boot, storage=storage, partitions={}, lost=[], owns=lambda record: True
+        view=view,
+        node="a",
+        store_id=b"a" * 16,
+        storage=storage,
+        partitions={},
+        lost=[],
+        owns=lambda record: True,
     )
     assert needed == ReplicaMover(cast(Any, shard)).needed
 

@@ -316,7 +316,7 @@ NODES = [
     case(
         "bootstrap without the store id",
         "laminar.node.shard.reconcile:Reconciler.make_missing",
-        "and replica.store_id == shard.boot.store_id",
+        "and replica.store_id == shard.store_id",
         "",
         tests=OLD_CATALOG,
     ),
