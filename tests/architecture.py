@@ -211,9 +211,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # Imports against the rules above, or that close a circle: who, whom (below `laminar`), why it is still so.
 # Each is to go, and one that is gone must go from here as well.
 TOLERATED: dict[tuple[str, str], str] = {
-    ("node.partition.deduplication", "node.partition.partition"): "the type of the partition it is asked for",
-    ("node.partition.min_replicas", "node.partition.partition"): "the type of the partition it is asked for",
-    ("node.partition.problems", "node.partition.partition"): "the type of the partition it is asked for",
     ("cli.faults", "cli"): "late, in the call: the console to print on",
 }
 

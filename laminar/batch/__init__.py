@@ -33,7 +33,7 @@ from laminar.batch.header import (
     verify,
     verify_header,
 )
-from laminar.batch.single_value import whole_value
+from laminar.batch.single_value import verified_value
 from laminar.batch.validation import CellLimits, check_batch, check_directory, takes_long
 
 __all__ = [
@@ -73,7 +73,7 @@ __all__ = [
     "tag_hash",
     "takes_long",
     "term_of",
+    "verified_value",
     "verify",
     "verify_header",
-    "whole_value",
 ]

@@ -403,7 +403,7 @@ def stamp(
     _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
 
 
-def mark(
+def set_producer(
     frame: bytearray | memoryview, *, producer_id: bytes, epoch: int, sequence: int, keyed: bool
 ) -> None:
     """Say of an unstamped frame by what it is recognised when it comes again, in place, and seal its head."""

@@ -12,7 +12,7 @@ from laminar.batch.columns import NULLS, VARIABLE, Cells, Codec, Column, Entry, 
 from laminar.batch.header import Buffer, Flag, Header, replace_body
 
 
-def narrow(frame: Buffer, keep: Container[int]) -> bytearray:
+def project(frame: Buffer, keep: Container[int]) -> bytearray:
     """`frame`, a verified batch of records, with its `keep` columns only; values not kept are empty ones.
 
     Compressed columns stay compressed. What stands for a record larger than a batch comes as it is: its

@@ -30,7 +30,7 @@ for _columns in range(1, len(Column) + 1):
     _PLAIN_OFFSETS_AT[_head] = -(-(HEADER_SIZE + _size) // 64) * 64
 
 
-def whole_value(frame: Buffer, index: int, term: int, position: int) -> memoryview | None:
+def verified_value(frame: Buffer, index: int, term: int, position: int) -> memoryview | None:
     """The value of the record at `position` of the frame of that entry, verified, as a view.
 
     For reading one record: what `verify`, `Batch` and `value` do, in one look at head and directory and

@@ -6,7 +6,7 @@ import pytest
 
 from laminar.batch import Batch, BatchError, Codec, Column, build, build_control, stamp, verify
 from laminar.batch.header import Kind
-from laminar.batch.projection import narrow
+from laminar.batch.projection import project
 
 
 def batch(codec: Codec) -> Batch:
@@ -40,7 +40,7 @@ def test_what_is_kept_is_unchanged_and_the_rest_is_gone(codec: Codec, column: Co
     """Its checksums are right, its place in the log is the same, and values that are gone are empty."""
     whole = batch(codec)
 
-    found = Batch(bytes(narrow(whole.frame, {column})))  # checks both checksums and the directory
+    found = Batch(bytes(project(whole.frame, {column})))  # checks both checksums and the directory
 
     assert {Column.VALUE, column} == set(found.columns)
     assert whole.plain(column) == found.plain(column) if whole.plain(column) else True
@@ -70,14 +70,14 @@ def test_what_is_kept_is_unchanged_and_the_rest_is_gone(codec: Codec, column: Co
 
 def test_it_is_small() -> None:
     """Offsets and times of a batch need none of its values."""
-    assert len(narrow(batch(Codec.NONE).frame, {Column.TIMESTAMP})) < 400
+    assert len(project(batch(Codec.NONE).frame, {Column.TIMESTAMP})) < 400
 
 
 def test_all_columns_are_the_same_frame() -> None:
     """Byte for byte: nothing else is decided here."""
     whole = batch(Codec.NONE)
 
-    assert bytes(whole.frame) == narrow(whole.frame, set(Column))
+    assert bytes(whole.frame) == project(whole.frame, set(Column))
 
 
 def test_what_holds_no_records_is_refused() -> None:
@@ -86,4 +86,4 @@ def test_what_holds_no_records_is_refused() -> None:
     verify(frame)
 
     with pytest.raises(BatchError, match="kind"):
-        narrow(frame, set(Column))
+        project(frame, set(Column))

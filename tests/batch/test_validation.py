@@ -21,7 +21,7 @@ from laminar.batch import (
     verify,
 )
 from laminar.batch.batch import Batch
-from laminar.batch.projection import narrow
+from laminar.batch.projection import project
 from laminar.http.api.append_body import records_of
 from laminar.http.api.fetch_body import FetchFormat, encode_fetch
 from tests.batch.test_batch_damage import full_frame, read_everything, resealed
@@ -129,7 +129,7 @@ def read_as_served(frame: bytearray) -> None:
     """Everything that anybody makes of a batch that is stored."""
     read_everything(frame)
     records_of([memoryview(frame)])
-    narrow(frame, {Column.KEY, Column.TAG})
+    project(frame, {Column.KEY, Column.TAG})
     header = verify(frame)
     for format_ in FetchFormat:
         for tag in (None, "red", "ü"):

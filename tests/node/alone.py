@@ -100,6 +100,6 @@ async def values(partition: Partition) -> list[bytes]:
     """All that is committed, in order."""
     found: list[bytes] = []
     while len(found) < partition.end_offset:
-        for frame in await partition.frames(len(found), max_bytes=1 << 20):
+        for frame in await partition.reader.frames(len(found), max_bytes=1 << 20):
             found.extend(Batch(frame).values)
     return found

@@ -15,7 +15,7 @@ from laminar.node.partition.state.staged_batches import (
     PinOperation,
     PinRecord,
     PublishRecord,
-    Stages,
+    StagedBatches,
 )
 
 T = TypeVar("T")
@@ -81,13 +81,15 @@ def published_upload_entry(
 
 
 def check_follows_its_log(
-    rng: random.Random, draw: Callable[[Stages, int], T], apply: Callable[[Stages, int, T], None]
+    rng: random.Random,
+    draw: Callable[[StagedBatches, int], T],
+    apply: Callable[[StagedBatches, int, T], None],
 ) -> None:
     """Stages under 40 random entries, of which some are cut again, are those of the entries that are left.
 
     `draw` makes the entry of an index, which `apply` appends.
     """
-    stages, committed, index = Stages(), 0, 0
+    stages, committed, index = StagedBatches(), 0, 0
     kept: list[tuple[int, T]] = []
     for _ in range(40):
         index += 1
@@ -103,14 +105,14 @@ def check_follows_its_log(
             committed = rng.randrange(committed + 1, index + 1)
             stages.committed(committed)
         at = rng.randrange(committed, index + 1)
-        anew, before = Stages(), Stages()
+        anew, before = StagedBatches(), StagedBatches()
         for place, each in kept:
             apply(anew, place, each)
             if place <= at:
                 apply(before, place, each)
         assert anew.stored() == stages.stored()
         assert before.stored() == stages.stored_at(at)
-        other = Stages()
+        other = StagedBatches()
         other.restore(stages.stored())
         assert other.stored() == stages.stored()
         everything = {"before_ms": 1 << 60, "keep": 0}

@@ -14,7 +14,7 @@ from laminar.log import RealDisk
 from laminar.log.disk.errors import DiskError
 from laminar.node.partition import partition
 from laminar.node.partition.state import group_members as rosters
-from laminar.node.partition.state.group_members import Member, Rosters
+from laminar.node.partition.state.group_members import GroupMembers, Member
 from laminar.node.runtime.data_folder import IdentityError, check_owner
 from laminar.node.transactions import coordinator
 from laminar.node.transactions.coordinator import Coordinator
@@ -27,7 +27,7 @@ async def test_cursors_of_a_partition(tmp_path: Path, monkeypatch: pytest.Monkey
     async with lone_partition(tmp_path) as found:
 
         async def put(name: str, position: int | None) -> None:
-            await found.set_cursor(name, position, expected=None, check=False, owner="", now_ms=1)
+            await found.cursor_commands.set(name, position, expected=None, check=False, owner="", now_ms=1)
 
         await put("a", 0)
         await put("b", 0)
@@ -42,7 +42,7 @@ async def test_cursors_of_a_partition(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_members_of_all_groups_of_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is known stays; who is gone makes room."""
     monkeypatch.setattr(rosters, "MOST_IN_ALL_GROUPS", 3)
-    found = Rosters()
+    found = GroupMembers()
     for number in range(3):
         found.renew(f"g{number}", Member("a", "clustering", 2000, 1.0), now_s=1.0)
 

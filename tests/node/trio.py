@@ -452,7 +452,7 @@ class Trio:
                 partition = member.partition
                 assert first.producers.stored() == partition.producers.stored(), f"{member}"
                 assert first.cursors.names() == partition.cursors.names(), f"{member}"
-                mine, others = first.tables.state(), partition.tables.state()
+                mine, others = first.state.state(), partition.state.state()
                 assert (mine.stages, mine.sinks) == (others.stages, others.sinks), f"{member}"
                 assert mine.keys == others.keys, f"{member}: keys differ"
 
@@ -486,4 +486,4 @@ def batch(sequence: int, *values: bytes, producer: bytes = b"p" * 16, epoch: int
 def send(member: Member, frame: bytearray) -> asyncio.Future[Receipt]:
     """Append a batch at a member, from a copy, as it comes from a client."""
     mine = bytearray(frame)
-    return member.partition.append_frame(mine, Header.unpack(mine))
+    return member.partition.appends.append_frame(mine, Header.unpack(mine))

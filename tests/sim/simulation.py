@@ -216,7 +216,7 @@ def _forgotten(watch: Watch) -> int:
     known = {
         entry.sink_id
         for number in range(COORDINATORS)
-        for entry in watch.partitions(COORDINATORS_TOPIC, number)[0][1].tables.sinks.stored()
+        for entry in watch.partitions(COORDINATORS_TOPIC, number)[0][1].state.sinks.stored()
     }
     return len(watch.ledger.sinks.keys() - known)
 

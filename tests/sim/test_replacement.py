@@ -184,7 +184,7 @@ def test_a_replica_that_came_later_asks_those_who_hold_the_group_now_for_what_is
     held = scene.partition(late)
     assert held is not None
     log = held.log
-    index, _ = held.tables.configurations_up_to(held.committed_index)[-1]
+    index, _ = held.state.configurations_up_to(held.committed_index)[-1]
     row, path = log.index_entry(index), log.segment_of(index).file.path
     for shard in late.shard_processes:
         world.loop.run_until_complete(shard.storage.checkpoint())
@@ -317,9 +317,9 @@ def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(marked: bool, a
                 machine.shard_processes[0].request_reconcile()
                 continue
             # Who belongs to a group is synced before it counts, and with it all that came before.
-            known = partition.tables.configurations_up_to(partition.log.last_index)
+            known = partition.state.configurations_up_to(partition.log.last_index)
             joined = known[-1][0] if known else 0
-            if min(partition.tables.stamped_index, partition.log.durable_index) > max(*synced, joined) + 3:
+            if min(partition.state.stamped_index, partition.log.durable_index) > max(*synced, joined) + 3:
                 return machine
         return None
 

@@ -100,7 +100,7 @@ def test_pitfall_41_a_coordinator_or_target_crashes_between_any_two_steps(
 
 def _has_sinks(watch: Watch, group: str) -> bool:
     topic, _, number = group.rpartition("/")
-    return any(partition.tables.sinks for _, partition in watch.partitions(topic, int(number)))
+    return any(partition.state.sinks for _, partition in watch.partitions(topic, int(number)))
 
 
 @pytest.mark.parametrize("step", range(1, 10))

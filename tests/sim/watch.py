@@ -380,7 +380,7 @@ class Watch:
                 while index > start and partition.log.term(index) not in (entries[index - 1].term, None):
                     index -= 1
                 # With its end goes a configuration that stands there.
-                left = [record for _, record in partition.tables.configurations_up_to(index)]
+                left = [record for _, record in partition.state.configurations_up_to(index)]
                 # What a later LOG_START entry repeats, the tables need not remember from before it.
                 left = left or [partition.replica.configuration_record]
                 voting = (began.get(replica_id, {}), *(dict(each.voters) for each in left))
@@ -463,7 +463,7 @@ class Watch:
     def staged_batches(self, topic: str, partitions: int) -> int:
         """Batches that are staged, and neither published nor dropped."""
         return sum(
-            len(partition.tables.stages)
+            len(partition.state.stages)
             for number in range(partitions)
             for _, partition in self.partitions(topic, number)
         )
@@ -482,7 +482,7 @@ class Watch:
                 first = found[0][1]
                 assert first.producers.stored() == partition.producers.stored(), f"{who}: producers differ"
                 assert first.cursors.names() == partition.cursors.names(), f"{who}: cursors differ"
-                mine, others = first.tables.state(), partition.tables.state()
+                mine, others = first.state.state(), partition.state.state()
                 assert (mine.stages, mine.sinks) == (others.stages, others.sinks), f"{who}: sinks differ"
                 assert mine.keys == others.keys, f"{who}: keys differ"
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
 from laminar.batch.arrow.ipc_reader import read_stream
-from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, mark
+from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
 from laminar.http.api.problem_response import problem_of
@@ -156,7 +156,7 @@ def records_of(frames: Sequence[memoryview]) -> Records:
 
 def _without_key(frame: memoryview) -> memoryview:
     own = memoryview(bytearray(frame))
-    mark(own, producer_id=NO_PRODUCER, epoch=0, sequence=0, keyed=False)
+    set_producer(own, producer_id=NO_PRODUCER, epoch=0, sequence=0, keyed=False)
     return own
 
 

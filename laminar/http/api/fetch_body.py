@@ -13,7 +13,7 @@ import msgspec
 from laminar.batch import BATCH_TYPE, Batch, Buffer, Column, Header, Record, tag_bit
 from laminar.batch.arrow.ipc_writer import END, FIELDS, batch_parts, fields, schema_message
 from laminar.batch.large_record import size_of
-from laminar.batch.projection import narrow
+from laminar.batch.projection import project
 from laminar.batch.validation import takes_long
 from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.api.problems import Problem
@@ -181,7 +181,7 @@ def _columns(wanted: str | None, format_: FetchFormat) -> list[str] | None:
 
 def _narrowed(fetched: Fetched, columns: Sequence[str]) -> Fetched:
     keep = {column for name in columns for column in _OF_BATCH[name]}
-    body = [narrow(frame, keep) for frame in fetched.body]
+    body = [project(frame, keep) for frame in fetched.body]
     return Fetched(fetched.content_type, body, fetched.next_offset)
 
 

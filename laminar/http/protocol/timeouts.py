@@ -7,7 +7,7 @@ what is gone whenever it is swept over. It knows neither sockets nor answers.
 from __future__ import annotations
 
 
-class Patience:
+class StallDetector:
     """The present window of a connection: when it began, and the counters at that time."""
 
     __slots__ = ("_drained", "_in_head", "_received", "_since_s", "_writing")

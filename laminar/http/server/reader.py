@@ -8,7 +8,7 @@ the answering half (`Outbound`). No task is made unless the application asks for
 one, by a coroutine.
 
 Timers belong to the server, which sweeps over its connections: `sweep` asks the
-connection's `Patience` whether its peer has stood still for too long.
+connection's `StallDetector` whether its peer has stood still for too long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laminar.http.protocol.request_head import (
     fault_of_unfinished_head,
     head_too_large,
 )
-from laminar.http.protocol.timeouts import Patience
+from laminar.http.protocol.timeouts import StallDetector
 from laminar.http.server.budget import address_of
 from laminar.http.server.state import ServerState
 from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
@@ -64,12 +64,12 @@ class Connection(asyncio.BufferedProtocol):
         "_head",
         "_linger_left",
         "_lingering",
-        "_patience",
         "_paused_reading",
         "_phase",
         "_preparing",
         "_received",
         "_server",
+        "_stalls",
         "_tail",
         "_writer",
         "context",
@@ -94,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lingering = False
         self._preparing = False  # a large body is parsed: nothing that comes after it is begun
         self._received = 0
-        self._patience = Patience(server.now_s)
+        self._stalls = StallDetector(server.now_s)
 
     # -- What the event loop calls ------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.transport = self.transport
         self._writer.address = address_of(transport.get_extra_info("peername"))
         self._server.opened(self)
-        self._patience.restart(self._server.now_s, received=0)
+        self._stalls.restart(self._server.now_s, received=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -288,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         """The body comes next; if the client waits to be asked for it, ask, in turn like any answer."""
         self._head = head
         self._phase = phase
-        self._patience.restart(self._server.now_s, received=self._received)
+        self._stalls.restart(self._server.now_s, received=self._received)
         if not head.expects_continue:
             return
         if self._writer.busy:
@@ -441,7 +441,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
         elif not self._lingering:
             self._lingering = True
-            self._patience.restart(self._server.now_s, received=self._received)
+            self._stalls.restart(self._server.now_s, received=self._received)
             self.transport.write_eof()
             self._resume_reading()
 
@@ -483,34 +483,34 @@ class Connection(asyncio.BufferedProtocol):
         """Look for a peer that stands still. Called about every second, more often with short limits."""
         if self.transport is None:
             return
-        patience, limits = self._patience, self._server.limits
+        stalls, limits = self._stalls, self._server.limits
         floor: float = limits.floor_bytes_per_s
         waiting = self._writer.unwritten_bytes
         if waiting:
             drained = self._writer.written_bytes - waiting
             window_s = limits.write_timeout_s
             floor = max(floor, waiting / limits.transfer_timeout_s)
-            if patience.over_writing(now_s, drained=drained, window_s=window_s, floor_bytes_per_s=floor):
+            if stalls.over_writing(now_s, drained=drained, window_s=window_s, floor_bytes_per_s=floor):
                 self._server.counts.slow_readers += 1
                 self._reset()
             return
-        patience.written()
+        stalls.written()
         received = self._received
         if self._phase is Phase.LINGER:
-            if patience.over(now_s, limit_s=limits.linger_s) and not self._writer.busy:
+            if stalls.over(now_s, limit_s=limits.linger_s) and not self._writer.busy:
                 self.abort()
         elif self._phase is not Phase.HEAD:
             window_s = limits.body_timeout_s
             if self._head is not None:
                 floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
-            if patience.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
+            if stalls.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
                 self._time_out("body", window_s)
         elif self._writer.busy:
-            patience.restart(now_s, received=received)
+            stalls.restart(now_s, received=received)
         elif self._tail:
-            if patience.over_head(now_s, limit_s=limits.head_timeout_s):
+            if stalls.over_head(now_s, limit_s=limits.head_timeout_s):
                 self._time_out("head", limits.head_timeout_s)
-        elif patience.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
+        elif stalls.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
             self.transport.close()
 
     def _reset(self) -> None:

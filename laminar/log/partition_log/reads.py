@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from laminar.batch import whole_value
+from laminar.batch import verified_value
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
 from laminar.log.format.index_entry import UNKNOWN_KIND, IndexEntry, is_frame_of, row_place
@@ -159,7 +159,7 @@ class LogReader:
             return None
         index, (term, base_offset, position, _, size) = found
         frame = self._recent.get(index) or self._readers.frame_nowait(segment.file, position, size)
-        return whole_value(frame, index, term, offset - base_offset) if frame is not None else None
+        return verified_value(frame, index, term, offset - base_offset) if frame is not None else None
 
     def _read_one(self, index: int) -> list[Buffer] | None:
         """The commonest small read, of one entry somewhere: what `_piece` and `intact_frames` do, for one."""

@@ -347,4 +347,4 @@ class Api:
     def _sweep(self) -> None:
         """Answer appends that wait too long for a majority, all in one pass and without a timer each."""
         for partition in self._host.partitions.values():
-            partition.give_up(older_than_s=COMMIT_WAIT_S)
+            partition.appends.expire(older_than_s=COMMIT_WAIT_S)

@@ -39,7 +39,7 @@ from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.state import Tables
+from laminar.node.partition.state.state import PartitionState
 from laminar.node.transport.transport import Address, Peer, RemoteError, Transport, TransportError
 
 _log = logging.getLogger("laminar.catch_up")
@@ -218,7 +218,7 @@ class Installer:
                 offset=beginning.offset,
                 time_ms=beginning.time_ms,
             )
-        tables = Tables(new.start.index)
+        tables = PartitionState(new.start.index)
         before = 0
         while True:
             pieces = 0
@@ -262,9 +262,9 @@ class Installer:
                 raise Abandoned(f"this shard has had no room for {ROOM_PATIENCE_S:g} s")
             await asyncio.sleep(PAUSE_S)
 
-    async def _check_snapshots(self, log: Log, tables: Tables) -> None:
+    async def _check_snapshots(self, log: Log, tables: PartitionState) -> None:
         """Beside the new log, so that its replica opens without a replay; it can do without."""
-        known = snapshot.derived_of(log, tables)
+        known = snapshot.snapshot_of(log, tables)
         if known is None:
             return
         try:

@@ -1,8 +1,9 @@
-"""Where records without a producer id wait to become a batch.
+"""Batching of appends that carry no producer id: what arrives in one loop turn becomes one Raft entry.
 
-What arrives while the last batches from here are being committed is joined into the next one, each request
-with its own offsets: no timer, and the busier the partition, the larger its batches. It knows how batches
-are made of requests; how they are proposed, and what becomes of them, is its partition's.
+At most `BATCHES_IN_FLIGHT` of its batches wait for their commit; what arrives meanwhile is joined into the
+next one, each append with offsets of its own. So there is no timer, and the busier the partition, the larger
+its batches. It decides which appends share a batch; it does not know how a batch is proposed or what becomes
+of it. Every future that `add` returns is resolved.
 """
 
 from __future__ import annotations
@@ -16,145 +17,151 @@ from typing import Protocol
 from laminar.batch import build
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
-from laminar.node.partition.receipts import Askers, Receipt, fail
+from laminar.node.partition.receipts import Appends, Receipt, fail
 
-_log = logging.getLogger("laminar.door")
+_log = logging.getLogger("laminar.append")
 
 BATCH_BYTES = 1024 * 1024
 BATCHES_IN_FLIGHT = 2
 
 
 class Propose(Protocol):
-    """Propose a batch for those who asked for it; returns its index, None if it is committed already. Raises
-    `Problem`.
-    """
+    """Proposes a batch of some appends."""
 
-    def __call__(self, frame: bytearray, askers: Askers, /) -> int | None: ...
+    def __call__(self, frame: bytearray, appends: Appends, /) -> int | None:
+        """Return the index of the batch's entry, None if it is committed already. Raises `Problem`."""
+        ...
 
 
 @dataclass(slots=True)
-class _Knock:
-    """A request at the door."""
+class _PendingAppend:
+    """The records of one append and the future of its receipt."""
 
     records: Records
     future: asyncio.Future[Receipt]
 
 
-class Door:
-    """The door of one partition."""
+class AppendBatcher:
+    """The pending appends of one partition."""
 
     def __init__(self, propose: Propose, *, closed: Callable[[], Problem | None]) -> None:
-        """`closed`: why nothing can be proposed now, as when this replica does not lead; None if it can."""
+        """`closed` returns why nothing can be proposed now, as when this replica does not lead, or None."""
         self._propose = propose
         self._closed = closed
         self._loop = asyncio.get_running_loop()
-        self._knocks: list[_Knock] = []
+        self._pending: list[_PendingAppend] = []
         self.size_bytes = 0
         self._scheduled = False
         self._in_flight: set[int] = set()
 
     def __bool__(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self._knocks)
+        """Return whether any append is waiting to be proposed."""
+        return bool(self._pending)
 
-    def knock(self, records: Records) -> asyncio.Future[Receipt]:
-        """These records go with what else arrives this turn."""
+    def add(self, records: Records) -> asyncio.Future[Receipt]:
+        """Queue `records` for this turn's batch; the future resolves with their receipt once committed."""
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        self._knocks.append(_Knock(records, future))
+        self._pending.append(_PendingAppend(records, future))
         self.size_bytes += records.size_bytes
         self._schedule()
         return future
 
     def done(self, index: int) -> None:
-        """The fate of a proposed entry is known."""
+        """Stop counting the entry at `index` as in flight: it is committed, truncated or not proposed."""
         self._in_flight.discard(index)
 
     def committed(self) -> None:
-        """Some batch was committed: the next may go."""
-        if self._knocks:
+        """Schedule the next batch, as an entry was committed."""
+        if self._pending:
             self._schedule()
+
+    def picture(self) -> tuple[object, ...]:
+        """Return everything that an append could leave behind here, for comparison."""
+        return tuple(self._pending), self.size_bytes, frozenset(self._in_flight)
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._open)
+            self._loop.call_soon(self._run)
 
-    def _open(self) -> None:
+    def _run(self) -> None:
         self._scheduled = False
-        self._empty(in_flight=BATCHES_IN_FLIGHT)
+        self._flush(in_flight=BATCHES_IN_FLIGHT)
 
-    def empty(self) -> None:
-        """Propose all that waits, however much is under way: what comes next must not overtake it."""
-        self._empty(in_flight=None)
+    def flush(self) -> None:
+        """Propose all pending appends, however many batches are in flight: what comes next stays behind."""
+        self._flush(in_flight=None)
 
-    def _empty(self, *, in_flight: int | None) -> None:
-        while self._knocks and (in_flight is None or len(self._in_flight) < in_flight):
+    def _flush(self, *, in_flight: int | None) -> None:
+        while self._pending and (in_flight is None or len(self._in_flight) < in_flight):
             closed = self._why_closed()
             if closed is not None:
-                self.refuse(closed)
+                self.reject_all(closed)
                 return
-            knocks: list[_Knock] = []
+            appends: list[_PendingAppend] = []
             size = 0
-            for knock in self._knocks:
-                if knocks and size + knock.records.size_bytes > BATCH_BYTES:
+            for append in self._pending:
+                if appends and size + append.records.size_bytes > BATCH_BYTES:
                     break
-                knocks.append(knock)
-                size += knock.records.size_bytes
-            del self._knocks[: len(knocks)]
+                appends.append(append)
+                size += append.records.size_bytes
+            del self._pending[: len(appends)]
             self.size_bytes -= size
-            self._propose_together(knocks)
+            self._propose_together(appends)
 
     def _why_closed(self) -> Problem | None:
         try:
             return self._closed()
-        except Exception as error:  # noqa: BLE001  # answers those who wait
-            _log.critical(
-                "whether batches can be proposed is not known, by a mistake of ours", exc_info=error
-            )
+        except Exception as error:  # noqa: BLE001  # the pending appends are answered with it
+            _log.critical("cannot tell whether batches can be proposed", exc_info=error)
             return Problem("internal_error", f"{error!r}", outcome="not_applied")
 
-    def _propose_together(self, knocks: Sequence[_Knock]) -> None:
-        """One batch of these. Whatever goes wrong, each of them is answered, and the next have their turn."""
+    def _propose_together(self, appends: Sequence[_PendingAppend]) -> None:
+        """Propose one batch of these appends; each of them is answered, whatever goes wrong."""
         try:
-            frame = join([knock.records for knock in knocks])
+            frame = join([append.records for append in appends])
         except ValueError as error:
-            if len(knocks) == 1:
-                fail(knocks[0].future, Problem("invalid", str(error), outcome="not_applied"))
+            if len(appends) == 1:
+                fail(appends[0].future, Problem("invalid", str(error), outcome="not_applied"))
                 return
-            # One member makes no batch: it alone fails.
-            for knock in knocks:
-                self._propose_together([knock])
+            # One of them makes no batch: it alone fails.
+            for append in appends:
+                self._propose_together([append])
             return
-        except Exception as error:  # noqa: BLE001  # answers those who asked
-            _tell_bug(knocks, error, outcome="not_applied")
+        except Exception as error:  # noqa: BLE001  # answers the appends
+            _fail_by_bug(appends, error, outcome="not_applied")
             return
         try:
-            index = self._propose(frame, [(knock.future, len(knock.records.values)) for knock in knocks])
+            index = self._propose(frame, [(append.future, len(append.records.values)) for append in appends])
         except Problem as problem:
-            for knock in knocks:
-                fail(knock.future, problem)
-        except Exception as error:  # noqa: BLE001  # answers those who asked
+            for append in appends:
+                fail(append.future, problem)
+        except Exception as error:  # noqa: BLE001  # answers the appends
             # How far it came is not known.
-            _tell_bug(knocks, error, outcome="unknown")
+            _fail_by_bug(appends, error, outcome="unknown")
         else:
             if index is not None:
                 self._in_flight.add(index)
 
-    def refuse(self, problem: Problem) -> None:
-        """Nobody who waits gets in: nothing of theirs was proposed."""
-        knocks, self._knocks, self.size_bytes = self._knocks, [], 0
-        for knock in knocks:
-            fail(knock.future, problem)
+    def reject_all(self, problem: Problem) -> None:
+        """Fail all pending appends with `problem`: nothing of theirs was proposed."""
+        appends, self._pending, self.size_bytes = self._pending, [], 0
+        for append in appends:
+            fail(append.future, problem)
 
 
-def _tell_bug(knocks: Sequence[_Knock], error: Exception, *, outcome: Outcome) -> None:
-    _log.critical("a batch of %d requests fails by a mistake of ours", len(knocks), exc_info=error)
-    for knock in knocks:
-        fail(knock.future, Problem("internal_error", f"{error!r}", outcome=outcome))
+def _fail_by_bug(appends: Sequence[_PendingAppend], error: Exception, *, outcome: Outcome) -> None:
+    _log.critical("a batch of %d appends failed by a bug", len(appends), exc_info=error)
+    for append in appends:
+        fail(append.future, Problem("internal_error", f"{error!r}", outcome=outcome))
 
 
 def join(many: Sequence[Records]) -> bytearray:
-    """One batch of several requests' records, in order. Raises `ValueError`."""
+    """Return one batch with the records of several appends, in order.
+
+    Raises:
+        ValueError: when they make no batch.
+    """
     records = Records.concat(many)
     return build(
         records.values,

@@ -1,15 +1,14 @@
-"""How a partition knows a batch that was appended before: by its idempotency key, or its producer's numbers.
+"""Recognition of batches that were appended before, by idempotency key or by producer and sequence number.
 
-What is remembered is of the log's end, committed or not: so a retry finds its first try also while that is
-under way. The tables are asked here, and what they say becomes a receipt or a refusal.
+What is remembered covers the log's end, committed or not, so a retry also finds an original whose commit is
+still under way. The state's tables are asked here, and their answer becomes a receipt or a problem.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from laminar.batch import NO_PRODUCER, Header
 from laminar.batch.header import Flag
+from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.problems import (
     key_expired,
     key_in_progress,
@@ -21,73 +20,74 @@ from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import idempotency_keys, producers
 from laminar.node.partition.state.producers import Place, Refused
 
-if TYPE_CHECKING:
-    from laminar.node.partition.partition import Partition
 
-
-def has_seen(partition: Partition, header: Header) -> bool:
-    """Whether something is remembered under this batch's key, or under its producer's number."""
+def is_duplicate(context: PartitionContext, header: Header) -> bool:
+    """Return whether the batch's key, or its producer's sequence number, is remembered."""
     if header.flags & Flag.KEYED:
-        return partition.tables.keys.get(header.producer_id) is not None
+        return context.state.keys.get(header.producer_id) is not None
     if header.producer_id == NO_PRODUCER:
         return False
-    known = partition.producers.check(header.producer_id, header.producer_epoch, header.sequence)
+    known = context.state.producers.check(header.producer_id, header.producer_epoch, header.sequence)
     return isinstance(known, Place)
 
 
-def first_try(
-    partition: Partition, header: Header, *, key_made_ms: int | None = None
+def find_duplicate(
+    context: PartitionContext, header: Header, *, key_made_ms: int | None = None
 ) -> tuple[int, Receipt] | None:
-    """Raft index and receipt of the batch as it was appended before; None: it is new.
+    """Return the Raft index and receipt of the batch as it was appended before, or None if it is new.
 
-    Raises `Problem` where it is neither: another request has its key, or its first try is under way; a newer
-    epoch has written, or it does not follow its producer's last.
+    `key_made_ms` is when its idempotency key was made, as its client says.
+
+    Raises:
+        Problem: when the key came with another request, or its first request is not committed yet; when a
+            newer epoch of the producer has written; when the batch does not follow the producer's last.
     """
     if header.flags & Flag.KEYED:
-        entry = partition.tables.keys.get(header.producer_id)
+        entry = context.state.keys.get(header.producer_id)
         if entry is None:
             if key_made_ms is not None:
-                _check_age(partition, key_made_ms)
-            check_room(partition, header)
+                _check_age(context, key_made_ms)
+            check_room(context, header)
             return None
         if entry.content != header.sequence:
             raise key_reused(entry)
-        if entry.index > partition.committed_index:
-            raise key_in_progress(partition)
-        return entry.index, Receipt(partition.number, entry.offset, entry.count, duplicate=True)
+        if entry.index > context.committed_index:
+            raise key_in_progress(context.name)
+        return entry.index, Receipt(context.number, entry.offset, entry.count, duplicate=True)
     if header.producer_id == NO_PRODUCER:
         return None
-    known = partition.producers.check(header.producer_id, header.producer_epoch, header.sequence)
+    known = context.state.producers.check(header.producer_id, header.producer_epoch, header.sequence)
     if isinstance(known, Refused):
         raise refused_batch(known, header)
     if known is None:
-        check_room(partition, header)
+        check_room(context, header)
         return None
-    return known.index, Receipt(partition.number, known.offset, known.count, duplicate=True)
+    return known.index, Receipt(context.number, known.offset, known.count, duplicate=True)
 
 
-def _check_age(partition: Partition, key_made_ms: int) -> None:
-    """Raise 409 `key_expired` for a key that is not here and may have been: it is not appended anew."""
-    now_ms = max(partition.replica.wall_ms(), partition.log.last_append_time_ms)
-    known_from_ms = partition.tables.keys.complete_from_ms(now_ms)
+def _check_age(context: PartitionContext, key_made_ms: int) -> None:
+    """Raise 409 `key_expired` for an absent key that may have been forgotten: it is not appended again."""
+    known_from_ms = context.state.keys.complete_from_ms(context.now_ms())
     if key_made_ms < known_from_ms:
-        raise key_expired(partition, key_made_ms, known_from_ms)
+        raise key_expired(context.name, key_made_ms, known_from_ms)
 
 
-def check_room(partition: Partition, header: Header) -> None:
-    """Raise 429 `quota` where a new key or producer would push one out that came a short while ago.
+def check_room(context: PartitionContext, header: Header) -> None:
+    """Raise 429 `quota` where a new key or producer would evict one that is still young.
 
-    Who comes last in a crowd is refused, not who was there before: else a neighbour's crowd would make
-    every retry of the others an append (docs/consensus.md#derived-tables).
+    The newcomer is refused and not the one that was there before: otherwise a crowd of new ones would turn
+    every retry of the others into an append (docs/consensus.md#derived-tables).
     """
-    now_ms = max(partition.replica.wall_ms(), partition.log.last_append_time_ms)
+    now_ms = context.now_ms()
     if header.flags & Flag.KEYED:
-        wait_ms = partition.tables.keys.full_for_ms(now_ms)
+        wait_ms = context.state.keys.full_for_ms(now_ms)
         if wait_ms:
             raise table_full(
-                partition, field="idempotency-key", limit=idempotency_keys.MAX_KEYS, wait_ms=wait_ms
+                context.name, field="idempotency-key", limit=idempotency_keys.MAX_KEYS, wait_ms=wait_ms
             )
     else:
-        wait_ms = partition.producers.full_for_ms(header.producer_id, now_ms)
+        wait_ms = context.state.producers.full_for_ms(header.producer_id, now_ms)
         if wait_ms:
-            raise table_full(partition, field="producer_id", limit=producers.MAX_PRODUCERS, wait_ms=wait_ms)
+            raise table_full(
+                context.name, field="producer_id", limit=producers.MAX_PRODUCERS, wait_ms=wait_ms
+            )

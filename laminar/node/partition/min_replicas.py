@@ -1,36 +1,36 @@
-"""`min_replicas`: how many replicas must have an append before it is acknowledged, and be in sync to take it.
+"""`min_replicas`: the number of replicas that must have an append on disk before it is acknowledged.
 
-A majority of the voters commits an entry. A topic may ask for more than that. Then the answer of an append
-waits, also after the commit, until so many voters have the entry on disk, and an append is refused while
-fewer than `min_replicas` voters are in sync. Nothing of this changes what is committed: readers see it, and
-a leader that comes later keeps it. So an append whose entry was committed and never got its last copy ends
-as `outcome_unknown`, never as refused.
+A majority of the voters commits an entry. A topic may ask for more: then the answer to an append waits, after
+the commit too, until `min_replicas` voters have the entry on disk, and an append is refused while fewer than
+that are in sync. This changes nothing about what is committed: readers see it, and later leaders keep it. So
+an append whose entry was committed and never got its last copy ends as `outcome_unknown`, never as refused.
 
-What a machine writes for itself (a cursor's position, a log's start) waits for the commit alone.
+Entries that a partition writes for itself (a cursor's position, a log's start) wait for the commit alone.
+Reference: Kafka's `min.insync.replicas`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from laminar.http.api.problems import Problem
+from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.problems import too_few_replicas
 from laminar.node.partition.receipts import Waiter, fail
 from raft.progress import Flow
 from raft.quorum import majority
 
-if TYPE_CHECKING:
-    from laminar.node.partition.partition import Partition
-
 
 class Copies:
-    """Of one partition's replica. `wanted` gives the topic's `min_replicas`; 1 if it has none."""
+    """Counts the copies of one partition's entries.
 
-    def __init__(self, partition: Partition, *, wanted: Callable[[], int]) -> None:
-        self._partition = partition
+    `wanted` returns the topic's `min_replicas`, 1 if it has none.
+    """
+
+    def __init__(self, context: PartitionContext, *, wanted: Callable[[], int]) -> None:
+        self._context = context
         self._wanted = wanted
-        # By index: who waits for copies of an entry that is committed.
+        # By index: the appends that wait for copies of an entry that is committed.
         self._waiters: dict[int, list[Waiter]] = {}
 
     def check(self) -> None:
@@ -38,74 +38,71 @@ class Copies:
         wanted = self._wanted()
         if wanted <= 1:
             return
-        in_sync = [self._partition.replica.nodes[member] for member in self.in_sync()]
+        in_sync = [self._context.replica.nodes[member] for member in self.in_sync()]
         if len(in_sync) < wanted:
-            raise too_few_replicas(self._partition, in_sync, wanted)
+            voters = self._context.voters
+            raise too_few_replicas(self._context.name, in_sync, replicas=voters, wanted=wanted)
 
     def in_sync(self) -> list[int]:
-        """Voters that were heard lately, and have all that is committed or are being sent it."""
-        replica = self._partition.replica
+        """Return the voters that were heard lately and have, or are being sent, all that is committed."""
+        replica = self._context.replica
         found = []
         for member in replica.configuration.voters:
             progress = replica.core.progress.get(member)
-            if progress is None or not self._partition.hears(member):
+            if progress is None or not self._context.hears(member):
                 continue
-            if progress.flow is Flow.REPLICATE or progress.match_index >= self._partition.committed_index:
+            if progress.flow is Flow.REPLICATE or progress.match_index >= self._context.committed_index:
                 found.append(member)
         return found
 
     @property
     def acknowledged_index(self) -> int:
-        """Entries up to here are committed and have all the copies that the topic asks for. Leader only."""
-        partition = self._partition
-        wanted, voters = self._wanted(), partition.replica.configuration.voters
+        """Index of the last entry that is committed and has all the topic's copies. Leader only."""
+        context = self._context
+        wanted, voters = self._wanted(), context.replica.configuration.voters
         if wanted <= majority(len(voters)):
-            return partition.committed_index
+            return context.committed_index
         if wanted > len(voters):
             return 0
-        matches = sorted((partition.replica.match_index(voter) for voter in voters), reverse=True)
-        return min(partition.committed_index, matches[wanted - 1])
+        matches = sorted((context.replica.match_index(voter) for voter in voters), reverse=True)
+        return min(context.committed_index, matches[wanted - 1])
 
     def are_there(self, index: int) -> bool:
-        """Whether the committed entry `index` has its copies."""
+        """Return whether the committed entry `index` has its copies."""
         return index <= self.acknowledged_index
 
     def await_them(self, index: int, waiter: Waiter) -> None:
-        """Answer `waiter` when the committed entry `index` has its copies."""
-        if not self._partition.replica.core.is_leader:
+        """Resolve `waiter` when the committed entry `index` has its copies."""
+        if not self._context.replica.core.is_leader:
             fail(waiter.future, self._lost())
             return
         self._waiters.setdefault(index, []).append(waiter)
-        self._partition.replica.on_match = self._look
+        self._context.replica.on_match = self._resolve
 
-    def _look(self) -> None:
-        """Some voter may have got further."""
+    def _resolve(self) -> None:
+        """Resolve what waits for copies that are there now."""
         index = self.acknowledged_index
         for done in [waiting for waiting in self._waiters if waiting <= index]:
             for waiter in self._waiters.pop(done):
                 if not waiter.future.done():
                     waiter.future.set_result(waiter.receipt)
-        self._rest()
+        self._stop_listening()
 
-    def _rest(self) -> None:
+    def _stop_listening(self) -> None:
         if not self._waiters:
-            self._partition.replica.on_match = None
+            self._context.replica.on_match = None
 
     def lost_leadership(self) -> None:
-        """Only a leader knows who has what."""
+        """Fail what waits: only a leader knows which replica has what."""
         if self._waiters:
             self.fail_all(self._lost())
 
     def _lost(self) -> Problem:
-        partition = self._partition
-        return Problem(
-            "outcome_unknown",
-            f"committed in {partition.topic}/{partition.number}, and the leader that counted its copies is "
-            "the leader no more",
-        )
+        detail = f"committed in {self._context.name}, and the leader that counted its copies leads no longer"
+        return Problem("outcome_unknown", detail)
 
-    def give_up(self, *, latest_s: float) -> None:
-        """Answer those who have waited since `latest_s` or longer."""
+    def expire(self, *, latest_s: float) -> None:
+        """Fail the appends that have waited since `latest_s` or longer (the loop's time)."""
         if not self._waiters:
             return
         detail = f"committed by a majority, and fewer than min_replicas ({self._wanted()}) replicas have it"
@@ -118,12 +115,12 @@ class Copies:
                 self._waiters[index] = left
             else:
                 del self._waiters[index]
-        self._rest()
+        self._stop_listening()
 
     def fail_all(self, problem: Problem) -> None:
-        """Nobody here will know when the copies are there."""
+        """Fail all that wait: this replica will not learn when the copies are there."""
         for waiters in self._waiters.values():
             for waiter in waiters:
                 fail(waiter.future, problem)
         self._waiters.clear()
-        self._rest()
+        self._stop_listening()

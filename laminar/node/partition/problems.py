@@ -1,44 +1,38 @@
-"""What a partition answers when it does not do as it is asked: one function for each reason.
+"""The problems that a partition answers with: one function for each reason.
 
-Each says whether the request was applied: `not_applied`, or `unknown` where nobody can tell.
+Each says whether the request was applied: `not_applied`, or `unknown` where this replica cannot tell. `name`
+is the partition's, as in ``orders/3``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from laminar.batch import Header
 from laminar.http.api.problems import Outcome, Problem
 from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import Refused
 
-if TYPE_CHECKING:
-    from laminar.node.partition.partition import Partition
 
-
-def lost_leadership(partition: Partition, *, outcome: Outcome) -> Problem:
-    """Only the leader can do this."""
+def not_leader(name: str, *, outcome: Outcome) -> Problem:
+    """Return the `not_leader` problem (503, retriable) for a partition that this replica does not lead."""
     return Problem(
-        "not_leader",
-        f"this replica of {partition.topic}/{partition.number} is not the leader",
-        retry_after_ms=50,
-        outcome=outcome,
+        "not_leader", f"this replica of {name} is not the leader", retry_after_ms=50, outcome=outcome
     )
 
 
-def cut_off(partition: Partition, outcome: Outcome) -> Problem:
-    """The entry is no more in this log: another leader's has taken its place."""
+def truncated(name: str, outcome: Outcome) -> Problem:
+    """Return the problem of an append whose entry was truncated: another leader's took its place."""
     if outcome == "not_applied":
-        return lost_leadership(partition, outcome=outcome)
-    return Problem("outcome_unknown", f"another replica of {partition.topic}/{partition.number} leads now")
+        return not_leader(name, outcome=outcome)
+    return Problem("outcome_unknown", f"another replica of {name} leads now")
 
 
-def too_few_replicas(partition: Partition, in_sync: Sequence[str], wanted: int) -> Problem:
-    """What would be appended could not have as many copies as its topic asks for."""
+def too_few_replicas(name: str, in_sync: Sequence[str], *, replicas: int, wanted: int) -> Problem:
+    """Return the `too_few_replicas` problem (503); `in_sync` are the nodes of the replicas in sync."""
     return Problem(
         "too_few_replicas",
-        f"{partition.topic}/{partition.number} has {len(in_sync)} of {partition.replicas} replicas in sync "
+        f"{name} has {len(in_sync)} of {replicas} replicas in sync "
         f"({', '.join(sorted(in_sync))}), and min_replicas is {wanted}",
         field="min_replicas",
         value=len(in_sync),
@@ -47,8 +41,33 @@ def too_few_replicas(partition: Partition, in_sync: Sequence[str], wanted: int) 
     )
 
 
+def too_much_uncommitted(name: str, used_bytes: int, limit_bytes: int) -> Problem:
+    """Return the `overloaded` problem (503) for a partition with too many bytes waiting for their commit."""
+    return Problem(
+        "overloaded",
+        f"partition {name} has {used_bytes} bytes waiting to be committed",
+        field="uncommitted_bytes",
+        value=used_bytes,
+        limit=limit_bytes,
+        retry_after_ms=100,
+        outcome="not_applied",
+    )
+
+
+def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
+    """Return the `too_large` problem (413) for a batch that no message to a replica could carry."""
+    return Problem(
+        "too_large",
+        f"a batch for {name} is larger than what replicas can be sent",
+        field="batch_bytes",
+        value=size_bytes,
+        limit=limit_bytes,
+        outcome="not_applied",
+    )
+
+
 def refused_batch(refused: Refused, header: Header) -> Problem:
-    """A producer's batch that its partition does not take."""
+    """Return the problem of a producer's batch that is fenced, unknown or out of sequence."""
     if refused.code == "fenced":
         return Problem(
             "fenced",
@@ -61,12 +80,12 @@ def refused_batch(refused: Refused, header: Header) -> Problem:
     if refused.code == "unknown_producer":
         return Problem(
             "unknown_producer",
-            "the partition has never heard of this producer, or not for so long that it forgot it; the first "
+            "the partition does not know this producer, or has forgotten it since its last batch; the first "
             "batch here has the number 0",
             field="sequence",
             value=header.sequence,
             limit=refused.expected,
-            # Forgotten: it may have been taken before that.
+            # Forgotten: it may have been appended before that.
             outcome="unknown",
         )
     return Problem(
@@ -75,16 +94,16 @@ def refused_batch(refused: Refused, header: Header) -> Problem:
         field="sequence",
         value=header.sequence,
         limit=refused.expected,
-        # A number taken long ago, whose place is forgotten: it was applied then.
+        # The place of a number appended long ago is forgotten: it was applied then.
         outcome="unknown" if header.sequence < refused.expected else "not_applied",
     )
 
 
-def table_full(partition: Partition, *, field: str, limit: int, wait_ms: int) -> Problem:
-    """So many keys, or producers, are new here that another would push one out that may still be repeated."""
+def table_full(name: str, *, field: str, limit: int, wait_ms: int) -> Problem:
+    """Return the `quota` problem (429): every key or producer is too young to be evicted for another."""
     return Problem(
         "quota",
-        f"{partition.topic}/{partition.number} remembers no more at a time, and forgets none this young",
+        f"{name} remembers {limit} at a time, and all of them are too recent to be forgotten",
         field=field,
         value=limit,
         limit=limit,
@@ -94,32 +113,32 @@ def table_full(partition: Partition, *, field: str, limit: int, wait_ms: int) ->
 
 
 def key_reused(entry: KeyEntry) -> Problem:
-    """The idempotency key was used with another body."""
+    """Return the problem (422) of an idempotency key that came with another body before."""
     return Problem(
         "idempotency_key_reused",
-        f"this key came with another request, whose records lie at {entry.offset} to "
+        f"this key came with another request, whose records have the offsets {entry.offset} to "
         f"{entry.offset + entry.count - 1}",
         field="idempotency-key",
         outcome="not_applied",
     )
 
 
-def key_expired(partition: Partition, made_ms: int, known_from_ms: int) -> Problem:
-    """The key was made before all that are remembered: its first request may have been appended."""
+def key_expired(name: str, made_ms: int, known_from_ms: int) -> Problem:
+    """Return the problem of a key that is older than all remembered ones: it may have been used before."""
     return Problem(
         "key_expired",
-        f"{partition.topic}/{partition.number} remembers the keys since {known_from_ms}; this is older",
+        f"{name} remembers the keys since {known_from_ms}; this is older",
         field="laminar-key-time",
         value=made_ms,
         limit=known_from_ms,
     )
 
 
-def key_in_progress(partition: Partition) -> Problem:
-    """The first request with this key is appended, and not committed."""
+def key_in_progress(name: str) -> Problem:
+    """Return the `in_progress` problem: the first request with this key is appended and not committed."""
     return Problem(
         "in_progress",
-        f"the first request with this key waits for its commit in {partition.topic}/{partition.number}",
+        f"the first request with this key waits for its commit in {name}",
         field="idempotency-key",
         retry_after_ms=100,
         outcome="unknown",

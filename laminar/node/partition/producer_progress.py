@@ -1,8 +1,8 @@
-"""How far a producer got in a partition, told so that it can go on there.
+"""The progress of a producer in one partition, for a producer that resumes.
 
 `fence` begins an epoch: once its entry is committed, what the older epochs wrote is in the log before it or
-nowhere, and they write no more. So what it answers stays true, which a mere look does not: a request of a
-process that was killed may still lie in a socket. `look` tells what is durable, as a majority confirms it.
+nowhere, and they write no more. So its answer stays true, which that of `read` does not: a request of a
+process that was killed may still wait in a socket. `read` returns what is durable, as a majority confirms it.
 Both are for leaders.
 """
 
@@ -18,14 +18,15 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import Progress, Refused
 
-# How long a question waits for a replica that lags by an instant.
+# How long a request waits for a replica that lags by an instant.
 COPIES_WAIT_S = 1.0
 
 
 async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progress | None:
-    """Shut older epochs out, and tell how far they got; None if that is forgotten since.
+    """Fence older epochs and return how far they got, or None if that has been forgotten since.
 
-    Raises 409 `fenced` if a newer epoch has begun.
+    Raises:
+        Problem: 409 `fenced` if a newer epoch has begun.
     """
     partition.check_leads()
     known = partition.producers.fenced_at(producer_id, epoch)
@@ -34,10 +35,10 @@ async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progres
     if known is None:
         frame = bytearray(HEADER_SIZE)
         seal(frame, Kind.FENCE, producer_id=producer_id, producer_epoch=epoch)
-        check_room(partition, Header.unpack(frame))
-        await partition.append_control(frame)
+        check_room(partition.context, Header.unpack(frame))
+        await partition.appends.append_control(frame)
     else:
-        await partition.when_committed(known, Receipt(partition.number, 0, 0))
+        await partition.appends.when_committed(known, Receipt(partition.number, 0, 0))
     progress = partition.producers.committed_progress(producer_id)
     if progress is not None and progress.epoch > epoch:
         raise _fenced(epoch, progress.epoch)
@@ -56,34 +57,36 @@ def _fenced(epoch: int, newer: int) -> Problem:
 
 
 async def _copied(partition: Partition, *, wait_s: float) -> None:
-    """Return when all that is committed has its copies. Raises 503 `too_few_replicas`."""
+    """Wait until all that is committed has its copies. Raises 503 `too_few_replicas`."""
     index = partition.committed_index
     if partition.copies.are_there(index):
         return
     try:
         async with asyncio.timeout(wait_s):
-            await partition.when_committed(index, Receipt(partition.number, 0, 0))
+            await partition.appends.when_committed(index, Receipt(partition.number, 0, 0))
     except TimeoutError:
         partition.copies.check()
         raise Problem("outcome_unknown", "committed by a majority, and min_replicas is not reached") from None
 
 
-async def look(
+async def read(
     partition: Partition, producer_id: bytes, *, epoch: int, sequence: int | None, wait_s: float
 ) -> Progress | None:
-    """What is durable of a producer, None if nothing is.
+    """Return what is durable of a producer, or None if nothing is.
 
-    With `sequence`, a batch of `epoch`: when that is durable, or `wait_s` is over. Raises `Problem` when it
-    is cut off.
+    With `sequence`, a batch of `epoch`: wait until that batch is durable or `wait_s` is over.
+
+    Raises:
+        Problem: when that batch is truncated, or this replica cannot confirm anything.
     """
-    await partition.confirmed_end()
+    await partition.reader.confirmed_end()
     if sequence is not None and wait_s > 0:
         place = partition.producers.check(producer_id, epoch, sequence)
         if place is not None and not isinstance(place, Refused):
             receipt = Receipt(partition.number, place.offset, place.count)
             try:
                 async with asyncio.timeout(wait_s):
-                    await partition.when_committed(place.index, receipt)
+                    await partition.appends.when_committed(place.index, receipt)
             except TimeoutError:
                 pass
     await _copied(partition, wait_s=max(wait_s, COPIES_WAIT_S))

@@ -1,21 +1,30 @@
-"""What readers see of one replica: committed batches of records, from its own log.
+"""The read side of one replica: committed batches of its log, and readers that wait for the next ones.
 
 It decides what is visible and what is skipped (entries that hold no records); it knows neither leaders nor
-requests. Where a part can't be read, what came before it is given, and whoever goes on there is told.
+requests. Where a part cannot be read, what came before it is returned; the read that begins there raises.
+A commit wakes at most `WOKEN_AT_ONCE` waiting readers in one turn of the loop, first come, first served,
+because each reads and encodes what is new.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import asyncio
+from collections import deque
+from typing import NamedTuple
 
 from laminar.batch import Buffer, Header, Kind, as_large, as_published, kind_of, tag_bit
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.log.partition_log.log import Log
+from laminar.node.partition.context import PartitionContext
+from laminar.node.partition.min_replicas import Copies
+from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.staged_batches import publish_record
 
-# One request for a tag looks at so many rows: who wants more comes again, from where this one ended.
+# A request for a tag examines at most this many index entries; the client goes on where it ended.
 TAGGED_ROWS = 16_384
+# Readers that a commit wakes in one turn of the loop.
+WOKEN_AT_ONCE = 64
 
 
 class Bounds(NamedTuple):
@@ -25,45 +34,34 @@ class Bounds(NamedTuple):
     end: int
 
 
-class Readable(Protocol):
-    """What is read: a partition's replica."""
-
-    @property
-    def log(self) -> Log: ...
-    @property
-    def committed_index(self) -> int: ...
-    @property
-    def start_offset(self) -> int:
-        """The earliest offset that is still there."""
-
-
-def expired(readable: Readable, offset: int) -> Problem:
-    """410: the record was given up."""
+def expired(context: PartitionContext, offset: int) -> Problem:
+    """Return the 410 problem of an offset before the start of the log."""
     return Problem(
         "offset_expired",
-        f"the earliest offset is {readable.start_offset}",
+        f"the earliest offset is {context.start_offset}",
         field="offset",
         value=offset,
-        limit=readable.start_offset,
+        limit=context.start_offset,
     )
 
 
 async def frames(
-    readable: Readable, offset: int, *, max_bytes: int, before: int | None = None
+    context: PartitionContext, offset: int, *, max_bytes: int, before: int | None = None
 ) -> list[Buffer]:
-    """Committed data batches from the one that holds `offset` on, at least one if there is one.
+    """Return committed data batches from the one that holds `offset` on, at least one if there is one.
 
-    Nothing is looked for behind the entry that holds the offset `before`, if there is one: somebody asked for
-    so many records only.
-    Raises 410 `offset_expired`, also when the start moves past `offset` while its batch is read, and
-    `DamagedRange` when the first is damaged.
+    Nothing after the entry that holds the offset `before` is read, for requests with a limit of records.
+
+    Raises:
+        Problem: 410 `offset_expired`, also when the start moves past `offset` while its batch is read.
+        DamagedRange: when the first batch is damaged.
     """
-    if offset < readable.start_offset:
-        raise expired(readable, offset)
-    last = readable.committed_index
-    index = await readable.log.find_offset(offset)
+    if offset < context.start_offset:
+        raise expired(context, offset)
+    last = context.committed_index
+    index = await context.log.find_offset(offset)
     # An entry of no records may stand here in front of the one that holds that offset: nothing lies between.
-    end = await readable.log.find_offset(max(offset, before)) if before is not None else None
+    end = await context.log.find_offset(max(offset, before)) if before is not None else None
     if end is not None:
         last = min(last, end)
     found: list[Buffer] = []
@@ -74,19 +72,19 @@ async def frames(
         stop = last
         try:
             if staged:
-                # There may be gigabytes of them between two records: they are passed over by their rows.
-                index, behind = await readable.log.find_shown(index, last)
+                # There may be gigabytes of them between two records: their index entries say so.
+                index, behind = await context.log.find_shown(index, last)
                 if index > last:
                     break
                 stop = behind - 1
-            read = await read_some(readable.log, index, stop, max_bytes=wanted)
+            read = await read_some(context.log, index, stop, max_bytes=wanted)
         except EntriesTrimmed:
             if found:
                 break
-            raise expired(readable, offset) from None
+            raise expired(context, offset) from None
         except DamagedRange:
             if found:
-                break  # whoever goes on behind these is told
+                break  # the read that begins there raises
             raise
         for frame in read:
             kind = kind_of(frame)
@@ -94,7 +92,7 @@ async def frames(
                 if found and size >= max_bytes:
                     return found
                 try:
-                    published, whole = await _published(readable, frame, offset, max_bytes=max_bytes - size)
+                    published, whole = await _published(context, frame, offset, max_bytes=max_bytes - size)
                 except DamagedRange:
                     if found:
                         return found
@@ -102,7 +100,7 @@ async def frames(
                 except EntriesTrimmed:
                     if found:
                         return found
-                    raise expired(readable, offset) from None
+                    raise expired(context, offset) from None
                 found += published
                 if not whole:
                     return found
@@ -119,8 +117,10 @@ async def frames(
 
 
 async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-    """As `Log.read`, without a turn of the loop where memory has it. Raises `EntriesTrimmed` also if the log
-    begins behind the first by now.
+    """Return entries as `Log.read` does, without a turn of the loop where they are in memory.
+
+    Raises:
+        EntriesTrimmed: when the first was trimmed, also while this waits.
     """
     if first_index < log.first_index:
         raise EntriesTrimmed(f"entry {first_index} of {log.name} is given up")
@@ -129,28 +129,26 @@ async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: i
 
 
 async def tagged_frames(
-    readable: Readable, offset: int, *, tag: str, max_bytes: int
+    context: PartitionContext, offset: int, *, tag: str, max_bytes: int
 ) -> tuple[list[Buffer], int]:
-    """As `frames`, of the batches that may hold records with a tag; others are not read at all.
+    """Return the batches that may hold records with a tag, as `frames` does; others are not read at all.
 
-    Also the offset behind all that was looked at, which may be far behind the last of them.
+    Also the offset after all that was examined, which may be far after the last of them.
     """
-    if offset < readable.start_offset:
-        raise expired(readable, offset)
+    if offset < context.start_offset:
+        raise expired(context, offset)
     bit = tag_bit(tag)
-    index = await readable.log.find_offset(offset)
-    last = min(readable.committed_index, (index or 0) + TAGGED_ROWS - 1)
+    index = await context.log.find_offset(offset)
+    last = min(context.committed_index, (index or 0) + TAGGED_ROWS - 1)
     found: list[Buffer] = []
     size = 0
     try:
         while index is not None and index <= last and (not found or size < max_bytes):
-            first, behind = await readable.log.find_tagged(index, last, bit)
+            first, behind = await context.log.find_tagged(index, last, bit)
             index = first
             while index < behind and (not found or size < max_bytes):
                 try:
-                    read = await read_some(
-                        readable.log, index, behind - 1, max_bytes=max(1, max_bytes - size)
-                    )
+                    read = await read_some(context.log, index, behind - 1, max_bytes=max(1, max_bytes - size))
                 except DamagedRange as damage:
                     if damage.next_offset > damage.first_offset:
                         raise
@@ -165,34 +163,37 @@ async def tagged_frames(
                         if found and size >= max_bytes:
                             return found, Header.unpack(found[-1]).next_offset
                         published, whole = await _published(
-                            readable, frame, offset, max_bytes=max_bytes - size
+                            context, frame, offset, max_bytes=max_bytes - size
                         )
                         found += published
                         if not whole:
                             return found, Header.unpack(found[-1]).next_offset
                         size += sum(map(len, published))
                     index += 1
-        if index is not None and index > readable.log.first_index:
-            offset = max(offset, (await readable.log.find_index_entry(index - 1)).next_offset)
+        if index is not None and index > context.log.first_index:
+            offset = max(offset, (await context.log.find_index_entry(index - 1)).next_offset)
     except EntriesTrimmed:
         if not found:
-            raise expired(readable, offset) from None
+            raise expired(context, offset) from None
     except DamagedRange:
         if not found:
-            raise  # else whoever goes on behind these is told
+            raise  # else the read that begins there raises
     return found, offset
 
 
 async def _published(
-    readable: Readable, publish: Buffer, offset: int, *, max_bytes: int
+    context: PartitionContext, publish: Buffer, offset: int, *, max_bytes: int
 ) -> tuple[list[Buffer], bool]:
-    """The batches that a `publish` entry gives offsets, from the one that holds `offset` on, at least one if
-    there is one, and whether that are all. For a record larger than a batch, the one that stands for it.
+    """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether these are all.
 
-    Raises `EntriesTrimmed`, and `DamagedRange` with the offsets of the first when that is damaged.
+    At least one if there is one. For a record larger than a batch it is the stub in its place.
+
+    Raises:
+        EntriesTrimmed: when a staged entry was trimmed.
+        DamagedRange: with the offsets of the first, when that is damaged.
     """
     header = Header.unpack(publish)
-    log = readable.log
+    log = context.log
     found: list[Buffer] = []
     size = 0
     base_offset = header.base_offset
@@ -221,3 +222,105 @@ async def _published(
             size += len(found[-1])
         base_offset += records
     return found, True
+
+
+class ReadView:
+    """What readers may ask of one replica."""
+
+    def __init__(self, context: PartitionContext, copies: Copies) -> None:
+        self.fetched_bytes = 0
+        self._context = context
+        self._copies = copies
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        # Those of them that a commit woke, in the order in which they came.
+        self._woken: deque[asyncio.Future[None]] = deque()
+        self._draining = False
+
+    def bounds(self) -> Bounds:
+        """Return both ends of what readers may see now."""
+        return Bounds(self._context.start_offset, self._context.end_offset)
+
+    @property
+    def acknowledged_end(self) -> int:
+        """Offset after all that is committed and has its copies (`min_replicas`). Leader only."""
+        context, index = self._context, self._copies.acknowledged_index
+        if index == context.committed_index:
+            return context.end_offset
+        return (
+            context.log.index_entry(index).next_offset
+            if index > context.log.start.index
+            else context.start_offset
+        )
+
+    @property
+    def is_waited_on(self) -> bool:
+        """Whether any reader waits for the next commit."""
+        return bool(self._waiting)
+
+    async def confirmed_end(self) -> int:
+        """Return the end as a majority confirmed it after this call (linearizable). Leader only."""
+        context = self._context
+        try:
+            index = await context.driver.confirm(context.replica)
+        except ConnectionError as error:
+            raise not_leader(context.name, outcome="not_applied") from error
+        # The core knows the index; the state machine hears of it in the same turn.
+        assert index <= context.committed_index, f"confirmed {index} but committed {context.committed_index}"
+        return context.end_offset
+
+    async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
+        """Return committed batches from `offset` on; see `frames`."""
+        found = await frames(self._context, offset, max_bytes=max_bytes, before=before)
+        self.fetched_bytes += sum(map(len, found))
+        return found
+
+    async def tagged_frames(self, offset: int, *, tag: str, max_bytes: int) -> tuple[list[Buffer], int]:
+        """Return committed batches that may hold records with a tag; see `tagged_frames`."""
+        found, searched = await tagged_frames(self._context, offset, tag=tag, max_bytes=max_bytes)
+        self.fetched_bytes += sum(map(len, found))
+        return found, searched
+
+    async def wait_past(self, offset: int, wait_s: float) -> bool:
+        """Wait until a record at `offset` is committed here; return False when the time is over."""
+        deadline = self._loop.time() + wait_s
+        while self._context.end_offset <= offset:
+            remaining = deadline - self._loop.time()
+            if remaining <= 0 or self._draining:
+                return False
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiting[future] = None
+            handle = self._loop.call_later(remaining, _wake, future)
+            try:
+                await future
+            finally:
+                handle.cancel()
+                self._waiting.pop(future, None)
+        return True
+
+    def committed(self) -> None:
+        """Wake the readers that wait, as an entry was committed."""
+        if self._waiting:
+            idle = not self._woken
+            self._woken.extend(self._waiting)
+            self._waiting.clear()
+            if idle:
+                self._wake_some()
+
+    def _wake_some(self) -> None:
+        for _ in range(min(len(self._woken), WOKEN_AT_ONCE)):
+            _wake(self._woken.popleft())
+        if self._woken:
+            self._loop.call_soon(self._wake_some)
+
+    def stop_waiting(self) -> None:
+        """Let the waiting readers go: this replica will have nothing more for them."""
+        self._draining = True
+        waiting, self._waiting = self._waiting, {}
+        for reader in waiting:
+            _wake(reader)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,4 +1,4 @@
-"""What somebody who appended waits for, and what he is told."""
+"""Receipts of appends, and the futures that are resolved with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from laminar.http.api.problems import Problem
 
 @dataclass(slots=True)
 class Receipt:
-    """Where records of one request lie: first offset and number."""
+    """Where the records of one append are: their first offset and their number.
+
+    `duplicate`: they were appended by an earlier request, of which this one was a repetition.
+    """
 
     partition: int
     offset: int
@@ -20,13 +23,16 @@ class Receipt:
     duplicate: bool = False
 
 
-# Who asked for a batch, in the order of its records, and how many each gave.
-Askers: TypeAlias = Sequence[tuple[asyncio.Future[Receipt], int]]
+# The appends that one batch is made of, in the order of their records, with the number of records of each.
+Appends: TypeAlias = Sequence[tuple[asyncio.Future[Receipt], int]]
 
 
 @dataclass(slots=True)
 class Waiter:
-    """Somebody who waits for an entry to be committed; with `copied` also for its topic's `min_replicas`."""
+    """An append that waits for the commit of its entry; with `copied` also for its topic's `min_replicas`.
+
+    `term` is the term that the entry was proposed in, `since_s` the loop's time at that moment.
+    """
 
     future: asyncio.Future[Receipt]
     receipt: Receipt
@@ -36,6 +42,6 @@ class Waiter:
 
 
 def fail(future: asyncio.Future[Receipt], problem: Problem) -> None:
-    """Tell him, if nobody has told him anything yet."""
+    """Resolve `future` with `problem`, unless it is resolved already."""
     if not future.done():
         future.set_exception(problem)

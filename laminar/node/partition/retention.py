@@ -1,16 +1,16 @@
-"""Which records are given up, and when: the leader's part of retention.
+"""Retention: which records are expired, and when the log's start moves past them. The leader's part.
 
 `expired_ends` decides for one log, from its sealed segments alone: by the append time of a segment's last
 batch against this leader's clock, and by the bytes of all sealed segments. The segment that is written to
 never expires, nor do times that producers give count. `Retention` asks it for the partitions led here, once
-in a while, and proposes the `log_start` entry by which all replicas give up the same records
+in a while, and proposes the `log_start` entry by which all replicas trim the same records
 (laminar.node.consensus.log_start).
 
 The clock may be wrong. Append times never go back in a log, so after a step back nothing expires until the
 clock has caught up; after a step forward records may go early by that step, as with any clock. No start is
-proposed that a member still needs the entries before: it could not catch up from the log any more. That hold
-ends after `hold_ms`, or at once while the disk is nearly full. It strands nobody: a replica whose entries are
-gone gets a new log (laminar.node.catch_up), and for such a one nothing is held but what is being read for it.
+proposed while a member still needs the entries before it, as it could not catch up from the log then. That
+hold ends after `hold_ms`, or at once while the disk is nearly full. No member is stranded: a replica whose
+entries are gone gets a new log (laminar.node.catch_up), and for it nothing is held but what is being read.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ Sealed = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A topic's settings; None: kept for ever, or however large."""
+    """The retention settings of a topic; None: no limit of that kind."""
 
     retention_ms: int | None = None
     retention_bytes: int | None = None
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Rules:
-        """From a topic's record. What is no whole number was refused when it was set."""
+        """Return the rules in a topic's settings. Values that are no integers were refused when set."""
         age, size = settings.get("retention_ms"), settings.get("retention_bytes")
         return cls(age if isinstance(age, int) else None, size if isinstance(size, int) else None)
 
 
 def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list[int]:
-    """Last indexes of the segments, oldest first, that the rules no longer keep."""
+    """Return the last indexes of the segments, oldest first, that the rules no longer keep."""
     if rules.retention_ms is None and rules.retention_bytes is None:
         return []
     segments = list(sealed)
@@ -67,7 +67,7 @@ def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list
 
 
 class Retention:
-    """Looks after the partitions of one shard. `rules_of` gives a topic's rules as they are now."""
+    """Retention of the partitions of one shard. `rules_of` returns a topic's present rules."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Retention:
         hold_ms: int,
         reading_from: Callable[[bytes, int], int | None] = lambda group, member: None,
     ) -> None:
-        """`reading_from(group, replica id)`: the entry from which on a catch-up still has to be read."""
+        """`reading_from(group, replica id)` returns the entry that a catch-up reads next, or None."""
         self._clock = clock
         self._reading_from = reading_from
         self._rules_of = rules_of
@@ -90,11 +90,11 @@ class Retention:
 
     @property
     def held(self) -> int:
-        """Partitions whose start waits for a replica that lags."""
+        """Number of partitions whose start waits for a replica that lags."""
         return len(self._held)
 
     def floor(self, replica: Replica) -> int:
-        """As the leader: the entry up to which nobody who follows by appends needs the log any more."""
+        """Return the lowest match index of the followers that are not in catch-up. Leader only."""
         progress = replica.core.progress
         followers = [
             member
@@ -104,16 +104,19 @@ class Retention:
         return min(map(replica.match_index, followers), default=replica.log.last_index)
 
     def _read_up_to(self, replica: Replica) -> int:
-        """As the leader: the entry up to which the log has been read by those who get a new one from it."""
+        """Return the lowest log index that replicas in catch-up have read so far. Leader only.
+
+        Entries above it must be kept for them.
+        """
         reading = (self._reading_from(replica.group, member) for member in replica.configuration.members())
         return min((index - 1 for index in reading if index is not None), default=replica.log.last_index)
 
     def limit(self, partition: Partition, index: int) -> int:
-        """The entry up to which a start may move now, at most `index`: not past what a replica lacks."""
+        """Return the index, at most `index`, that a start may move to now: not past what a replica lacks."""
         replica = partition.replica
         low = self._space_is_low()
         if not low:
-            # This ends by itself: who is caught up reads on, or is soon not counted as a reader any more.
+            # This ends by itself: a replica in catch-up reads on, or soon no longer counts as a reader.
             index = min(index, self._read_up_to(replica))
         match_index = self.floor(replica)
         if match_index >= index:
@@ -125,14 +128,14 @@ class Retention:
             return index
         return match_index
 
-    def look(self, partition: Partition) -> None:
+    def check(self, partition: Partition) -> None:
         """Propose a later start of one partition, if it is led here and its rules ask for one."""
-        if partition.tables.start_is_moving:
-            partition.carry_out_start()
+        if partition.state.start_is_moving:
+            partition.start_mover.carry_out()
         if not partition.leads:
             self._held.pop(partition.replica.group, None)
             return
-        if partition.tables.start_is_moving:
+        if partition.state.start_is_moving:
             return
         log = partition.log
         ends = [
@@ -148,11 +151,13 @@ class Retention:
                 self._held.pop(partition.replica.group, None)
             return
         limit = self.limit(partition, ends[-1])
-        # Where the log may not begin, the next end is waited for.
-        index = max((end for end in ends if end <= limit and partition.start_limit(end) == end), default=0)
+        # Where the log may not begin, retention waits for the end of the next segment.
+        index = max(
+            (end for end in ends if end <= limit and partition.start_mover.limit(end) == end), default=0
+        )
         if index:
             try:
-                partition.move_start(index).add_done_callback(self._done)
+                partition.start_mover.propose(index).add_done_callback(self._done)
             except Problem as problem:
                 _log.warning("the start of %s stays for now: %s", partition.replica.name, problem)
 
@@ -163,29 +168,32 @@ class Retention:
         if error is None:
             self.moved += 1
         elif isinstance(error, Problem):
-            # Another leads, or the log failed: whoever leads next looks for itself.
+            # Another replica leads, or the log failed: the next leader checks for itself.
             _log.debug("a log's start was not moved: %s", error)
         else:
             raise error
 
-    def look_at_all(self, partitions: Iterable[Partition]) -> Work | None:
-        """One pass, in portions, so that the loop gets its turns: all behind the first is handed back."""
-        rest = list(partitions)
-        self._look_at_some(rest[:_AT_ONCE])
-        return self._look_on(rest[_AT_ONCE:]) if len(rest) > _AT_ONCE else None
+    def check_all(self, partitions: Iterable[Partition]) -> Work | None:
+        """Check all partitions, in portions so that the loop gets its turns.
 
-    async def _look_on(self, rest: Sequence[Partition]) -> None:
+        The first portion is checked here; the rest is returned as work to be awaited.
+        """
+        rest = list(partitions)
+        self._check_some(rest[:_AT_ONCE])
+        return self._check_rest(rest[_AT_ONCE:]) if len(rest) > _AT_ONCE else None
+
+    async def _check_rest(self, rest: Sequence[Partition]) -> None:
         for first in range(0, len(rest), _AT_ONCE):
             await asyncio.sleep(0)
-            self._look_at_some(rest[first : first + _AT_ONCE])
+            self._check_some(rest[first : first + _AT_ONCE])
 
-    def _look_at_some(self, partitions: Iterable[Partition]) -> None:
+    def _check_some(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
             if partition.replica.failure is not None:
                 continue
             try:
-                self.look(partition)
+                self.check(partition)
             except Problem as error:
-                _log.debug("a log's start was not moved: %s", error)  # the next look tries again
+                _log.debug("a log's start was not moved: %s", error)  # the next check tries again
             except Exception as error:  # noqa: BLE001  # stops this partition's replica
                 partition.stop(error)

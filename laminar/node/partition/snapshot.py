@@ -1,9 +1,9 @@
-"""What a partition derived from its log up to an entry, kept beside it: a start replays only what follows.
+"""Snapshots of a partition's derived state, stored beside its log, so that a start replays only what follows.
 
-A document in the log's folder, replaced now and then and at an orderly end. It holds the state as of an entry
-that is committed and durable here, so nothing in it can be rolled back. It is a shortcut and no source of
-truth: one that is missing, damaged, of another version, or not of this log's entries is passed over, and the
-log is replayed from its start. It knows what is stored, not who asks for it.
+A snapshot is a document in the log's folder, replaced from time to time and at an orderly end. It holds the
+state as of an entry that is committed and durable here, so nothing in it can be rolled back. It is a shortcut
+and no source of truth: one that is missing, damaged, of another version, or not of this log's entries is
+ignored, and the log is replayed from its start.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.derived_state import DerivedState
-from laminar.node.partition.state.state import Tables
+from laminar.node.partition.state.state import PartitionState
 
 _log = logging.getLogger("laminar.derived")
 
 NAME = "derived"
 VERSION = 1
-# So much of a log, and so many times the size of what is written, is replayed at most after a crash.
+# At most this much of a log, or this multiple of the last snapshot's size, is replayed after a crash.
 REPLAYED_BYTES = 8 << 20
 REPLAYED_SIZES = 4
 # At an orderly end less than this is not worth three syncs.
 WORTH_BYTES = 64 << 10
 
 
-class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """The state behind entry `index` of `term`; `configurations` by the index of the entry that set each.
+class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after entry `index` of `term`; `configurations` by the index of the entry that set each.
 
     `start` is the last `log_start` entry up to there, stateless: the log may not have followed it yet.
     """
@@ -52,12 +52,12 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-_decoder = msgspec.msgpack.Decoder(Derived)
+_decoder = msgspec.msgpack.Decoder(StateSnapshot)
 _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
-def read(log: Log) -> Derived | None:
-    """What may be built upon; None where the log must be replayed from its start. Blocks shortly."""
+def read(log: Log) -> StateSnapshot | None:
+    """Return the stored snapshot, or None where the log must be replayed from its start. Blocks shortly."""
     try:
         payload = Document(log.files.disk, log.files.directory, NAME).read()
         if payload is None:
@@ -73,10 +73,11 @@ def read(log: Log) -> Derived | None:
     return derived
 
 
-def derived_of(log: Log, tables: Tables) -> Derived | None:
-    """The state as of the last committed entry; None while that is not durable here, or its state not known.
+def snapshot_of(log: Log, tables: PartitionState) -> StateSnapshot | None:
+    """Return a snapshot of the state at the commit index, or None if none can be made now.
 
-    The way back from a state ends at what is known as committed, so it is that entry or none.
+    None if that entry is not durable here yet, or damage left a gap before it. The state can be rolled back
+    to the commit index but no further, so no older snapshot can be made.
     """
     index = tables.committed_index
     if tables.left_out:
@@ -86,7 +87,7 @@ def derived_of(log: Log, tables: Tables) -> Derived | None:
     term = log.term(index)
     if not term:
         return None
-    return Derived(
+    return StateSnapshot(
         version=VERSION,
         index=index,
         term=term,
@@ -96,30 +97,30 @@ def derived_of(log: Log, tables: Tables) -> Derived | None:
     )
 
 
-class DerivedKeeper:
-    """Writes the documents of one process's partitions, when enough has come behind the last."""
+class SnapshotWriter:
+    """Writes the snapshots of one process's partitions, when the log has grown enough since the last."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._sizes: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
 
     def due(self, partition: Partition) -> bool:
-        """Whether so much has come since the last document that it is worth a new one."""
+        """Return whether the log has grown enough since the last snapshot to be worth a new one."""
         size = self._sizes.get(partition, 0)
-        return partition.tables.underived_bytes >= max(REPLAYED_BYTES, REPLAYED_SIZES * size)
+        return partition.state.underived_bytes >= max(REPLAYED_BYTES, REPLAYED_SIZES * size)
 
     async def write(self, partition: Partition) -> None:
-        """Replace the document of a partition. On a disk that fails the former one stands."""
+        """Replace the snapshot of a partition. On a disk that fails the former one stays."""
         log = partition.log
         try:
-            derived = derived_of(log, partition.tables)
+            derived = snapshot_of(log, partition.state)
             if derived is None:
                 return
             payload = msgspec.msgpack.encode(derived)
         except Exception as error:  # noqa: BLE001  # stops this partition's replica
             partition.stop(error)
             return
-        partition.tables.underived_bytes = 0
+        partition.state.underived_bytes = 0
         self._sizes[partition] = len(payload)
         try:
             await self._storage.write_log_document(log, NAME, payload)

@@ -156,7 +156,7 @@ class Reconciler:
             record = shard.view.topics().get(topic)
             if record is None or partition.log.policy == policy_of(record.settings):
                 continue
-            if policy_of(record.settings).is_interval and partition.tables.stages.pinned:
+            if policy_of(record.settings).is_interval and partition.state.stages.pinned:
                 asyncio.get_running_loop().call_later(PINNED_S, shard.request_reconcile)
                 continue
             try:

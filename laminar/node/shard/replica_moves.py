@@ -360,7 +360,7 @@ class ReplicaMover:
 
     async def _report(self, partition: Partition, record: PartitionRecord) -> None:
         """Report which leaving replicas are no members any more, once that is committed."""
-        history = partition.tables.configurations_up_to(partition.committed_index)
+        history = partition.state.configurations_up_to(partition.committed_index)
         if not history or not partition.leads:
             return
         index, configuration = history[-1]

@@ -30,7 +30,7 @@ from laminar.node.consensus.replica import replay
 from laminar.node.partition import snapshot
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.state import Tables
+from laminar.node.partition.state.state import PartitionState
 from laminar.node.runtime.replica_factory import recovering_text
 from laminar.node.shard.context import ShardContext
 from laminar.node.shard.replica_moves import EMPTY
@@ -179,7 +179,7 @@ class ReplicaOpener:
         def past_damage(index: int) -> bool:
             if shard.repairs.is_trimmed(entry.group, index):
                 # What its group kept of it comes with the entry after which this log, too, will start.
-                partition.tables.left_out.append(index)
+                partition.state.left_out.append(index)
                 return True
             # No other replica could answer, and most of it can be served.
             if len(entry.voters) == 1 or shard.repairs.is_gone(entry.group, index):
@@ -189,12 +189,12 @@ class ReplicaOpener:
                 return True
             if not leave_out or log.index_entry(index).kind not in _DISPENSABLE:
                 return False
-            partition.tables.left_out.append(index)
+            partition.state.left_out.append(index)
             return True
 
         known = snapshot.read(log)
         if known is not None:
-            partition.tables.restore(known.state, known.configurations, known.start)
+            partition.state.restore(known.state, known.configurations, known.start)
         replica = await shard.replica_factory.open(
             entry,
             name=name,
@@ -282,16 +282,16 @@ class ReplicaOpener:
                 return
             if not shard.repairs.keeps(log):
                 return  # let go meanwhile: no news of it will ever come
-        if partition.tables.left_out:
+        if partition.state.left_out:
             _log.warning(
                 "%s: takes part without damaged entries %s, and does not lead",
                 name,
-                partition.tables.left_out,
+                partition.state.left_out,
             )
-        while partition.tables.left_out and shard.by_group.get(entry.group) is partition:
+        while partition.state.left_out and shard.by_group.get(entry.group) is partition:
             await self._repaired_within(entry, REPAIR_CHECK_S)
-            missing = [index for index in partition.tables.left_out if log.quarantine.at(index) is not None]
-            if partition.tables.left_out and not missing:
+            missing = [index for index in partition.state.left_out if log.quarantine.at(index) is not None]
+            if partition.state.left_out and not missing:
                 try:
                     await self._complete_state(partition)
                 except Exception as error:  # noqa: BLE001  # stops this partition's replica
@@ -300,7 +300,7 @@ class ReplicaOpener:
                 continue
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
                 _log.error("%s: continues without the state of damaged entries %s", name, missing)
-                partition.tables.left_out.clear()
+                partition.state.left_out.clear()
                 shard.repairs.drives(partition.replica)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
@@ -314,7 +314,7 @@ class ReplicaOpener:
     async def _complete_state(self, partition: Partition) -> None:
         """Make producers and cursors again with the entries that were left out, while the replica runs."""
         log = partition.log
-        whole = Tables(log.start.index)
+        whole = PartitionState(log.start.index)
         known = snapshot.read(log)
         if known is not None:
             whole.restore(known.state, known.configurations, known.start)
@@ -330,7 +330,7 @@ class ReplicaOpener:
             replay(frames, whole)
             index += len(frames)
         # Nothing was waited for since the end of the log was looked at.
-        partition.tables.adopt(whole)
+        partition.state.adopt(whole)
         self._shard.repairs.drives(partition.replica)
 
 
@@ -352,5 +352,5 @@ def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
 
 def _was_never_voter(entry: ReplicaEntry, partition: Partition) -> bool:
     """Return whether no configuration that the replica ever knew has it as a voter."""
-    known = [record for _, record in partition.tables.configurations_up_to(partition.log.last_index)]
+    known = [record for _, record in partition.state.configurations_up_to(partition.log.last_index)]
     return all(entry.replica_id not in dict(voters) for voters in (entry.voters, *(r.voters for r in known)))

@@ -101,7 +101,7 @@ class Shard(Process):
         self.lost: list[ReplicaEntry] = []
         # Replicas that could not be made from their logs by a mistake of ours, and what it was.
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
-        self._snapshots = snapshot.DerivedKeeper(storage)
+        self._snapshots = snapshot.SnapshotWriter(storage)
         self.by_group: dict[bytes, Partition] = {}
         # Whether a view has come that is not followed yet, and whether there is that or something to move.
         self._view_is_new = False
@@ -272,13 +272,13 @@ class Shard(Process):
         for server in servers:
             server.close()
         for partition in self.partitions.values():
-            partition.stop_waiting()
+            partition.reader.stop_waiting()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
         self._application.close()
         await asyncio.gather(self.storage.sync(), return_exceptions=True)
         for partition in list(self.partitions.values()):
-            if partition.tables.underived_bytes >= snapshot.WORTH_BYTES:
+            if partition.state.underived_bytes >= snapshot.WORTH_BYTES:
                 await self._snapshots.write(partition)
         await self.close()
 
@@ -435,7 +435,7 @@ class Shard(Process):
 
     def _retain(self) -> Work | None:
         """Trim the logs led here to their topics' retention."""
-        return self.retention.look_at_all(self.partitions.values())
+        return self.retention.check_all(self.partitions.values())
 
     def _check_snapshots(self) -> Work | None:
         """Write the snapshots that are due, so that a start after a crash has little to replay."""

@@ -104,12 +104,12 @@ class Coordinator:
 
     def _sink(self, sink_id: bytes) -> Sink:
         self.partition.check_leads()
-        sinks = self.partition.tables.sinks
+        sinks = self.partition.state.sinks
         return sinks.get(sink_id) or sinks.unknown
 
     def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
-        return self.partition.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
+        return self.partition.appends.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
     async def begin(
         self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0, once: bool = False
@@ -124,7 +124,7 @@ class Coordinator:
         sink = self._sink(sink_id)
         if epoch > sink.last_epoch + 1:
             # Who was deposed unawares has not heard of those between: only a leader may deny them.
-            await self.partition.confirmed_end()
+            await self.partition.reader.confirmed_end()
             sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN:
             raise Problem(
@@ -154,7 +154,7 @@ class Coordinator:
             sink = msgspec.structs.replace(
                 self._new_once(), deleted_by=sink.begun_by if sink.deletion else ""
             )
-        elif unknown and self.partition.tables.sinks.kept >= MAX_KEPT:
+        elif unknown and self.partition.state.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
                 "so many sinks were begun that are kept for ever",
@@ -184,11 +184,11 @@ class Coordinator:
         if sink.deletion is Deletion.BEGUN or again:
             # Nothing is forgotten anywhere before the epoch that refuses its drivers is committed.
             partition = self.partition
-            await partition.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
+            await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         if not sink.exists:
             # Who was deposed unawares has not heard of it: only a leader may deny it.
-            await self.partition.confirmed_end()
+            await self.partition.reader.confirmed_end()
             if not self._sink(sink_id).exists:
                 raise Problem("no_such_sink", "there is no such sink", outcome="not_applied")
             return await self.delete(sink_id, request)
@@ -212,7 +212,7 @@ class Coordinator:
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
         """Every partition has forgotten what it knew of the sink up to this epoch: its name is free."""
         # Who was deposed unawares may not have heard of the deletion, or of its end have what will not last.
-        await self.partition.confirmed_end()
+        await self.partition.reader.confirmed_end()
         sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
             sink = msgspec.structs.replace(sink, deletion=Deletion.DONE)
@@ -223,8 +223,8 @@ class Coordinator:
         """Of these sinks those of which nothing is under way, confirmed by a majority after this call: what
         was decided is published in every partition, so nobody is asked for it again.
         """
-        await self.partition.confirmed_end()
-        table = self.partition.tables.sinks
+        await self.partition.reader.confirmed_end()
+        table = self.partition.state.sinks
         states = [(sink_id, table.get(sink_id), table.committed_at(sink_id)) for sink_id in sinks]
         return [
             sink_id
@@ -234,8 +234,8 @@ class Coordinator:
 
     async def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
         """The sinks that exist or are being deleted, by name, confirmed by a majority after this call."""
-        await self.partition.confirmed_end()
-        return self.partition.tables.sinks.listed(prefix=prefix, after=after, limit=limit)
+        await self.partition.reader.confirmed_end()
+        return self.partition.state.sinks.listed(prefix=prefix, after=after, limit=limit)
 
     def _new_once(self) -> Sink:
         """One that writes once, before its first epoch."""
@@ -265,7 +265,7 @@ class Coordinator:
     async def _raise(self, sink_id: bytes, sink: Sink, request: str) -> Sink:
         if request and sink.begun_by == request:
             partition = self.partition
-            await partition.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
+            await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         begun = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request)
         await self._change(sink_id, begun)
@@ -273,8 +273,8 @@ class Coordinator:
 
     async def status(self, sink_id: bytes) -> Sink:
         """The sink as it is committed, confirmed by a majority after this call."""
-        await self.partition.confirmed_end()
-        sinks = self.partition.tables.sinks
+        await self.partition.reader.confirmed_end()
+        sinks = self.partition.state.sinks
         return sinks.committed_at(sink_id) or sinks.unknown
 
     async def commit(
@@ -291,7 +291,7 @@ class Coordinator:
         """
         if epoch > self._sink(sink_id).epoch:
             # Who was deposed unawares has not heard of it: only a leader may deny it.
-            await self.partition.confirmed_end()
+            await self.partition.reader.confirmed_end()
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
@@ -306,7 +306,7 @@ class Coordinator:
         for pin in pins:
             if isinstance(pin, BaseException):
                 # Who was deposed unawares may not have heard that it was committed, and forgotten there.
-                await self.partition.confirmed_end()
+                await self.partition.reader.confirmed_end()
                 if self._decided(sink_id, number, epoch, fingerprint):
                     await self._finished(sink_id, number)
                     return False
@@ -383,7 +383,7 @@ class Coordinator:
         partition = self.partition
         index = partition.log.last_index
         try:
-            await partition.when_committed(index, Receipt(partition.number, 0, 0))
+            await partition.appends.when_committed(index, Receipt(partition.number, 0, 0))
         except Problem as problem:
             _log.debug("a decision is not committed: %s", problem)
 
@@ -392,16 +392,16 @@ class Coordinator:
         is may be forgotten by a partition. False if this is not the leader.
         """
         try:
-            await self.partition.confirmed_end()
+            await self.partition.reader.confirmed_end()
         except Problem:
             return False
-        known = self.partition.tables.sinks.get(sink_id)
+        known = self.partition.state.sinks.get(sink_id)
         return known is not None and known.undone == decision
 
     def finish_all(self) -> None:
         """Go on with what leaders before this one decided."""
         if self.partition.leads:
-            for sink_id in self.partition.tables.sinks.undone():
+            for sink_id in self.partition.state.sinks.undone():
                 # What is gone comes back with its topic's deletion at most: then the sink goes on.
                 lost = self._lost.get(sink_id)
                 if lost is None or self._loop.time() - lost[2] >= LOST_RETRY_S:
@@ -417,7 +417,7 @@ class Coordinator:
         pause_s = RETRY_S
         try:
             while self.partition.leads:
-                sinks = self.partition.tables.sinks
+                sinks = self.partition.state.sinks
                 sink = sinks.get(sink_id)
                 if sink is None or sink.undone is None:
                     return

@@ -48,7 +48,7 @@ class Batch:
         return (self.sink, self.number, self.epoch)
 
 
-class Staging:
+class Participant:
     """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
 
     def __init__(self, partition: Partition) -> None:
@@ -65,7 +65,7 @@ class Staging:
         partition.check_leads()
         self._refuse_interval()
         self._refuse_published(batch)
-        known = partition.tables.stages.stage(batch.key, stage)
+        known = partition.state.stages.stage(batch.key, stage)
         if known is not None:
             if (known.records, known.body_crc) != (header.count, header.body_crc):
                 raise Problem(
@@ -75,8 +75,10 @@ class Staging:
                     value=stage,
                     outcome="not_applied",
                 )
-            return partition.when_committed(known.index, Receipt(partition.number, 0, known.records, True))
-        pinned = partition.tables.stages.batch(batch.key)
+            return partition.appends.when_committed(
+                known.index, Receipt(partition.number, 0, known.records, True)
+            )
+        pinned = partition.state.stages.batch(batch.key)
         if pinned is not None and pinned.pinned:
             raise Problem(
                 "in_progress", "this batch is being committed: nothing is added to it", outcome="not_applied"
@@ -99,7 +101,7 @@ class Staging:
             stage=stage,
             records=header.count,
         )
-        return partition.append_control(frame)
+        return partition.appends.append_control(frame)
 
     def pin(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
         """Promise to keep these stages of a batch, and drop its others; done when that is committed.
@@ -110,7 +112,7 @@ class Staging:
         partition.check_leads()
         self._refuse_interval()
         self._refuse_published(batch)
-        known = partition.tables.stages.batch(batch.key)
+        known = partition.state.stages.batch(batch.key)
         have = {each.number for each in known.stages} if known is not None else set()
         missing = sorted(set(stages) - have)
         if missing or not stages:
@@ -135,7 +137,7 @@ class Staging:
                 limit=len(have),
                 outcome="not_applied",
             )
-        return partition.when_committed(
+        return partition.appends.when_committed(
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
@@ -145,7 +147,7 @@ class Staging:
         partition.check_leads()
         self._refuse_interval()
         self._refuse_published(batch)
-        known = partition.tables.stages.batch(batch.key)
+        known = partition.state.stages.batch(batch.key)
         have = known.count if known is not None and known.pinned else 0
         if have != count:
             raise Problem(
@@ -156,18 +158,18 @@ class Staging:
                 limit=have,
                 outcome="not_applied",
             )
-        return partition.when_committed(
+        return partition.appends.when_committed(
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
     def pin_of(self, batch: Batch) -> int:
         """The index of the entry that pins a batch; 0 where there is none, or it is not known."""
-        known = self._partition.tables.stages.batch(batch.key)
+        known = self._partition.state.stages.batch(batch.key)
         return known.pin if known is not None and known.pinned else 0
 
     def knows(self, batch: Batch, pin: int = 0) -> bool:
         """Whether `publish` would publish the batch, or recognise that it is."""
-        stages = self._partition.tables.stages
+        stages = self._partition.state.stages
         done, known = stages.published(batch.sink), stages.batch(batch.key)
         if done is not None and done.number >= batch.number:
             return True
@@ -181,10 +183,10 @@ class Staging:
         """
         partition = self._partition
         partition.check_leads()
-        done = partition.tables.stages.published(batch.sink)
+        done = partition.state.stages.published(batch.sink)
         if done is not None and done.number >= batch.number:
             return self._done(batch, done)
-        known = partition.tables.stages.batch(batch.key)
+        known = partition.state.stages.batch(batch.key)
         if known is None or not self.knows(batch, pin):
             raise Problem(
                 "no_stage",
@@ -203,15 +205,15 @@ class Staging:
         count = sum(each.records for each in stages)
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
         # It is decided, and takes little room: also where new records are refused for want of it.
-        return partition.append_control(
+        return partition.appends.append_control(
             seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
         )
 
     def drop(self, batch: Batch) -> asyncio.Future[Receipt]:
         """Forget the stages of a batch that was not decided and can't be any more; done when committed."""
         self._partition.check_leads()
-        if self._partition.tables.stages.batch(batch.key) is None:
-            return self._partition.when_committed(
+        if self._partition.state.stages.batch(batch.key) is None:
+            return self._partition.appends.when_committed(
                 self._partition.log.last_index, Receipt(self._partition.number, 0, 0, duplicate=True)
             )
         return self._pin(batch, PinOperation.DROP, [])
@@ -222,11 +224,11 @@ class Staging:
         """
         partition = self._partition
         partition.check_leads()
-        stages = partition.tables.stages
+        stages = partition.state.stages
         published = stages.published(sink)
         if stages.of_sink(sink, epoch=epoch) or (published is not None and published.epoch <= epoch):
             return self._pin(Batch(sink=sink, number=0, epoch=epoch), PinOperation.FORGET, [])
-        return partition.when_committed(
+        return partition.appends.when_committed(
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
@@ -240,11 +242,11 @@ class Staging:
             self._append(record, even_if_full=True).add_done_callback(_ignore)
 
     def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
-        """Propose to drop what is `Stages.left_behind`; returns how many batches.
+        """Propose to drop what is `StagedBatches.left_behind`; returns how many batches.
 
         The times are of the log's clock: all replicas do it at the same entry, none by a clock of its own.
         """
-        keys = self._partition.tables.stages.left_behind(
+        keys = self._partition.state.stages.left_behind(
             idle_before_ms=idle_before_ms, begun_before_ms=begun_before_ms
         )
         for sink, number, epoch in keys:
@@ -257,11 +259,11 @@ class Staging:
 
     def _append(self, record: PinRecord, *, even_if_full: bool) -> asyncio.Future[Receipt]:
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        return self._partition.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
+        return self._partition.appends.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
 
     def _refuse_crowd(self, batch: Batch) -> None:
         """Behind the pin it is too late: what is decided must be published."""
-        known = self._partition.tables.stages.published_once
+        known = self._partition.state.stages.published_once
         if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
             raise Problem(
                 "quota",
@@ -287,7 +289,7 @@ class Staging:
             )
 
     def _refuse_published(self, batch: Batch) -> None:
-        done = self._partition.tables.stages.published(batch.sink)
+        done = self._partition.state.stages.published(batch.sink)
         if done is not None and done.number >= batch.number:
             raise Problem(
                 "already_committed",
@@ -304,7 +306,7 @@ class Staging:
         receipt = Receipt(
             self._partition.number, done.offset if known else 0, done.count if known else 0, duplicate=True
         )
-        return self._partition.when_committed(done.index, receipt)
+        return self._partition.appends.when_committed(done.index, receipt)
 
 
 def _number(stage: Stage) -> int:

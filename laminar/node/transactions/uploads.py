@@ -26,10 +26,10 @@ from laminar.node.partition.state.staged_batches import (
     PublishedUpload,
     PublishRecord,
     Stage,
-    Stages,
+    StagedBatches,
     upload_key,
 )
-from laminar.node.transactions.participant import Batch, Staging
+from laminar.node.transactions.participant import Batch, Participant
 
 # So many parts has a record at most: its publish, which is read before any of them, names each.
 MAX_PARTS = 50_000
@@ -57,8 +57,8 @@ class Uploads:
         self._max_bytes = max_bytes
 
     @property
-    def _stages(self) -> Stages:
-        return self._partition.tables.stages
+    def _stages(self) -> StagedBatches:
+        return self._partition.state.stages
 
     def part(self, upload: bytes, frame: bytearray) -> asyncio.Future[Receipt]:
         """Take a part (`build_part`); done when it is committed.
@@ -79,11 +79,13 @@ class Uploads:
         if known is not None:
             if (known.size_bytes, known.body_crc) != (header.frame_size, header.body_crc):
                 raise _refused("other bytes were uploaded under this number", field="part", value=number)
-            return partition.when_committed(known.index, Receipt(partition.number, 0, 1, duplicate=True))
+            return partition.appends.when_committed(
+                known.index, Receipt(partition.number, 0, 1, duplicate=True)
+            )
         if self._stages.batch(key) is None:
             self._make_room()
         self._make_room_for(key, header.frame_size)
-        return partition.append_control(frame)
+        return partition.appends.append_control(frame)
 
     async def publish(
         self, upload: bytes, *, parts: int, size_bytes: int, crc32c: int, stub: bytes
@@ -106,7 +108,7 @@ class Uploads:
                 if (done.parts, done.size_bytes, done.crc32c) != (parts, size_bytes, crc32c):
                     raise self._published_already(done)
                 receipt = Receipt(partition.number, done.offset, 1, duplicate=True)
-                return partition.when_committed(done.index, receipt)
+                return partition.appends.when_committed(done.index, receipt)
             held = self._parts(upload, parts)
             # Others have their turn while it is computed: what is proposed is what was looked at.
             if held == checked:
@@ -123,12 +125,12 @@ class Uploads:
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
         seal(frame, Kind.PUBLISH, count=1, tag_mask=Header.unpack(stub).tag_mask)
         # It takes little room, and ends what was begun: also where new records are refused for want of it.
-        return partition.append_control(frame, count=1, even_if_full=True)
+        return partition.appends.append_control(frame, count=1, even_if_full=True)
 
     def drop(self, upload: bytes) -> asyncio.Future[Receipt]:
         """Forget the parts of an upload that is not published; done when that is committed."""
         sink, number, epoch = upload_key(upload)
-        return Staging(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
+        return Participant(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
 
     def _parts(self, upload: bytes, parts: int) -> list[Stage]:
         """Those from 0 to `parts` - 1, if they are what is there."""
@@ -202,7 +204,7 @@ class Uploads:
 
     def _drop(self, key: BatchKey) -> None:
         sink, number, epoch = key
-        dropped = Staging(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
+        dropped = Participant(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
         dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _quota(self, why: str, *, field: str, value: int, limit: int) -> Problem:

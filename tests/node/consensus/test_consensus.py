@@ -256,7 +256,7 @@ async def test_a_mistake_in_a_core_stops_that_replica_alone(where: str) -> None:
                 await waiting
             assert "outcome_unknown" == problem.value.code
             with pytest.raises(Problem):
-                await machine.confirmed_end()
+                await machine.reader.confirmed_end()
         sent: list[object] = []
 
         def listening(sender: Member, receiver: Member, channel: Channel, messages: Messages) -> float:
@@ -269,7 +269,7 @@ async def test_a_mistake_in_a_core_stops_that_replica_alone(where: str) -> None:
         assert [] == leader.failures and 1 == leader.driver.statistics()["stopped_replicas"]
         assert not machine.leads
         with pytest.raises(Problem):
-            machine.append_records(Records([b"z"]))
+            machine.appends.append_records(Records([b"z"]))
         stopped.clear()
         await cluster.leader(among=[node for node in NODES if node != leader.node])
         assert [] == sent, "it still speaks"
@@ -286,9 +286,9 @@ async def test_whoever_waits_on_a_replica_that_is_removed_is_told() -> None:
         partition = leader.partition
         cluster.cut_off(leader.node)
         append = send(leader, batch(0, b"x"))
-        knocks = [partition.append_records(Records([b"y"])) for _ in range(3)]
-        confirmation = asyncio.ensure_future(partition.confirmed_end())
-        reader = asyncio.ensure_future(partition.wait_past(100, 600.0))
+        knocks = [partition.appends.append_records(Records([b"y"])) for _ in range(3)]
+        confirmation = asyncio.ensure_future(partition.reader.confirmed_end())
+        reader = asyncio.ensure_future(partition.reader.wait_past(100, 600.0))
         await asyncio.sleep(0)
 
         leader.driver.remove(GROUP, StorageClosed("deleted"))
@@ -302,9 +302,9 @@ async def test_whoever_waits_on_a_replica_that_is_removed_is_told() -> None:
                 await confirmation
             assert not await reader
             with pytest.raises(Problem):
-                await partition.confirmed_end()
+                await partition.reader.confirmed_end()
         with pytest.raises(Problem):
-            partition.append_records(Records([b"z"]))
+            partition.appends.append_records(Records([b"z"]))
         await asyncio.sleep(0.05)
         assert partition.log.last_index == partition.log.index_of_time(1 << 60) - 1
 
@@ -391,13 +391,13 @@ async def test_a_cursor_that_may_still_be_lost_is_shown_to_nobody() -> None:
     async with trio() as cluster:
         old = await cluster.leader()
         await send(old, batch(0, *[b"x"] * 10))
-        await old.partition.set_cursor("c", 3, expected=None, check=False, owner="", now_ms=1)
+        await old.partition.cursor_commands.set("c", 3, expected=None, check=False, owner="", now_ms=1)
         await cluster.settled()
         cluster.cut_off(old.node)
-        lost = old.partition.set_cursor("c", 9, expected=3, check=True, owner="", now_ms=1)
-        made = old.partition.set_cursor("new", 1, expected=None, check=False, owner="", now_ms=1)
+        lost = old.partition.cursor_commands.set("c", 9, expected=3, check=True, owner="", now_ms=1)
+        made = old.partition.cursor_commands.set("new", 1, expected=None, check=False, owner="", now_ms=1)
 
-        shown = [old.partition.cursor(name) for name in ("c", "new")]
+        shown = [old.partition.cursor_commands.get(name) for name in ("c", "new")]
         assert [3, None] == [cursor and cursor.position for cursor in shown]
         new = await cluster.leader(among=[node for node in NODES if node != old.node])
         cluster.heal()
@@ -407,7 +407,7 @@ async def test_a_cursor_that_may_still_be_lost_is_shown_to_nobody() -> None:
         assert all(isinstance(future.exception(), Problem) for future in (lost, made))
         for member in (old, new):
             assert ["c"] == member.partition.cursors.names()
-            cursor = member.partition.cursor("c")
+            cursor = member.partition.cursor_commands.get("c")
             assert cursor is not None and 3 == cursor.position
 
 
@@ -415,7 +415,7 @@ async def test_what_a_deposed_leader_let_somebody_own_is_not_his() -> None:
     """Cut off, it takes a claim that never commits; who claims at the new leader owns it for everybody."""
 
     def change(member: Member, position: int, owner: str, expected_owner: str) -> asyncio.Future[Receipt]:
-        return member.partition.set_cursor(
+        return member.partition.cursor_commands.set(
             "c", position, expected=None, check=False, owner=owner, expected_owner=expected_owner, now_ms=1
         )
 
@@ -439,7 +439,7 @@ async def test_what_a_deposed_leader_let_somebody_own_is_not_his() -> None:
         assert ("fenced", "elected") == (refused.value.code, refused.value.limit)
         assert all(isinstance(future.exception(), Problem) for future in (lost, moved))
         for member in (old, new):
-            cursor = member.partition.cursor("c")
+            cursor = member.partition.cursor_commands.get("c")
             assert cursor is not None and (2, "elected") == (cursor.position, cursor.owner)
 
 

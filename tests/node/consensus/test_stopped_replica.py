@@ -12,7 +12,7 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import ReplicaStopped
 from laminar.node.consensus.raft_wire import ConfigurationRecord, control_frame
 from laminar.node.consensus.replica import initial_frame
-from laminar.node.partition.state.state import Tables
+from laminar.node.partition.state.state import PartitionState
 from laminar.node.transport.transport import Channel, Peer, ProtocolError
 from raft.messages import AnyMessage, HeartbeatAnswer
 from tests.disks.fault_disk import FaultDisk
@@ -33,13 +33,13 @@ async def test_a_mistake_in_one_group_leaves_the_others_of_the_process_as_they_w
     """Whatever raises it, a request, the disk, the clock or news: one replica stops, its waiters are told."""
     stopped: list[str] = []
     async with lone_partition(tmp_path, stopped=stopped) as well:
-        driver = well._driver
+        driver = well.context.driver
         poisoned = await add_partition(
             driver, driver._storage, 1, voters=ConfigurationRecord(voters=((2, "here"),))
         )
-        await poisoned.append_frame(bytearray(build([b"before"])), _header(build([b"before"])))
+        await poisoned.appends.append_frame(bytearray(build([b"before"])), _header(build([b"before"])))
         if where == "committed":
-            poisoned.tables.committed = broken  # type: ignore[method-assign]
+            poisoned.state.committed = broken  # type: ignore[method-assign]
         else:
             setattr(poisoned.replica.core, where, broken)
         if where == "expire":
@@ -48,14 +48,14 @@ async def test_a_mistake_in_one_group_leaves_the_others_of_the_process_as_they_w
             driver.unreachable(poisoned.replica, 1)
         else:
             with pytest.raises(Problem) as problem:
-                await poisoned.append_frame(bytearray(build([b"x"])), _header(build([b"x"])))
+                await poisoned.appends.append_frame(bytearray(build([b"x"])), _header(build([b"x"])))
             assert "outcome_unknown" == problem.value.code
 
         assert ["t/1"] == stopped
         assert isinstance(poisoned.replica.failure, ReplicaStopped)
         with pytest.raises(Problem):
-            await poisoned.append_frame(bytearray(build([b"y"])), _header(build([b"y"])))
-        receipt = await well.append_frame(bytearray(build([b"z"])), _header(build([b"z"])))
+            await poisoned.appends.append_frame(bytearray(build([b"y"])), _header(build([b"y"])))
+        receipt = await well.appends.append_frame(bytearray(build([b"z"])), _header(build([b"z"])))
         assert 0 == receipt.offset
         assert 1 == driver.statistics()["stopped_replicas"]
 
@@ -138,22 +138,22 @@ async def test_a_replica_that_cannot_be_made_from_its_log_stays_away_alone_and_i
         entries.append(entry(number, log.log_id))
     await storage.sync()
     poisoned = storage.logs[entries[0].log_id].start
-    appended = Tables.appended
+    appended = PartitionState.appended
 
-    def one_fails(tables: Tables, header: Any, frame: Any) -> None:
+    def one_fails(tables: PartitionState, header: Any, frame: Any) -> None:
         if tables is made[0]:
             broken()
         appended(tables, header, frame)
 
-    made: list[Tables] = []
-    begin = Tables.__init__
+    made: list[PartitionState] = []
+    begin = PartitionState.__init__
 
-    def noted(tables: Tables, *args: Any, **named: Any) -> None:
+    def noted(tables: PartitionState, *args: Any, **named: Any) -> None:
         made.append(tables)
         begin(tables, *args, **named)
 
-    monkeypatch.setattr(Tables, "__init__", noted)
-    monkeypatch.setattr(Tables, "appended", one_fails)
+    monkeypatch.setattr(PartitionState, "__init__", noted)
+    monkeypatch.setattr(PartitionState, "appended", one_fails)
     shard = await open_all(storage, entries)
 
     assert [2] == [replica.replica_id for replica in shard.driven]

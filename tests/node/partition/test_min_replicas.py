@@ -11,7 +11,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.node.api.cluster.health import in_sync_of
 from laminar.node.api.records.ack_accepted import window
-from laminar.node.partition.producer_progress import look
+from laminar.node.partition.producer_progress import read
 from tests.node.trio import Member, Trio, batch, send, trio
 
 PRODUCER = b"p" * 16
@@ -40,7 +40,7 @@ async def test_an_append_is_acknowledged_when_so_many_disks_have_it() -> None:
         asked = send(leader, batch(0, b"one"))
         await cluster.until(lambda: leader.partition.end_offset == before + 1, what="committed")
         again = send(leader, batch(0, b"one"))
-        told = asyncio.ensure_future(look(leader.partition, PRODUCER, epoch=0, sequence=0, wait_s=20))
+        told = asyncio.ensure_future(read(leader.partition, PRODUCER, epoch=0, sequence=0, wait_s=20))
         await asyncio.sleep(0)
 
         assert not asked.done() and not again.done() and not told.done()
@@ -56,15 +56,15 @@ async def test_an_append_is_refused_while_too_few_are_in_sync() -> None:
     """At once, and not applied; cursors and what is read go on; with the replica back it is taken."""
     async with trio() as cluster:
         leader, (gone, _) = await ready(cluster, min_replicas=3)
-        assert 0 == (await leader.partition.append_records(Records([b"zero"]))).offset
+        assert 0 == (await leader.partition.appends.append_records(Records([b"zero"]))).offset
         await gone.kill()
         await cluster.until(lambda: len(leader.partition.copies.in_sync()) == 2, what="missed")
 
         last = leader.partition.log.last_index
         for append in (
-            lambda: leader.partition.append_records(Records([b"x"])),
+            lambda: leader.partition.appends.append_records(Records([b"x"])),
             lambda: send(leader, batch(0, b"x")),
-            lambda: leader.partition.accept_frame(batch(0, b"x"), Header.unpack(batch(0, b"x"))),
+            lambda: leader.partition.appends.accept_frame(batch(0, b"x"), Header.unpack(batch(0, b"x"))),
         ):
             with pytest.raises(Problem) as refused:
                 append()
@@ -72,7 +72,7 @@ async def test_an_append_is_refused_while_too_few_are_in_sync() -> None:
             assert ("too_few_replicas", "not_applied", 503) == (problem.code, problem.outcome, problem.status)
             assert (2, 3) == (problem.value, problem.limit)
         assert last == leader.partition.log.last_index, "nothing was appended"
-        await leader.partition.set_cursor("c", 1, expected=None, check=False, owner="", now_ms=1)
+        await leader.partition.cursor_commands.set("c", 1, expected=None, check=False, owner="", now_ms=1)
 
         await gone.start()
         await cluster.until(lambda: len(leader.partition.copies.in_sync()) == 3, what="back")
@@ -88,7 +88,7 @@ async def test_what_was_appended_before_the_replica_was_lost_is_unknown_not_refu
         await cluster.until(lambda: leader.partition.end_offset == 1, what="committed")
 
         await gone.kill()
-        leader.partition.give_up(older_than_s=0)
+        leader.partition.appends.expire(older_than_s=0)
 
         with pytest.raises(Problem) as unknown:
             await asked

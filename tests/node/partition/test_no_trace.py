@@ -12,7 +12,8 @@ import pytest
 from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
-from laminar.node.partition.partition import UNCOMMITTED_BYTES, Partition
+from laminar.node.partition.append_path import UNCOMMITTED_BYTES
+from laminar.node.partition.partition import Partition
 from raft.values import NotLeader, Settings
 from tests.node.alone import lone_partition
 from tests.node.trio import batch
@@ -20,11 +21,11 @@ from tests.node.trio import batch
 
 def append(partition: Partition, sequence: int, *, epoch: int = 1) -> asyncio.Future[object]:
     frame = batch(sequence, b"value", epoch=epoch)
-    return partition.append_frame(frame, Header.unpack(frame))  # type: ignore[return-value]
+    return partition.appends.append_frame(frame, Header.unpack(frame))  # type: ignore[return-value]
 
 
 def disk_full(partition: Partition) -> None:
-    partition._refusal = lambda: Problem("disk_full", outcome="not_applied")
+    partition.appends.refusal = lambda: Problem("disk_full", outcome="not_applied")
 
 
 def handing_over(partition: Partition) -> None:
@@ -33,7 +34,7 @@ def handing_over(partition: Partition) -> None:
     def propose(*arguments: object, **options: object) -> tuple[int, int]:
         raise NotLeader(2)
 
-    partition._driver.propose = propose  # type: ignore[method-assign]
+    partition.context.driver.propose = propose  # type: ignore[method-assign]
 
 
 def not_leader(partition: Partition) -> None:
@@ -41,7 +42,7 @@ def not_leader(partition: Partition) -> None:
 
 
 def backed_up(partition: Partition) -> None:
-    partition._uncommitted_bytes += UNCOMMITTED_BYTES + 1
+    partition.appends.uncommitted_bytes += UNCOMMITTED_BYTES + 1
 
 
 def larger_than_a_message(partition: Partition) -> None:
@@ -58,13 +59,8 @@ def picture(partition: Partition) -> tuple[object, ...]:
         partition.log.last_index,
         partition.log.next_offset,
         partition.log.size_bytes,
-        partition._driver._storage._changes.pending_bytes,
-        dict(partition._waiters),
-        dict(partition._sizes),
-        partition._uncommitted_bytes,
-        list(partition._door._knocks),
-        partition._door.size_bytes,
-        set(partition._door._in_flight),
+        partition.context.driver._storage._changes.pending_bytes,
+        partition.appends.picture(),
         partition.producers.stored(),
         partition.cursors.stored(),
     )
@@ -93,7 +89,7 @@ async def test_a_refused_batch_leaves_no_trace(
     """Whatever refuses it. The next one gets the next offset and the next sequence."""
     async with lone_partition(tmp_path) as partition:
         await append(partition, 0)
-        refusal, propose = partition._refusal, partition._driver.propose
+        refusal, propose = partition.appends.refusal, partition.context.driver.propose
         prepare(partition)
         before = picture(partition)
 
@@ -102,26 +98,26 @@ async def test_a_refused_batch_leaves_no_trace(
 
         assert (code, "not_applied") == (refused.value.code, refused.value.outcome)
         assert before == picture(partition)
-        partition._refusal, partition._driver.propose = refusal, propose  # type: ignore[method-assign]
+        partition.appends.refusal, partition.context.driver.propose = refusal, propose  # type: ignore[method-assign]
         partition.replica.failure = None
         if prepare is backed_up:
-            partition._uncommitted_bytes = 0
+            partition.appends.uncommitted_bytes = 0
         partition.replica.core._settings = Settings()
         receipt = await append(partition, 1)
         assert 1 == receipt.offset  # type: ignore[attr-defined]
-        assert 0 == partition._uncommitted_bytes
+        assert 0 == partition.appends.uncommitted_bytes
 
 
 @pytest.mark.parametrize("prepare", [disk_full, not_leader, backed_up], ids=_name)
 async def test_refused_records_leave_no_trace(tmp_path: Path, prepare: Callable[[Partition], None]) -> None:
     """At the door too: they never stood there."""
     async with lone_partition(tmp_path) as partition:
-        await partition.append_records(Records([b"first"]))
+        await partition.appends.append_records(Records([b"first"]))
         prepare(partition)
         before = picture(partition)
 
         with pytest.raises(Problem):
-            partition.append_records(Records([b"refused"]))
+            partition.appends.append_records(Records([b"refused"]))
 
         await asyncio.sleep(0)
         assert before == picture(partition)
@@ -130,11 +126,11 @@ async def test_refused_records_leave_no_trace(tmp_path: Path, prepare: Callable[
 async def test_records_at_the_door_of_a_leader_that_hands_over_are_refused(tmp_path: Path) -> None:
     """They were not proposed, so their sender may send them again at once."""
     async with lone_partition(tmp_path) as partition:
-        await partition.append_records(Records([b"first"]))
+        await partition.appends.append_records(Records([b"first"]))
         before = picture(partition)
         handing_over(partition)
 
-        refused = partition.append_records(Records([b"a", b"b"]))
+        refused = partition.appends.append_records(Records([b"a", b"b"]))
 
         with pytest.raises(Problem) as problem:
             await refused

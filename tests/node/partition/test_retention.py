@@ -100,43 +100,43 @@ async def fill(partition: Partition, batches: int, *, first: int = 0) -> None:
     """Batches of one producer, of 300 kB each: a segment of the lone partition holds four."""
     for number in range(first, first + batches):
         frame = batch(number, b"%d" % number, b"x" * 300_000)
-        await partition.append_frame(frame, Header.unpack(frame))
+        await partition.appends.append_frame(frame, Header.unpack(frame))
 
 
 async def test_records_given_up_are_gone_and_what_they_led_to_is_not(tmp_path: Path) -> None:
     """Offsets go on, retries are recognised, cursors stand where they stood: now and after a restart."""
     async with lone_partition(tmp_path) as partition:
         await fill(partition, 12)
-        await partition.set_cursor("billing", 3, expected=None, check=False, owner="me", now_ms=5)
+        await partition.cursor_commands.set("billing", 3, expected=None, check=False, owner="me", now_ms=5)
         before = partition.log.size_bytes
         producers = partition.producers.stored()
         files = {path.name for path in (tmp_path / "logs").rglob("*.log")}
 
-        await partition.move_start(await partition.index_before(17))
+        await partition.start_mover.propose(await partition.start_mover.index_before(17))
 
         assert 16 == partition.start_offset, "rounded down to the border of a batch"
         assert partition.log.size_bytes < before
         with pytest.raises(Problem) as gone:
-            await partition.frames(15, max_bytes=1)
+            await partition.reader.frames(15, max_bytes=1)
         assert ("offset_expired", 15, 16) == (gone.value.code, gone.value.value, gone.value.limit)
-        assert b"8" == bytes(Batch((await partition.frames(16, max_bytes=1))[0]).values[0])
-        await partition._driver._storage.sync()
-        await partition._driver._storage.checkpoint()
+        assert b"8" == bytes(Batch((await partition.reader.frames(16, max_bytes=1))[0]).values[0])
+        await partition.context.driver._storage.sync()
+        await partition.context.driver._storage.checkpoint()
         left = {path.name for path in (tmp_path / "logs").rglob("*.log")}
         assert 2 == len(files - left), "whole segments before the start are removed"
 
     async with lone_partition(tmp_path) as partition:
-        await partition.wait_past(23, 5.0)
+        await partition.reader.wait_past(23, 5.0)
         assert (16, 24) == (partition.start_offset, partition.end_offset)
         assert producers == partition.producers.stored()
-        cursor = partition.cursor("billing")
+        cursor = partition.cursor_commands.get("billing")
         assert cursor is not None and (3, 5, "me") == (cursor.position, cursor.changed_ms, cursor.owner)
         retried = batch(2, b"2", b"x" * 300_000)
-        assert 4 == (await partition.append_frame(retried, Header.unpack(retried))).offset
+        assert 4 == (await partition.appends.append_frame(retried, Header.unpack(retried))).offset
         await fill(partition, 1, first=12)
         assert 26 == partition.end_offset
         # Once more: what the second entry carries is no less than what the first one did.
-        await partition.move_start(partition.committed_index)
+        await partition.start_mover.propose(partition.committed_index)
         assert partition.start_offset == partition.end_offset == 26
 
     async with lone_partition(tmp_path) as partition:
@@ -149,24 +149,24 @@ async def test_a_start_after_everything_takes_the_segment_that_is_written_to(tmp
     """The entry that says so opens a new one: room is made at once, and after a restart all is as it was."""
     async with lone_partition(tmp_path, settings=LARGE) as partition:
         await fill(partition, 4)
-        await partition.set_cursor("billing", 3, expected=None, check=False, owner="me", now_ms=5)
+        await partition.cursor_commands.set("billing", 3, expected=None, check=False, owner="me", now_ms=5)
         last = partition.committed_index
 
-        await partition.move_start(last)
+        await partition.start_mover.propose(last)
 
         assert [last + 1] == partition.log.segment_first_indexes
         assert partition.log.size_bytes < 10_000
-        await partition._driver._storage.sync()
-        await partition._driver._storage.checkpoint()
+        await partition.context.driver._storage.sync()
+        await partition.context.driver._storage.checkpoint()
         assert [f"{last + 1:020d}.log"] == [path.name for path in (tmp_path / "logs").rglob("*.log")]
 
     async with lone_partition(tmp_path, settings=LARGE) as partition:
-        await partition.wait_past(7, 5.0)
+        await partition.reader.wait_past(7, 5.0)
         assert (8, 8) == (partition.start_offset, partition.end_offset)
-        cursor = partition.cursor("billing")
+        cursor = partition.cursor_commands.get("billing")
         assert cursor is not None and (3, 5, "me") == (cursor.position, cursor.changed_ms, cursor.owner)
         retried = batch(2, b"2", b"x" * 300_000)
-        assert 4 == (await partition.append_frame(retried, Header.unpack(retried))).offset
+        assert 4 == (await partition.appends.append_frame(retried, Header.unpack(retried))).offset
         await fill(partition, 1, first=4)
         assert 10 == partition.end_offset
 
@@ -179,18 +179,18 @@ async def test_a_start_in_the_segment_that_is_written_to_ends_it(tmp_path: Path)
         await fill(partition, 2)
         first = partition.log.segment_first_indexes
 
-        await partition.move_start(await partition.index_before(2))
+        await partition.start_mover.propose(await partition.start_mover.index_before(2))
         assert first == partition.log.segment_first_indexes, "what is small is not worth a segment"
         await fill(partition, 3, first=2)
         kept = partition.committed_index
-        await partition.move_start(await partition.index_before(9))
+        await partition.start_mover.propose(await partition.start_mover.index_before(9))
         assert [*first, kept + 1] == partition.log.segment_first_indexes
         assert (8, 10) == (partition.start_offset, partition.end_offset)
-        await partition.move_start(await partition.index_before(10))
+        await partition.start_mover.propose(await partition.start_mover.index_before(10))
 
         assert [kept + 1] == partition.log.segment_first_indexes
         await fill(partition, 1, first=5)
-        assert b"5" == bytes(Batch((await partition.frames(10, max_bytes=1))[0]).values[0])
+        assert b"5" == bytes(Batch((await partition.reader.frames(10, max_bytes=1))[0]).values[0])
 
 
 async def test_the_segment_that_is_written_to_never_expires(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ async def test_the_segment_that_is_written_to_never_expires(tmp_path: Path) -> N
         await fill(partition, 2)
         clock.wall = partition.log.last_append_time_ms + HOUR_MS
 
-        keeper(clock, Rules(retention_ms=1, retention_bytes=0)).look(partition)
+        keeper(clock, Rules(retention_ms=1, retention_bytes=0)).check(partition)
 
         assert not moving(partition)
         await fill(partition, 10, first=2)
         sealed = [end for end, _, _ in partition.log.sealed()]
-        keeper(clock, Rules(retention_ms=1)).look(partition)
+        keeper(clock, Rules(retention_ms=1)).check(partition)
         assert moving(partition)
-        keeper(clock, Rules(retention_ms=1)).look(partition)
+        keeper(clock, Rules(retention_ms=1)).check(partition)
         await settled_start(partition)
         starts = [row for row in rows(partition) if row == Kind.LOG_START]
         assert 1 == len(starts), "one entry at a time"
@@ -227,7 +227,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def moving(partition: Partition) -> bool:
-    return partition.tables.start_is_moving
+    return partition.state.start_is_moving
 
 
 async def settled_start(partition: Partition) -> None:
@@ -240,22 +240,22 @@ async def test_b5_an_idle_empty_partition_loses_nothing_it_is_given_later(tmp_pa
     """
     clock = At()
     async with lone_partition(tmp_path) as partition:
-        await partition.wait_past(-1, 1.0)
+        await partition.reader.wait_past(-1, 1.0)
         clock.wall = partition.log.last_append_time_ms + HOUR_MS
         for _ in range(3):
-            keeper(clock, Rules(retention_ms=1, retention_bytes=0)).look(partition)
+            keeper(clock, Rules(retention_ms=1, retention_bytes=0)).check(partition)
             assert not moving(partition)
         await until(lambda: partition.committed_index == partition.log.last_index)
-        await partition.move_start(partition.committed_index)
+        await partition.start_mover.propose(partition.committed_index)
         for _ in range(3):
-            keeper(clock, Rules(retention_ms=1, retention_bytes=0)).look(partition)
+            keeper(clock, Rules(retention_ms=1, retention_bytes=0)).check(partition)
             assert not moving(partition)
         await fill(partition, 2)
 
     async with lone_partition(tmp_path) as partition:
-        await partition.wait_past(3, 5.0)
+        await partition.reader.wait_past(3, 5.0)
         assert (0, 4) == (partition.start_offset, partition.end_offset)
-        assert b"1" == bytes(Batch((await partition.frames(2, max_bytes=1))[0]).values[0])
+        assert b"1" == bytes(Batch((await partition.reader.frames(2, max_bytes=1))[0]).values[0])
 
 
 async def test_b7_every_record_left_is_found_after_others_were_given_up(tmp_path: Path) -> None:
@@ -266,16 +266,19 @@ async def test_b7_every_record_left_is_found_after_others_were_given_up(tmp_path
         for turn in range(4):
             await fill(partition, 9, first=turn * 9)
             for offset in range(partition.start_offset, partition.end_offset, 2):
-                found = Batch((await partition.frames(offset, max_bytes=1))[0])
+                found = Batch((await partition.reader.frames(offset, max_bytes=1))[0])
                 assert offset == found.header.base_offset
                 assert b"%d" % (offset // 2) == bytes(found.values[0])
 
-            keeper(At(), Rules(retention_bytes=1_300_000)).look(partition)
+            keeper(At(), Rules(retention_bytes=1_300_000)).check(partition)
             await settled_start(partition)
 
             assert turn * 18 <= partition.start_offset
             for offset in range(partition.start_offset, partition.end_offset, 2):
-                assert offset == Batch((await partition.frames(offset, max_bytes=1))[0]).header.base_offset
+                assert (
+                    offset
+                    == Batch((await partition.reader.frames(offset, max_bytes=1))[0]).header.base_offset
+                )
         assert partition.start_offset > 36
 
 
@@ -289,17 +292,17 @@ async def test_b10_age_counts_from_appending_over_restarts_and_for_each_segment(
         first_sealed_ms = next(partition.log.sealed())[1]
 
     async with lone_partition(tmp_path) as partition:
-        await partition.wait_past(17, 5.0)
+        await partition.reader.wait_past(17, 5.0)
         clock.wall = first_sealed_ms + HOUR_MS
-        keeper(clock, Rules(retention_ms=HOUR_MS)).look(partition)
+        keeper(clock, Rules(retention_ms=HOUR_MS)).check(partition)
         assert not moving(partition), "not older than an hour"
         clock.wall = partition.log.last_append_time_ms + HOUR_MS + 1
         await fill(partition, 1, first=9)
-        keeper(clock, Rules(retention_ms=HOUR_MS)).look(partition)
+        keeper(clock, Rules(retention_ms=HOUR_MS)).check(partition)
         await settled_start(partition)
 
         assert 0 < partition.start_offset <= 18
-        assert b"9" == bytes(Batch((await partition.frames(18, max_bytes=1))[0]).values[0])
+        assert b"9" == bytes(Batch((await partition.reader.frames(18, max_bytes=1))[0]).values[0])
 
 
 async def test_without_a_setting_nothing_is_given_up(tmp_path: Path) -> None:
@@ -309,7 +312,7 @@ async def test_without_a_setting_nothing_is_given_up(tmp_path: Path) -> None:
     async with lone_partition(tmp_path) as partition:
         await fill(partition, 9)
 
-        keeper(clock, Rules()).look(partition)
+        keeper(clock, Rules()).check(partition)
 
         assert not moving(partition)
 
@@ -321,14 +324,14 @@ async def test_a_committed_start_is_not_carried_out_in_a_log_that_failed(
     async with lone_partition(tmp_path) as partition:
         await fill(partition, 9)
         with monkeypatch.context() as patched:
-            moved = partition.move_start(await partition.index_before(10))
+            moved = partition.start_mover.propose(await partition.start_mover.index_before(10))
             patched.setattr(Log, "failure", StorageError("a test says so"))
             await moved
-            partition.carry_out_start()
+            partition.start_mover.carry_out()
             assert 0 == partition.start_offset
             assert moving(partition)
 
-        keeper(At(), Rules()).look(partition)
+        keeper(At(), Rules()).check(partition)
 
         assert 10 == partition.start_offset
         assert not moving(partition)
@@ -358,7 +361,7 @@ async def look_until_moved(cluster: Trio, rules: Rules) -> None:
 
     def moved() -> bool:
         for member in cluster.alive:
-            keeper(member.clock, rules).look(member.partition)
+            keeper(member.clock, rules).check(member.partition)
         return all(member.partition.start_offset > 0 for member in cluster.alive)
 
     await cluster.until(moved, what="starts")
@@ -379,7 +382,7 @@ async def test_three_replicas_move_their_start_alike_and_keep_it() -> None:
     """By the leader's entry; a replica that was killed comes back with the start and the state it had."""
     async with trio() as cluster:
         leader = await produce(cluster, 14)
-        await leader.partition.set_cursor("c", 9, expected=None, check=False, owner="", now_ms=1)
+        await leader.partition.cursor_commands.set("c", 9, expected=None, check=False, owner="", now_ms=1)
         await cluster.settled()
 
         await look_until_moved(cluster, Rules(retention_bytes=0))
@@ -395,7 +398,9 @@ async def test_three_replicas_move_their_start_alike_and_keep_it() -> None:
         check_alike(cluster)
         assert 17 == leader.partition.end_offset
         assert {9} == {
-            cursor.position for m in cluster.alive if (cursor := m.partition.cursor("c")) is not None
+            cursor.position
+            for m in cluster.alive
+            if (cursor := m.partition.cursor_commands.get("c")) is not None
         }
 
 
@@ -405,7 +410,7 @@ async def test_a_start_that_was_not_committed_moves_nothing() -> None:
         leader = await produce(cluster, 14)
         await cluster.settled()
         cluster.cut_off(leader.node)
-        lost = leader.partition.move_start(leader.partition.committed_index)
+        lost = leader.partition.start_mover.propose(leader.partition.committed_index)
         others = [member.node for member in cluster.followers(leader)]
         await cluster.leader(among=others)
         cluster.heal()
@@ -430,7 +435,7 @@ async def test_a_start_waits_for_a_replica_that_lags_but_not_for_ever() -> None:
         clock = At()
         held = keeper(clock, Rules(retention_bytes=0), hold_ms=1000)
 
-        held.look(leader.partition)
+        held.check(leader.partition)
         await settled_start(leader.partition)
         assert 0 < leader.partition.log.start.index <= ended_at
         assert 1 == held.held
@@ -440,7 +445,7 @@ async def test_a_start_waits_for_a_replica_that_lags_but_not_for_ever() -> None:
 
         await late.kill()
         await produce(cluster, 12, first=18)
-        held.look(leader.partition)
+        held.check(leader.partition)
         await settled_start(leader.partition)
         before = leader.partition.log.start.index
         clock.monotonic += 1000
@@ -468,7 +473,7 @@ async def test_pitfall_46_clock_steps_of_an_hour_over_leader_changes() -> None:
             sent += 6
             await cluster.settled()
             leader = await cluster.leader()
-            keeper(leader.clock, rules).look(leader.partition)
+            keeper(leader.clock, rules).check(leader.partition)
             assert not moving(leader.partition), "nothing is two hours old by anybody's clock"
             others = [member.node for member in cluster.followers(leader)]
             cluster.cut_off(leader.node)
@@ -514,7 +519,7 @@ async def test_starts_that_move_under_kills_and_power_cuts_lose_no_state(seed: i
         for sequence in range(40):
             await deliver(cluster, sequence)
             for member in cluster.alive:
-                keeper(member.clock, rules, hold_ms=1 << 40).look(member.partition)
+                keeper(member.clock, rules, hold_ms=1 << 40).check(member.partition)
             if sequence % 4 == 3:
                 if down is not None:
                     await down.start()

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from laminar.batch import Header, Kind, build, build_control, stamp
-from laminar.batch.header import mark
+from laminar.batch.header import set_producer
 from laminar.log import Log, Storage
 from laminar.log.disk.document import Document
 from laminar.node.consensus.log_start import LogStartRecord
@@ -73,9 +73,9 @@ class Follower:
 
     def keyed(self, key: int) -> None:
         key_id = bytes([key + 1]) * 16
-        if self.partition.tables.keys.get(key_id) is None:
+        if self.partition.state.keys.get(key_id) is None:
             frame = build([b"v" * 50])
-            mark(frame, producer_id=key_id, epoch=0, sequence=key, keyed=True)
+            set_producer(frame, producer_id=key_id, epoch=0, sequence=key, keyed=True)
             self.append(frame)
 
     def cursor(self, name: int, position: int | None) -> None:
@@ -89,7 +89,7 @@ class Follower:
     def move_start(self) -> None:
         partition, log = self.partition, self.log
         index = partition.committed_index
-        if partition.tables.start_is_moving or index <= log.start.index + 1:
+        if partition.state.start_is_moving or index <= log.start.index + 1:
             return
         row = log.index_entry(index - 1)
         record = LogStartRecord(
@@ -97,8 +97,8 @@ class Follower:
             term=row.term,
             offset=row.next_offset,
             time_ms=row.append_time_ms,
-            configuration=partition.tables.configurations_up_to(1 << 60)[-1][1],
-            state=encode_state(partition.tables.state()),
+            configuration=partition.state.configurations_up_to(1 << 60)[-1][1],
+            state=encode_state(partition.state.state()),
         )
         self.append(record.frame())
 
@@ -118,15 +118,15 @@ class Follower:
             self.partition.committed(index)
 
     async def keep(self) -> None:
-        await snapshot.DerivedKeeper(self.storage).write(self.partition)
+        await snapshot.SnapshotWriter(self.storage).write(self.partition)
 
 
-async def replayed(log: Log, known: snapshot.Derived | None) -> Partition:
+async def replayed(log: Log, known: snapshot.StateSnapshot | None) -> Partition:
     """The machine of a log that was just opened, from its start or behind what is known."""
     partition = partition_of(log)
     index = log.first_index
     if known is not None:
-        partition.tables.restore(known.state, known.configurations, known.start)
+        partition.state.restore(known.state, known.configurations, known.start)
         index = known.index + 1
     while index <= log.last_index:
         frames = await log.read(index, log.last_index, max_bytes=1 << 20)
@@ -139,8 +139,8 @@ def picture(partition: Partition) -> Any:
     return (
         partition.producers.stored(),
         partition.cursors.stored(),
-        partition.tables.keys.stored(),
-        partition.tables.configurations_up_to(1 << 60)[-1:],
+        partition.state.keys.stored(),
+        partition.state.configurations_up_to(1 << 60)[-1:],
         partition.log.start,
     )
 
@@ -229,7 +229,7 @@ async def test_a_start_moves_with_its_commit_and_tells_the_configuration() -> No
     follower.commit(0)
     follower.data(0)
     follower.move_start()
-    log, wanted = follower.log, follower.partition.tables.configurations_up_to(1 << 60)[-1][1]
+    log, wanted = follower.log, follower.partition.state.configurations_up_to(1 << 60)[-1][1]
     follower.commit(1)
     assert 0 == log.start.index
 

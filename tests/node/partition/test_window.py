@@ -12,7 +12,7 @@ from laminar.batch.header import seal
 from laminar.http.api.problems import Problem
 from laminar.node.api.records.ack_accepted import window
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.producer_progress import fence, look
+from laminar.node.partition.producer_progress import fence, read
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import Place, Producers, Progress, Refused
 from tests.node.alone import lone_partition
@@ -90,31 +90,33 @@ async def test_an_accepted_batch_has_a_place_at_once_and_is_recognised(tmp_path:
     """Accepted again, or appended with a receipt, it is the same batch."""
     async with lone_partition(tmp_path) as partition:
         first = batch(0, b"a", b"b")
-        accepted = partition.accept_frame(first, Header.unpack(first))
+        accepted = partition.appends.accept_frame(first, Header.unpack(first))
         again = batch(0, b"a", b"b")
 
         assert Receipt(0, 0, 2) == accepted
-        assert Receipt(0, 0, 2, duplicate=True) == partition.accept_frame(again, Header.unpack(again))
-        assert Receipt(0, 0, 2, duplicate=True) == await partition.append_frame(again, Header.unpack(again))
+        assert Receipt(0, 0, 2, duplicate=True) == partition.appends.accept_frame(again, Header.unpack(again))
+        assert Receipt(0, 0, 2, duplicate=True) == await partition.appends.append_frame(
+            again, Header.unpack(again)
+        )
         assert 2 == partition.end_offset
 
 
 async def test_a_look_waits_until_the_batch_is_durable(tmp_path: Path) -> None:
     """And a producer that has nothing durable is not known."""
     async with lone_partition(tmp_path) as partition:
-        assert None is await look(partition, ONE, epoch=0, sequence=None, wait_s=0)
+        assert None is await read(partition, ONE, epoch=0, sequence=None, wait_s=0)
         for sequence in range(3):
             frame = batch(sequence, b"v", checkpoint=10 + sequence, floor=sequence)
-            partition.accept_frame(frame, Header.unpack(frame))
+            partition.appends.accept_frame(frame, Header.unpack(frame))
 
-        assert Progress(0, 2, 12, 2) == await look(partition, ONE, epoch=0, sequence=2, wait_s=10)
+        assert Progress(0, 2, 12, 2) == await read(partition, ONE, epoch=0, sequence=2, wait_s=10)
 
 
 async def test_a_fence_tells_what_the_older_epoch_left_and_ends_it(tmp_path: Path) -> None:
     """Told twice it is the same; an older epoch is refused as a fence and as a batch."""
     async with lone_partition(tmp_path) as partition:
         frame = batch(0, b"v", checkpoint=10, floor=3)
-        partition.accept_frame(frame, Header.unpack(frame))
+        partition.appends.accept_frame(frame, Header.unpack(frame))
 
         one, two = await asyncio.gather(fence(partition, ONE, 4), fence(partition, ONE, 4))
 
@@ -127,7 +129,7 @@ async def test_a_fence_tells_what_the_older_epoch_left_and_ends_it(tmp_path: Pat
         assert ("fenced", 4) == (old.value.code, old.value.limit)
         late = batch(1, b"w")
         with pytest.raises(Problem) as refused:
-            partition.accept_frame(late, Header.unpack(late))
+            partition.appends.accept_frame(late, Header.unpack(late))
         assert ("fenced", "not_applied") == (refused.value.code, refused.value.outcome)
 
 
@@ -141,7 +143,7 @@ async def test_what_a_deposed_leader_accepted_is_in_no_window_and_is_taken_anew(
         await cluster.settled()
         cluster.cut_off(old.node)
         lost = producer_batch(1, b"b")
-        taken = old.partition.accept_frame(lost, Header.unpack(lost))
+        taken = old.partition.appends.accept_frame(lost, Header.unpack(lost))
         assert (1, 1) == (taken.offset, taken.count)
         assert b"Laminar-Committed: 1\r\n" in window(old.partition), "accepted is not durable"
         before = old.partition.replica.core.term

@@ -11,14 +11,14 @@ from typing import Any
 from laminar.batch import Header, build
 from laminar.log.format.flush_policy import COMMIT
 from laminar.node.shard.reconcile import Reconciler
-from laminar.node.transactions.participant import Batch, Staging
+from laminar.node.transactions.participant import Batch, Participant
 from tests.node.alone import lone_partition
 
 
 async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_published(tmp_path: Path) -> None:
     """A commit may be decided already: what it publishes is synced before that is said, as promised."""
     async with lone_partition(tmp_path) as partition:
-        staging, batch = Staging(partition), Batch(sink=b"s" * 16, number=0, epoch=1)
+        staging, batch = Participant(partition), Batch(sink=b"s" * 16, number=0, epoch=1)
         frame = build([b"x"])
         await staging.stage(batch, 0, frame, Header.unpack(frame))
         await staging.pin(batch, [0])
@@ -28,7 +28,7 @@ async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_publis
         async def change_manifest(change: Callable[[list[Any]], list[Any]]) -> None:
             written.append(change([]))
 
-        storage = partition._driver._storage
+        storage = partition.context.driver._storage
         shard: Any = SimpleNamespace(
             partitions={("t", 0): partition},
             view=SimpleNamespace(topics=lambda: {"t": SimpleNamespace(settings={"flush": "interval"})}),

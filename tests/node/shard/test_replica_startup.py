@@ -18,7 +18,7 @@ from laminar.node.catalog.local_replica import promises_are_lost
 from laminar.node.consensus.peer_repair import Reply
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
-from laminar.node.partition.snapshot import derived_of
+from laminar.node.partition.snapshot import snapshot_of
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
 from membership.catalog import OutcomeUnknown
@@ -193,15 +193,15 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
 
     assert [3] == [damage.first_index for damage in log.quarantine]
     partition = shard.partitions[("t", 1)]
-    assert ([3] if voters > 1 else []) == partition.tables.left_out
+    assert ([3] if voters > 1 else []) == partition.state.left_out
     assert (voters == 1) == partition.is_whole
     assert shard.driven[0].core.defers_campaign
     partition.committed(4)
-    assert (voters == 1) == (derived_of(partition.log, partition.tables) is not None)
-    assert [0] == [Header.unpack(each).base_offset for each in await partition.frames(0, max_bytes=1)]
+    assert (voters == 1) == (snapshot_of(partition.log, partition.state) is not None)
+    assert [0] == [Header.unpack(each).base_offset for each in await partition.reader.frames(0, max_bytes=1)]
     with pytest.raises(DamagedRange):
-        await partition.frames(1, max_bytes=1)
-    assert [2] == [Header.unpack(each).base_offset for each in await partition.frames(2, max_bytes=1)]
+        await partition.reader.frames(1, max_bytes=1)
+    assert [2] == [Header.unpack(each).base_offset for each in await partition.reader.frames(2, max_bytes=1)]
 
     async def given(*_: object, **__: object) -> bytes:
         return msgspec.msgpack.encode(Reply("held", True, bytes(missing)))
@@ -211,10 +211,12 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
         while voters > 1 and not (partition.is_whole and not log.quarantine):  # noqa: ASYNC110  # looked at
             await asyncio.sleep(0.001)
     if voters > 1:
-        assert [1] == [Header.unpack(each).base_offset for each in await partition.frames(1, max_bytes=1)]
+        assert [1] == [
+            Header.unpack(each).base_offset for each in await partition.reader.frames(1, max_bytes=1)
+        ]
         assert (
             not shard.driven[0].core.defers_campaign
-            and derived_of(partition.log, partition.tables) is not None
+            and snapshot_of(partition.log, partition.state) is not None
         )
     for task in shard.work:
         task.cancel()
@@ -247,7 +249,7 @@ async def test_pitfall_40_a_replica_knows_what_any_leader_stamped_as_committed()
     shard = await open_all(storage, [entry(1, log.log_id)])
 
     (partition,) = shard.partitions.values()
-    assert 3 == partition.tables.stamped_index == partition.committed_index
+    assert 3 == partition.state.stamped_index == partition.committed_index
     await storage.close()
 
 

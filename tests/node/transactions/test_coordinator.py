@@ -26,7 +26,7 @@ from laminar.node.partition.state.sinks import Decision, Sink, SinkChange, Targe
 from laminar.node.transactions import coordinator as coordinator_module
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
 from laminar.node.transactions.participant import Batch as StagedBatch
-from laminar.node.transactions.participant import Staging
+from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition
 from tests.node.services import TOPIC, Services, exchange, no_topic
 from tests.node.trio import batch as batch_of
@@ -190,7 +190,7 @@ async def test_the_next_batch_is_decided_when_the_one_before_is_published_everyw
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
         await until(lambda: len(targets.pins) == 1)
         targets.pins[0].set_result(PINNED)
-        sinks_known = partition.tables.sinks
+        sinks_known = partition.state.sinks
         await until(lambda: (sink := sinks_known.committed_at(SINK)) is not None and sink.number == 0)
         second = asyncio.ensure_future(coordinator.commit(SINK, 1, epoch, [PART]))
         await until(lambda: len(targets.pins) == 2)
@@ -256,7 +256,7 @@ async def test_a_batch_whose_stages_are_gone_everywhere_ends_in_an_error_that_sa
         monkeypatch.setattr(coordinator_module, "LOST_RETRY_S", 0.0)
         targets.may_publish.set()  # its topic was deleted
         coordinator.finish_all()
-        await until(lambda: not partition.tables.sinks.undone())
+        await until(lambda: not partition.state.sinks.undone())
         assert await coordinator.commit(SINK, 1, epoch, [PART])
 
 
@@ -275,10 +275,10 @@ async def test_the_log_of_the_coordinators_is_trimmed_and_what_they_know_is_not(
         number = 0
         while retention.moved == 0:
             decided = Sink("s", epoch, number, Decision(number, epoch, many), begun_by="one")
-            await partition.append_control(
+            await partition.appends.append_control(
                 build_control(Kind.SINK, msgspec.msgpack.encode(SinkChange(SINK, decided)))
             )
-            retention.look(partition)
+            retention.check(partition)
             await asyncio.sleep(0)
             number += 1
             assert number < 1_000
@@ -354,13 +354,13 @@ async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
         leader = await cluster.leader()
         frame = build([b"x"])
         batch = StagedBatch(sink=SINK, number=0, epoch=1)
-        await Staging(leader.partition).stage(batch, 0, frame, Header.unpack(frame))
+        await Participant(leader.partition).stage(batch, 0, frame, Header.unpack(frame))
         cluster.cut_off(leader.node)
 
         asked = routes()._do(leader.partition, PinRequest("t", 0, SINK, 0, 1, [0]))
         pinned = asyncio.ensure_future(asked)
         await cluster.until(
-            lambda: (held := leader.partition.tables.stages.batch(batch.key)) is None or held.pinned,
+            lambda: (held := leader.partition.state.stages.batch(batch.key)) is None or held.pinned,
             what="the pin in the leader's log",
         )
         assert not pinned.done()
@@ -377,20 +377,20 @@ async def test_what_a_deposed_leader_took_is_rolled_back() -> None:
         frame = build([b"x"])
         batch = StagedBatch(sink=SINK, number=0, epoch=1)
         lost = [
-            Staging(old.partition).stage(batch, 0, frame, Header.unpack(frame)),
-            old.partition.append_control(
+            Participant(old.partition).stage(batch, 0, frame, Header.unpack(frame)),
+            old.partition.appends.append_control(
                 build_control(Kind.SINK, msgspec.msgpack.encode(SinkChange(SINK, Sink("s", 1))))
             ),
         ]
         others = [member.node for member in cluster.followers(old)]
         new = await cluster.leader(among=others)
         await send(new, batch_of(0, b"other"))
-        assert len(old.partition.tables.stages) == len(old.partition.tables.sinks) == 1
+        assert len(old.partition.state.stages) == len(old.partition.state.sinks) == 1
         cluster.heal()
         await cluster.settled()
 
         for future in lost:
             with pytest.raises(Problem):
                 await future
-        assert not old.partition.tables.stages and not old.partition.tables.sinks
+        assert not old.partition.state.stages and not old.partition.state.sinks
         cluster.check_equal()

@@ -19,9 +19,15 @@ from laminar.node.api.transactions import abandoned_stages
 from laminar.node.api.transactions.sinks import PinRequest, PublishRequest, SinkRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
-from laminar.node.partition.state.staged_batches import Published, Stage, StagedBatch, Stages, StoredStages
+from laminar.node.partition.state.staged_batches import (
+    Published,
+    Stage,
+    StagedBatch,
+    StagedBatches,
+    StoredStages,
+)
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
-from laminar.node.transactions.participant import Batch, Staging
+from laminar.node.transactions.participant import Batch, Participant
 from tests.node.alone import lone_partition, values
 from tests.node.entries import forget_published_entry, pin_entry, publish_entry, staged_entry
 from tests.node.services import Services, exchange, no_topic
@@ -42,12 +48,12 @@ async def clean(partition: Partition, coordinator: Coordinator, *, age_ms: int) 
 
 
 def pin_of(partition: Partition, batch: Batch) -> int:
-    return Staging(partition).pin_of(batch)
+    return Participant(partition).pin_of(batch)
 
 
 def test_ten_thousand_writes_leave_as_many_entries_as_there_may_be() -> None:
     """Not one each for ever: the table travels with each start of the log, and must fit into one entry."""
-    stages, most, index = Stages(), 0, 0
+    stages, most, index = StagedBatches(), 0, 0
 
     def append(frame: bytearray) -> None:
         stages.appended(Header.unpack(frame), frame)
@@ -82,9 +88,9 @@ async def test_a_leader_forgets_what_was_written_once(
     monkeypatch.setattr(abandoned_stages, "KEPT_PUBLISHED", 10)
     monkeypatch.setattr("laminar.node.transactions.participant.FORGOTTEN_IN_ONE", 7)
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
-        stages = partition.tables.stages
+        stages = partition.state.stages
         sinks = [number.to_bytes(16, "big") for number in range(100)]
         for sink in sinks:
             await write(partition, coordinator, sink=sink)
@@ -93,9 +99,9 @@ async def test_a_leader_forgets_what_was_written_once(
 
         await clean(partition, coordinator, age_ms=ONCE_MS + 60_000)
         assert [] == stages.stored().published
-        await partition.append_records(Records([b"behind it"]))
+        await partition.appends.append_records(Records([b"behind it"]))
     async with lone_partition(tmp_path) as partition:
-        assert [] == partition.tables.stages.stored().published
+        assert [] == partition.state.stages.stored().published
         assert 101 == partition.log.next_offset
 
 
@@ -104,7 +110,7 @@ async def test_a_publish_that_comes_late_is_refused_whatever_was_staged_and_pinn
 ) -> None:
     """Requests of a process that stood still, or that came twice: stage, pin and publish, in that order."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
@@ -128,13 +134,13 @@ async def test_a_publish_that_comes_late_is_refused_whatever_was_staged_and_pinn
         assert [b"x"] == await values(partition)
 
         await janitor(partition, coordinator, age_ms=2 * ONCE_MS).clean(partition)
-        assert not partition.tables.stages, "and nothing of it holds the log's start"
+        assert not partition.state.stages, "and nothing of it holds the log's start"
 
 
 async def test_what_is_not_over_is_not_forgotten(tmp_path: Path) -> None:
     """Another partition has not published its part yet: the coordinator that goes on asks all of them."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
@@ -146,44 +152,44 @@ async def test_what_is_not_over_is_not_forgotten(tmp_path: Path) -> None:
         await targets.publish(SINK, 0, epoch, target)
 
         await clean(partition, coordinator, age_ms=100 * ONCE_MS)
-        assert 1 == partition.tables.stages.published_once
+        assert 1 == partition.state.stages.published_once
         coordinator.finish_all()
         assert not await coordinator.commit(SINK, 0, epoch, [PART])
         assert [b"x"] == await values(partition)
         await clean(partition, coordinator, age_ms=100 * ONCE_MS)
-        assert 0 == partition.tables.stages.published_once
+        assert 0 == partition.state.stages.published_once
 
 
 async def test_a_later_publish_is_not_forgotten_with_the_one_that_was_asked_for(tmp_path: Path) -> None:
     """The sink was begun to last meanwhile, and committed its next batch."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         await write(partition, coordinator)
-        old = partition.tables.stages.old_published(before_ms=1 << 60, keep=0)
+        old = partition.state.stages.old_published(before_ms=1 << 60, keep=0)
         epoch = (await coordinator.begin(SINK, "s")).epoch
         await stage(partition, epoch, number=1)
         assert await coordinator.commit(SINK, 1, epoch, [PART])
-        Staging(partition).forget_published(old)
-        assert (known := partition.tables.stages.published(SINK)) is not None and 1 == known.number
+        Participant(partition).forget_published(old)
+        assert (known := partition.state.stages.published(SINK)) is not None and 1 == known.number
 
 
 async def test_of_sinks_that_are_kept_nothing_is_forgotten(tmp_path: Path) -> None:
     """Their drivers may ask for the same batch a year later, and they are few."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s")).epoch
         await stage(partition, epoch)
         assert await coordinator.commit(SINK, 0, epoch, [PART])
         await clean(partition, coordinator, age_ms=10_000 * ONCE_MS)
-        assert partition.tables.stages.published(SINK) is not None
+        assert partition.state.stages.published(SINK) is not None
 
 
 async def test_young_ones_stay_while_they_are_few(tmp_path: Path) -> None:
     """A commit is tried again for a while: what it stages again then is refused at once."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         batch = await write(partition, coordinator)
         await clean(partition, coordinator, age_ms=ONCE_MS - 60_000)
@@ -198,7 +204,7 @@ async def test_while_nobody_can_be_asked_no_more_is_pinned_than_can_be_kept(
     """Behind the decision it would be too late. Sinks that are kept, and what is pinned, go on."""
     monkeypatch.setattr("laminar.node.transactions.participant.MAX_PUBLISHED_ONCE", 1)
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         waiting = (await coordinator.begin(b"w" * 16, "waiting", once=True)).epoch
         await stage(partition, waiting, sink=b"w" * 16)
@@ -224,7 +230,7 @@ def test_a_table_from_before_pins_were_named_is_taken_over() -> None:
         [(b"k" * 16, (4, 1, 2, 0, 1)), (b"o" * 16, (0, FIRST_ONCE_EPOCH, 1, 1, 1))],
     )
     stored = msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=StoredStages)
-    stages = Stages()
+    stages = StagedBatches()
     stages.restore(stored)
     assert [(b"o" * 16, 1)] == stages.old_published(before_ms=1, keep=10)
     assert Published(4, 1, 2, 0, 1) == stages.published(b"k" * 16)
@@ -236,17 +242,17 @@ def test_a_table_from_before_pins_were_named_is_taken_over() -> None:
 async def test_a_decision_from_before_it_named_its_pins_is_published(tmp_path: Path) -> None:
     """It was made by a node from before, or the pin is in a table from before."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
         await targets.pin(SINK, 0, epoch, PART)
-        staging = Staging(partition)
+        staging = Participant(partition)
         pin = staging.pin_of(batch)
         assert [True, True, False] == [staging.knows(batch, named) for named in (0, pin, pin + 1)]
-        stored = partition.tables.stages.stored()
+        stored = partition.state.stages.stored()
         old = [(key, msgspec.structs.replace(held, pin=0)) for key, held in stored.open]
-        partition.tables.stages.restore(msgspec.structs.replace(stored, open=old))
+        partition.state.stages.restore(msgspec.structs.replace(stored, open=old))
         assert staging.knows(batch, pin)
         await targets.publish(SINK, 0, epoch, Target("t", 0, b"g" * 16, pin))
         assert [b"x"] == await values(partition)

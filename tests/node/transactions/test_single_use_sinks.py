@@ -33,7 +33,7 @@ from laminar.node.partition.state.sinks import (
     Target,
 )
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
-from laminar.node.transactions.participant import Batch, Staging
+from laminar.node.transactions.participant import Batch, Participant
 from tests.node.alone import lone_partition
 from tests.node.services import Services, Stopped
 from tests.node.trio import trio
@@ -191,7 +191,7 @@ class Targets:
     """Pins and publishes at once, in the partition that is the coordinator's own."""
 
     def __init__(self, partition: Partition) -> None:
-        self.staging = Staging(partition)
+        self.staging = Participant(partition)
         self.asked = 0
 
     async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
@@ -218,7 +218,7 @@ def coordinator_of(partition: Partition) -> tuple[Coordinator, Targets]:
 async def stage(partition: Partition, epoch: int, *, sink: bytes = SINK, number: int = 0) -> Batch:
     batch = Batch(sink=sink, number=number, epoch=epoch)
     frame = build([b"x"])
-    await Staging(partition).stage(batch, 0, frame, Header.unpack(frame))
+    await Participant(partition).stage(batch, 0, frame, Header.unpack(frame))
     return batch
 
 
@@ -243,7 +243,7 @@ async def refused(coordinator: Coordinator, epoch: int) -> tuple[str, str, int]:
 async def test_a_name_that_anybody_begins_to_last_does_so_from_then_on(tmp_path: Path) -> None:
     """Before and after a restart."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         first = await coordinator.begin(SINK, "s", "one", once=True)
         assert first.once and FIRST_ONCE_EPOCH < first.epoch == first.first
@@ -253,7 +253,7 @@ async def test_a_name_that_anybody_begins_to_last_does_so_from_then_on(tmp_path:
         assert not (await coordinator.begin(SINK, "s")).once
         assert not (await coordinator.begin(SINK, "s", once=True)).once
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         assert not (await coordinator.begin(SINK, "s", once=True)).once
         assert first.epoch + 4 == (await coordinator.status(SINK)).epoch
@@ -268,7 +268,7 @@ async def test_a_commit_for_a_sink_that_was_forgotten_decides_nothing_and_denies
 ) -> None:
     """Its batch may have been committed or not, whoever has begun that name anew: no epoch comes twice."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         await stage(partition, epoch)
@@ -295,7 +295,7 @@ async def test_a_commit_for_a_sink_that_was_forgotten_decides_nothing_and_denies
 async def test_a_newer_driver_of_one_that_is_known_fences_as_ever(tmp_path: Path) -> None:
     """Then nothing is in doubt."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         await stage(partition, epoch)
@@ -317,23 +317,23 @@ def janitor(
 
 async def pinned(partition: Partition, epoch: int) -> Batch:
     batch = await stage(partition, epoch)
-    await Staging(partition).pin(batch, [0])
+    await Participant(partition).pin(batch, [0])
     return batch
 
 
 async def test_what_was_pinned_and_never_decided_goes_when_it_can_be_decided_no_more(tmp_path: Path) -> None:
     """Its driver and coordinator went down in between. He comes late, and is refused."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await pinned(partition, epoch)
         await janitor(partition, coordinator, age_ms=STAGE_AGE_MS + 60_000).clean(partition)
-        assert partition.tables.stages.batch(batch.key) is not None, "its driver may be about to"
+        assert partition.state.stages.batch(batch.key) is not None, "its driver may be about to"
         assert epoch == (await coordinator.status(SINK)).epoch
 
         await janitor(partition, coordinator, age_ms=ONCE_MS + 60_000).clean(partition)
-        assert not partition.tables.stages
+        assert not partition.state.stages
         assert ("fenced", "not_applied", 409) == await refused(coordinator, epoch)
         known = await coordinator.status(SINK)
         assert (True, -1, "s") == (known.once, known.number, known.name)
@@ -343,25 +343,25 @@ async def test_what_was_pinned_and_never_decided_goes_when_it_can_be_decided_no_
 async def test_what_was_pinned_late_for_a_sink_that_was_deleted_and_forgotten_goes(tmp_path: Path) -> None:
     """It was to be kept, so its epoch is none of one that writes once; no newer one would ever come."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         await pinned(partition, 3)
         await janitor(partition, coordinator, age_ms=STAGE_AGE_MS + 60_000).clean(partition)
-        assert partition.tables.stages.pinned
+        assert partition.state.stages.pinned
 
         await janitor(partition, coordinator, age_ms=ONCE_MS + 60_000).clean(partition)
-        assert not partition.tables.stages
+        assert not partition.state.stages
         assert ("fenced", "not_applied", 409) == await refused(coordinator, 3)
 
 
 async def test_no_batch_is_decided_for_a_sink_that_never_began(tmp_path: Path) -> None:
     """Its epoch is 0, which nobody begins."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         await stage(partition, 0)
         assert ("invalid", "not_applied", 422) == await refused(coordinator, 0)
-        assert (0, 0) == (targets.asked, len(partition.tables.sinks))
+        assert (0, 0) == (targets.asked, len(partition.state.sinks))
 
 
 @pytest.mark.parametrize("then", ["nothing", "once", "lasting"])
@@ -370,7 +370,7 @@ async def test_what_a_forgotten_sink_had_pinned_goes(
 ) -> None:
     """Whether its name was begun anew or not: what is staged then is another's, and stays."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await pinned(partition, epoch)
@@ -381,7 +381,7 @@ async def test_what_a_forgotten_sink_had_pinned_goes(
 
         age_ms = STAGE_AGE_MS if anew is not None else ONCE_MS
         await janitor(partition, coordinator, age_ms=age_ms + 60_000).clean(partition)
-        assert partition.tables.stages.batch(batch.key) is None
+        assert partition.state.stages.batch(batch.key) is None
         assert ("no_such_sink", "unknown", 404) == await refused(coordinator, epoch)
         if anew is not None:
             assert await coordinator.commit(SINK, 0, anew.epoch, [PART])
@@ -391,7 +391,7 @@ async def test_what_a_forgotten_sink_had_pinned_goes(
 async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: bool) -> None:
     """A decision that waits to be published, and a sink that goes on."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         begun = await coordinator.begin(SINK, "s", once=once)
         batch = await pinned(partition, begun.epoch)
@@ -399,7 +399,7 @@ async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: b
             decision = Decision(0, begun.epoch, (Target("t", 0, partition.replica.group),))
             await coordinator._change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
         await janitor(partition, coordinator, age_ms=100 * ONCE_MS).clean(partition)
-        assert partition.tables.stages.batch(batch.key) is not None
+        assert partition.state.stages.batch(batch.key) is not None
         assert begun.epoch == (await coordinator.status(SINK)).epoch
         if once:
             coordinator.finish_all()
@@ -412,7 +412,7 @@ async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: b
 async def test_a_write_that_takes_hours_commits(tmp_path: Path) -> None:
     """Some partitions had their last stage long before the end; its driver is the newest, so it is open."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s")).epoch
         batch = await stage(partition, epoch)
@@ -420,20 +420,20 @@ async def test_a_write_that_takes_hours_commits(tmp_path: Path) -> None:
         first = await stage(partition, 1, sink=b"q" * 16)
         for hours in range(2, 24):
             await janitor(partition, coordinator, age_ms=hours * STAGE_AGE_MS).clean(partition)
-        assert {batch.key, first.key} == {key for key, _ in partition.tables.stages.batches()}
+        assert {batch.key, first.key} == {key for key, _ in partition.state.stages.batches()}
         assert await coordinator.commit(SINK, 0, epoch, [PART])
 
 
 async def test_what_a_long_write_pins_at_its_end_is_not_taken_from_it(tmp_path: Path) -> None:
     """The age of a pin counts from the pin: that its stages are hours old does not say its driver is gone."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
         pinned_ms = partition.log.last_append_time_ms + ONCE_MS + 60_000
         partition.replica.wall_ms = lambda: pinned_ms
-        await Staging(partition).pin(batch, [0])
+        await Participant(partition).pin(batch, [0])
         assert pinned_ms == partition.log.last_append_time_ms
         await janitor(partition, coordinator, age_ms=STAGE_AGE_MS // 2).clean(partition)
         assert await coordinator.commit(SINK, 0, epoch, [PART])
@@ -445,7 +445,7 @@ async def test_what_is_staged_goes_when_its_write_is_over_and_in_a_day_at_the_la
 ) -> None:
     """So what a client stages, and never commits, keeps the log's start for a bounded time."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s")).epoch
         batch = await stage(partition, epoch)
@@ -461,19 +461,19 @@ async def test_what_is_staged_goes_when_its_write_is_over_and_in_a_day_at_the_la
             before, then = OPEN_AGE_MS - 60_000, OPEN_AGE_MS + 60_000
             # That it goes on staging does not matter.
             frame = build([b"later"])
-            await Staging(partition).stage(batch, 1, frame, Header.unpack(frame))
+            await Participant(partition).stage(batch, 1, frame, Header.unpack(frame))
         low = why == "the disk is nearly full"
         await janitor(partition, coordinator, age_ms=before, disk_is_low=low).clean(partition)
-        assert partition.tables.stages.batch(batch.key) is not None
+        assert partition.state.stages.batch(batch.key) is not None
 
         await janitor(partition, coordinator, age_ms=then, disk_is_low=low).clean(partition)
-        assert partition.tables.stages.batch(batch.key) is None
+        assert partition.state.stages.batch(batch.key) is None
 
 
 async def test_a_sink_is_asked_for_once_in_a_look_whatever_it_has_staged(tmp_path: Path) -> None:
     """A job of hours over thousands of partitions would else ask its coordinator for each of them."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         asked: list[bytes] = []
 
@@ -490,7 +490,7 @@ async def test_a_sink_is_asked_for_once_in_a_look_whatever_it_has_staged(tmp_pat
         cleaner = janitor(partition, Counting(), age_ms=2 * STAGE_AGE_MS)
         for _ in range(3):
             await cleaner.clean(partition)
-        assert [SINK] == asked and 3 == len(partition.tables.stages)
+        assert [SINK] == asked and 3 == len(partition.state.stages)
 
 
 class Away:
@@ -525,16 +525,16 @@ async def test_while_no_coordinator_answers_what_is_staged_stays_for_a_day_and_n
             await stage(partition, 1, sink=b"%d" % number * 16)
         kept = await pinned(partition, 2)
         await janitor(partition, away, age_ms=OPEN_AGE_MS - 60_000).clean(partition)
-        assert (6, 2) == (len(partition.tables.stages), away.most)
+        assert (6, 2) == (len(partition.state.stages), away.most)
 
         await janitor(partition, away, age_ms=OPEN_AGE_MS + 60_000).clean(partition)
-        assert [kept.key] == [key for key, _ in partition.tables.stages.batches()]
+        assert [kept.key] == [key for key, _ in partition.state.stages.batches()]
 
 
 async def test_a_batch_that_is_decided_while_the_janitor_asks_is_not_ended(tmp_path: Path) -> None:
     """What it heard before is not what it acts by; the same of one that another epoch is in force for."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         await pinned(partition, epoch)

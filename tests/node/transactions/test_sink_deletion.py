@@ -11,9 +11,9 @@ from laminar.http.api.problems import Problem
 from laminar.node.api.transactions.sinks import _described as described
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import Deletion, Sink, Target
-from laminar.node.partition.state.state import Tables
+from laminar.node.partition.state.state import PartitionState
 from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
-from laminar.node.transactions.participant import Staging
+from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition, values
 from tests.node.transactions.test_single_use_sinks import PART, SINK, Targets, coordinator_of, forget, stage
 from tests.node.trio import trio
@@ -22,7 +22,7 @@ from tests.node.trio import trio
 async def delete(partition: Partition, coordinator: Coordinator) -> int:
     """All of it, as a node does it; the epoch that refuses all before."""
     gone = await coordinator.delete(SINK, "delete")
-    await Staging(partition).forget(SINK, gone.epoch)
+    await Participant(partition).forget(SINK, gone.epoch)
     await coordinator.deleted(SINK, gone.epoch)
     return gone.epoch
 
@@ -36,19 +36,19 @@ async def refused(coordinator: Coordinator, number: int, epoch: int) -> str:
 async def test_what_was_committed_stays_and_what_was_staged_goes(tmp_path: Path) -> None:
     """Its driver is refused, under every epoch; and nothing holds the log's start any more."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s")).epoch
         await stage(partition, epoch)
         assert await coordinator.commit(SINK, 0, epoch, [PART])
         await stage(partition, epoch, number=1)
         pinned = await stage(partition, epoch, number=2)
-        await Staging(partition).pin(pinned, [0])
+        await Participant(partition).pin(pinned, [0])
         neighbour = await stage(partition, epoch, sink=b"n" * 16)
 
         after = await delete(partition, coordinator)
-        assert [neighbour.key] == [key for key, _ in partition.tables.stages.batches()]
-        assert partition.tables.stages.published(SINK) is None
+        assert [neighbour.key] == [key for key, _ in partition.state.stages.batches()]
+        assert partition.state.stages.published(SINK) is None
         await stage(partition, epoch, number=1)
         for old in range(1, after + 1):
             assert "fenced" == await refused(coordinator, 1, old)
@@ -56,15 +56,15 @@ async def test_what_was_committed_stays_and_what_was_staged_goes(tmp_path: Path)
         assert not (await coordinator.status(SINK)).exists
         assert [] == await coordinator.listed(prefix="", after="", limit=10)
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
-        assert partition.tables.stages.published(SINK) is None
-        assert partition.tables.sinks.get(SINK) is not None
+        await partition.reader.confirmed_end()
+        assert partition.state.stages.published(SINK) is None
+        assert partition.state.sinks.get(SINK) is not None
 
 
 async def test_begun_anew_it_counts_from_the_beginning_and_no_epoch_comes_again(tmp_path: Path) -> None:
     """Numbers that the old one had published are taken; its driver is refused as long as he is remembered."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         old = (await coordinator.begin(SINK, "s")).epoch
         for number in range(3):
@@ -89,7 +89,7 @@ async def test_begun_anew_it_counts_from_the_beginning_and_no_epoch_comes_again(
 async def test_while_partitions_still_know_it_the_name_is_not_free(tmp_path: Path) -> None:
     """Else its first batches would be taken for those that the old one published."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         await coordinator.begin(SINK, "s")
         gone = await coordinator.delete(SINK, "one")
@@ -113,7 +113,7 @@ async def test_a_deletion_that_comes_again_does_not_delete_the_next_of_that_name
 ) -> None:
     """Its answer was lost, and somebody else has begun that name meanwhile."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         await coordinator.begin(SINK, "s")
         await delete(partition, coordinator)
@@ -154,7 +154,7 @@ async def test_no_epoch_of_a_sink_that_was_deleted_and_forgotten_comes_again(
     would be the other's, and the numbers up to his would be taken for committed.
     """
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         first = (await coordinator.begin(SINK, "s")).epoch
         old = (await coordinator.begin(SINK, "s")).epoch
@@ -177,17 +177,15 @@ async def test_no_epoch_of_a_sink_that_was_deleted_and_forgotten_comes_again(
         assert await coordinator.commit(SINK, 0, gone + 1, [PART])
         assert 1 == partition.end_offset
 
-        restored = Tables(0)
-        restored.restore(partition.tables.state(), [], None)
-        assert (
-            gone == restored.sinks.floor == partition.tables.state_at(partition.committed_index).sinks_floor
-        )
+        restored = PartitionState(0)
+        restored.restore(partition.state.state(), [], None)
+        assert gone == restored.sinks.floor == partition.state.state_at(partition.committed_index).sinks_floor
 
 
 async def test_a_sink_that_is_being_deleted_is_listed(tmp_path: Path) -> None:
     """Its name can't be begun: who looks for the reason finds it."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         await coordinator.begin(SINK, "s")
         gone = await coordinator.delete(SINK, "delete")
@@ -226,7 +224,7 @@ async def test_a_batch_that_is_being_committed_is_published_first_or_refused(
 ) -> None:
     """Decided, it is published before anything is forgotten; before that, it never is."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         targets = SlowTargets(partition)
         coordinator = Coordinator(partition, targets, spawn=asyncio.ensure_future)
         epoch = (await coordinator.begin(SINK, "s")).epoch
@@ -239,7 +237,7 @@ async def test_a_batch_that_is_being_committed_is_published_first_or_refused(
             deleting = asyncio.ensure_future(delete(partition, coordinator))
             for _ in range(20):
                 await asyncio.sleep(0)
-            known = partition.tables.sinks.get(SINK)
+            known = partition.state.sinks.get(SINK)
             assert known is not None and not known.deletion and not deleting.done()
             targets.may_publish.set()
             assert await committing
@@ -252,13 +250,13 @@ async def test_a_batch_that_is_being_committed_is_published_first_or_refused(
                 await committing
             assert ("fenced", "not_applied") == (problem.value.code, problem.value.outcome)
             assert 0 == partition.end_offset
-        assert not partition.tables.stages
+        assert not partition.state.stages
 
 
 async def test_a_publish_that_comes_late_adds_nothing(tmp_path: Path) -> None:
     """From a coordinator that was deposed and does not know that all was published and then deleted."""
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s")).epoch
         batch = await stage(partition, epoch)
@@ -268,7 +266,7 @@ async def test_a_publish_that_comes_late_adds_nothing(tmp_path: Path) -> None:
             await targets.publish(SINK, 0, epoch, Target("t", 0, b"g" * 16))
         assert "no_stage" == problem.value.code
         assert [b"x"] == await values(partition)
-        assert batch.key not in dict(partition.tables.stages.batches())
+        assert batch.key not in dict(partition.state.stages.batches())
 
 
 async def test_a_name_that_is_free_again_leaves_room_for_others(
@@ -277,7 +275,7 @@ async def test_a_name_that_is_free_again_leaves_room_for_others(
     """And what is remembered of it is forgotten as what wrote once is."""
     monkeypatch.setattr("laminar.node.transactions.coordinator.MAX_KEPT", 1)
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         await coordinator.begin(SINK, "s")
         with pytest.raises(Problem) as problem:
@@ -289,4 +287,4 @@ async def test_a_name_that_is_free_again_leaves_room_for_others(
             await coordinator.begin(SINK, "s")
         await forget(coordinator, monkeypatch)
         assert Sink("", first=3) == await coordinator.status(SINK)
-        assert 1 == partition.tables.sinks.kept
+        assert 1 == partition.state.sinks.kept

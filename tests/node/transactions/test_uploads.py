@@ -18,9 +18,9 @@ from laminar.node.api.records.record_value import find_parts, pieces
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import staged_batches as stages_module
-from laminar.node.partition.state.staged_batches import Stages
+from laminar.node.partition.state.staged_batches import StagedBatches
 from laminar.node.transactions import uploads as uploads_module
-from laminar.node.transactions.participant import Staging
+from laminar.node.transactions.participant import Participant
 from laminar.node.transactions.uploads import MAX_PARTS, Uploads
 from tests.node.alone import lone_partition
 from tests.node.entries import check_follows_its_log, part_entry, published_upload_entry
@@ -59,23 +59,23 @@ async def test_an_upload_takes_one_offset_where_its_publish_stands(tmp_path: Pat
     """Parts may come in any order, between other records; nobody sees them; offsets stay dense."""
     parts = [b"a" * 3000, b"b", b"c" * 700_000]
     async with lone_partition(tmp_path) as partition:
-        await partition.append_records(Records([b"before"]))
+        await partition.appends.append_records(Records([b"before"]))
         await put(partition, 2, parts[2])
         await put(partition, 0, parts[0])
-        await partition.append_records(Records([b"between"]))
+        await partition.appends.append_records(Records([b"between"]))
         await put(partition, 1, parts[1])
         assert 2 == partition.end_offset
 
         assert Receipt(0, 2, 1) == await publish(partition, *parts)
-        await partition.append_records(Records([b"after"]))
+        await partition.appends.append_records(Records([b"after"]))
     async with lone_partition(tmp_path) as partition:
-        assert await partition.wait_past(3, 20)
-        frames = await partition.frames(0, max_bytes=1 << 20)
+        assert await partition.reader.wait_past(3, 20)
+        frames = await partition.reader.frames(0, max_bytes=1 << 20)
         batches = [Batch(frame) for frame in frames]
 
         assert [0, 1, 2, 3] == [batch.base_offset for batch in batches]
         for offset in range(4):
-            few = await partition.frames(offset, max_bytes=1 << 20, before=offset + 1)
+            few = await partition.reader.frames(offset, max_bytes=1 << 20, before=offset + 1)
             assert offset == Batch(few[0]).base_offset
         assert [False, False, True, False] == [batch.is_large for batch in batches]
         assert (703_001, crc32c(b"".join(parts))) == (size_of(batches[2]), checksum_of(batches[2]))
@@ -98,7 +98,7 @@ async def test_every_step_of_an_upload_may_be_asked_for_again(tmp_path: Path) ->
         await Uploads(partition).drop(ID)
         assert last == partition.log.last_index
     async with lone_partition(tmp_path) as partition:
-        assert await partition.wait_past(0, 20)
+        assert await partition.reader.wait_past(0, 20)
         assert Receipt(0, 0, 1, duplicate=True) == await publish(partition, b"a")
         assert b"a" == await value(partition, 0)
 
@@ -193,7 +193,7 @@ async def test_of_too_many_uploads_one_that_nobody_goes_on_with_makes_way(
 
         await put(partition, 0, b"new", upload=b"d" * 16)
 
-        open_now = {key[0][:1] for key, _ in partition.tables.stages.batches()}
+        open_now = {key[0][:1] for key, _ in partition.state.stages.batches()}
         assert {b"a", b"b", b"d"} == open_now
         await publish(partition, b"x" * 1000, upload=b"a" * 16)
 
@@ -237,7 +237,7 @@ async def test_what_unfinished_uploads_hold_is_bounded(tmp_path: Path) -> None:
         now_ms[0] += uploads_module.IDLE_MS + 1000
         await put_some(b"c", 1, 3000)
 
-        open_now = {key[0][:1] for key, _ in partition.tables.stages.batches()}
+        open_now = {key[0][:1] for key, _ in partition.state.stages.batches()}
         assert {b"b", b"c"} == open_now
         await publish(partition, b"x" * 3000, b"x" * 3000, upload=b"c" * 16)
         await put_some(b"d", 0, 5000)
@@ -248,40 +248,42 @@ async def test_an_upload_that_breaks_off_leaves_nothing_in_the_table(tmp_path: P
     async with lone_partition(tmp_path) as partition:
         await put(partition, 0, b"x" * 1000)
         await put(partition, 0, b"y" * 1000, upload=b"v" * 16)
-        await partition.append_records(Records([b"after"]))
+        await partition.appends.append_records(Records([b"after"]))
         last = partition.log.last_index
-        assert partition.start_limit(last) < last - 2
+        assert partition.start_mover.limit(last) < last - 2
         await Uploads(partition).drop(ID)
-        assert 1 == Staging(partition).drop_left_behind(idle_before_ms=1 << 60, begun_before_ms=0)
-        await partition.append_records(Records([b"more"]))
+        assert 1 == Participant(partition).drop_left_behind(idle_before_ms=1 << 60, begun_before_ms=0)
+        await partition.appends.append_records(Records([b"more"]))
 
-        assert not partition.tables.stages
+        assert not partition.state.stages
         last = partition.log.last_index
-        assert last == partition.start_limit(last)
+        assert last == partition.start_mover.limit(last)
         with pytest.raises(Problem) as problem:
             await publish(partition, b"x" * 1000)
         assert "no_stage" == problem.value.code
-        assert [0, 1] == [Batch(frame).base_offset for frame in await partition.frames(0, max_bytes=1 << 20)]
+        assert [0, 1] == [
+            Batch(frame).base_offset for frame in await partition.reader.frames(0, max_bytes=1 << 20)
+        ]
 
 
 async def test_the_log_may_not_begin_inside_of_a_large_record(tmp_path: Path) -> None:
     """Its parts stay as long as it does, and go with it."""
     async with lone_partition(tmp_path) as partition:
-        await partition.append_records(Records([b"old"]))
+        await partition.appends.append_records(Records([b"old"]))
         old = partition.log.last_index
         await put(partition, 0, b"x" * 1000)
-        await partition.append_records(Records([b"between"]))
+        await partition.appends.append_records(Records([b"between"]))
         await publish(partition, b"x" * 1000)
         whole = partition.log.last_index
-        await partition.append_records(Records([b"new"]))
-        assert old == partition.start_limit(whole - 1)
-        assert whole == partition.start_limit(whole)
+        await partition.appends.append_records(Records([b"new"]))
+        assert old == partition.start_mover.limit(whole - 1)
+        assert whole == partition.start_mover.limit(whole)
 
-        await partition.move_start(old)
+        await partition.start_mover.propose(old)
         assert b"x" * 1000 == await value(partition, 2)
-        await partition.move_start(whole)
+        await partition.start_mover.propose(whole)
         with pytest.raises(Problem) as problem:
-            await partition.frames(2, max_bytes=1)
+            await partition.reader.frames(2, max_bytes=1)
         assert "offset_expired" == problem.value.code
         assert Receipt(0, 2, 1, duplicate=True) == await publish(partition, b"x" * 1000)
 
@@ -289,11 +291,11 @@ async def test_the_log_may_not_begin_inside_of_a_large_record(tmp_path: Path) ->
 async def test_a_reader_of_a_tag_finds_a_large_record_that_has_it(tmp_path: Path) -> None:
     """By the publish, whose parts are not read for it."""
     async with lone_partition(tmp_path) as partition:
-        await partition.append_records(Records([b"plain"]))
+        await partition.appends.append_records(Records([b"plain"]))
         await put(partition, 0, b"x" * 5000)
         await publish(partition, b"x" * 5000, tag="big")
 
-        frames, behind = await partition.tagged_frames(0, tag="big", max_bytes=1 << 20)
+        frames, behind = await partition.reader.tagged_frames(0, tag="big", max_bytes=1 << 20)
         assert 2 == behind
         assert [True] == [Batch(frame).is_large for frame in frames]
 
@@ -302,7 +304,7 @@ async def test_parts_between_records_cost_their_reader_nothing(tmp_path: Path, m
     """They are passed over by their rows: what is read of the log is little more than what is given."""
     async with lone_partition(tmp_path) as partition:
         for number in range(40):
-            await partition.append_records(Records([b"%d" % number]))
+            await partition.appends.append_records(Records([b"%d" % number]))
             await put(partition, 2 * number, bytes(20_000))
             await put(partition, 2 * number + 1, bytes(20_000))
         read_bytes = 0
@@ -315,7 +317,7 @@ async def test_parts_between_records_cost_their_reader_nothing(tmp_path: Path, m
             return found
 
         monkeypatch.setattr(partition.log, "read_nowait", counting)
-        frames = await partition.frames(0, max_bytes=50_000)
+        frames = await partition.reader.frames(0, max_bytes=50_000)
 
         assert list(range(40)) == [Batch(frame).base_offset for frame in frames]
         assert read_bytes < 100_000
@@ -325,7 +327,7 @@ def test_published_uploads_are_remembered_by_count_and_by_age_in_the_log(monkeyp
     """Every replica forgets the same ones, at the same entry; a truncation brings them back."""
     monkeypatch.setattr(stages_module, "MAX_UPLOADS", 3)
     monkeypatch.setattr(stages_module, "UPLOAD_AGE_MS", 100)
-    stages = Stages()
+    stages = StagedBatches()
 
     def published(index: int, upload: bytes, time_ms: int) -> None:
         frame = published_upload_entry(index, upload, [(index - 1, 10)], time_ms=time_ms)
@@ -339,7 +341,7 @@ def test_published_uploads_are_remembered_by_count_and_by_age_in_the_log(monkeyp
     assert [5] == [upload[0] for upload, _ in stages.stored().uploads]
     stages.truncated(5)
     assert known == [upload[0] for upload, _ in stages.stored().uploads]
-    other = Stages()
+    other = StagedBatches()
     other.restore(stages.stored())
     assert other.stored() == stages.stored()
 
@@ -349,7 +351,7 @@ def test_the_table_of_uploads_is_a_function_of_the_log(monkeypatch: Any) -> None
     monkeypatch.setattr(stages_module, "MAX_UPLOADS", 2)
     rng = random.Random(5)
 
-    def draw(stages: Stages, index: int) -> bytearray:
+    def draw(stages: StagedBatches, index: int) -> bytearray:
         upload = bytes([rng.randrange(4)]) * 16
         held = stages.batch((upload, 0, 0))
         if rng.random() < 0.7 or held is None:

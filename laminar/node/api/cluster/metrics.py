@@ -136,13 +136,13 @@ class MetricsRoute:
                     "partition": partition.number,
                     "leading": partition.leads,
                     "log_failed": partition.log.failure is not None,
-                    "appended_batches": partition.appended_batches,
+                    "appended_batches": partition.appends.appended_batches,
                     "start_offset": partition.start_offset,
                     "end_offset": partition.end_offset,
                     "bytes": partition.log.size_bytes,
-                    "fetched_bytes": partition.fetched_bytes,
-                    "staged_batches": len(partition.tables.stages),
-                    "staged_bytes": partition.tables.stages.size_bytes,
+                    "fetched_bytes": partition.reader.fetched_bytes,
+                    "staged_batches": len(partition.state.stages),
+                    "staged_bytes": partition.state.stages.size_bytes,
                     "cursors": (
                         {
                             name: (
@@ -150,7 +150,7 @@ class MetricsRoute:
                                 max(0, partition.start_offset - cursor.position),
                             )
                             for name in partition.cursors.names()
-                            if (cursor := partition.cursor(name)) is not None
+                            if (cursor := partition.cursor_commands.get(name)) is not None
                         }
                     ),
                 }

@@ -202,13 +202,13 @@ class CursorRoutes:
     async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
         if step.operation == "get":
             # The end that lag is counted from is confirmed: an old leader would show too little.
-            await partition.confirmed_end()
+            await partition.reader.confirmed_end()
             names = [step.name] if step.name else partition.cursors.known()
         else:
             names = [step.name]
             # Deleting what only an uncommitted entry knows of is work too: that entry may be lost or last.
             if step.operation == "set" or step.name in partition.cursors.known():
-                await partition.set_cursor(
+                await partition.cursor_commands.set(
                     step.name,
                     step.position if step.operation == "set" else None,
                     expected=step.expected,
@@ -223,7 +223,7 @@ class CursorRoutes:
             start, end = partition.start_offset, partition.end_offset
             found.append(CursorState("", partition.number, start, 0, "", start, end))
         for name in names:
-            cursor = partition.cursor(name)
+            cursor = partition.cursor_commands.get(name)
             if cursor is not None:
                 found.append(
                     CursorState(

@@ -182,8 +182,8 @@ class GroupRoutes:
         )
 
     async def _perform(self, partition: Partition, step: GroupRequest) -> GroupState:
-        await partition.confirmed_end()
-        rosters, now_s = partition.rosters, asyncio.get_running_loop().time()
+        await partition.reader.confirmed_end()
+        rosters, now_s = partition.group_members, asyncio.get_running_loop().time()
         if step.operation == "renew":
             member = Member(step.member, step.mode, step.session_ms, now_s)
             rosters.renew(step.group, member, now_s=now_s)
@@ -193,7 +193,7 @@ class GroupRoutes:
             MemberState(each.member, each.mode, each.session_ms, int((now_s - each.seen_s) * 1000))
             for each in rosters.members(step.group, now_s=now_s)
         ]
-        return GroupState(members, rosters.forming(step.group, now_s=now_s))
+        return GroupState(members, rosters.is_rebalancing(step.group, now_s=now_s))
 
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
         """Carry out a step for another shard, on a group whose partition is led here."""

@@ -24,7 +24,7 @@ def window(partition: Partition) -> bytes:
     term, index = partition.replica.core.term, partition.copies.acknowledged_index
     known_term, known_index, block = partition.window
     if known_index != index or known_term != term:
-        block = b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (term, partition.acknowledged_end)
+        block = b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (term, partition.reader.acknowledged_end)
         partition.window = term, index, block
     return block
 
@@ -48,10 +48,10 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     frame = append.frames[0]
     # A leader stamps a batch in place, so it needs it writable and its own.
     frame = memoryview(bytearray(frame)) if frame.readonly else frame
-    receipt = partition.accept_frame(frame, header)
+    receipt = partition.appends.accept_frame(frame, header)
     body = (
         f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
-        f'"term":{partition.replica.core.term},"route":0,"committed":{partition.acknowledged_end},'
+        f'"term":{partition.replica.core.term},"route":0,"committed":{partition.reader.acknowledged_end},'
         f'"when_durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
     ).encode()
     headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []

@@ -51,7 +51,7 @@ from laminar.node.api.records.idempotency import (
     identity_of,
     named,
 )
-from laminar.node.partition.deduplication import has_seen
+from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
@@ -147,7 +147,7 @@ class AppendRoutes:
             made_ms = mark.made_ms
         if request.query.get("ack", "committed") != "committed":
             if at is not None and not (
-                append.frames and has_seen(partition, Header.unpack(append.frames[0]))
+                append.frames and is_duplicate(partition.context, Header.unpack(append.frames[0]))
             ):
                 _check_end(partition, at)
             return accepted(request, append, partition, self._block)
@@ -156,7 +156,7 @@ class AppendRoutes:
         else:
             if at is not None:
                 _check_end(partition, at)
-            receipts = [partition.append_records(append.records)]
+            receipts = [partition.appends.append_records(append.records)]
         if len(receipts) == 1:
             answer: asyncio.Future[Response] = self._loop.create_future()
             receipts[0].add_done_callback(lambda done: self._answer_one(answer, done, partition))
@@ -198,10 +198,10 @@ class AppendRoutes:
             try:
                 header = Header.unpack(frame)
                 if at is not None:
-                    if not has_seen(partition, header):
+                    if not is_duplicate(partition.context, header):
                         _check_end(partition, at)
                     at += header.count
-                receipts.append(partition.append_frame(frame, header, key_made_ms=made_ms))
+                receipts.append(partition.appends.append_frame(frame, header, key_made_ms=made_ms))
             except Problem as problem:
                 named(problem, mark)
                 if not receipts:
@@ -348,10 +348,10 @@ class AppendRoutes:
 
         async def here(partition: Partition) -> Receipt:
             if isinstance(part, Records):
-                return await partition.append_records(part)
+                return await partition.appends.append_records(part)
             # A copy: the leader stamps it in place, and there may be another attempt.
             frame = bytearray(part)
-            return await partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+            return await partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
 
         async def there(where: ReplicaEndpoint) -> Receipt:
             return await self._append_remote(where, topic, number, part, made_ms)
@@ -418,7 +418,7 @@ def _offset_of(condition: str) -> int:
 
 
 def _check_end(partition: Partition, offset: int) -> None:
-    if not partition.stands_at(offset):
+    if not partition.appends.would_start_at(offset):
         raise Problem(
             "precondition_failed",
             "the partition does not end at this offset",

@@ -129,7 +129,7 @@ class Datagrams(asyncio.DatagramProtocol):
         partition = self._services.partitions.get((question.topic, question.partition))
         work: asyncio.Future[Appended] | asyncio.Task[Appended | Leader]
         if partition is not None and partition.leads:
-            work = partition.append_frame(frame, Header.unpack(frame))
+            work = partition.appends.append_frame(frame, Header.unpack(frame))
         else:
             work = asyncio.get_running_loop().create_task(self._elsewhere(question, frame))
             self._tasks.add(work)
@@ -172,7 +172,7 @@ class Datagrams(asyncio.DatagramProtocol):
         where = await self._locator.leader(topic, number, wait_s=SECOND_HOP_WAIT_S)
         partition = self._services.partitions.get((topic, number))
         if partition is not None and partition.leads:
-            return await partition.append_frame(frame, Header.unpack(frame))
+            return await partition.appends.append_frame(frame, Header.unpack(frame))
         record = self._services.view.nodes().get(where.node)
         if record is None or where.node == self._services.node:
             self._locator.forget(topic, number)

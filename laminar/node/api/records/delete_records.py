@@ -41,7 +41,7 @@ class DeleteRecordsRoute:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
-        end = await led.confirmed_end()
+        end = await led.reader.confirmed_end()
         if before > end:
             raise Problem(
                 "offset_beyond_end",
@@ -54,14 +54,14 @@ class DeleteRecordsRoute:
 
     async def _give_up(self, partition: Partition, before: int, *, dry_run: bool) -> Response:
         log = partition.log
-        wanted = await partition.index_before(before)
+        wanted = await partition.start_mover.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index
-        border = partition.start_limit(max(old_index, wanted))
-        index = partition.start_limit(max(old_index, self._limit(partition, border)))
+        border = partition.start_mover.limit(max(old_index, wanted))
+        index = partition.start_mover.limit(max(old_index, self._limit(partition, border)))
         new_start = log.index_entry(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:
-            await partition.move_start(index)
+            await partition.start_mover.propose(index)
         return Response.json(
             {
                 "topic": partition.topic,

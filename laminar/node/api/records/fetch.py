@@ -194,8 +194,8 @@ class FetchRoutes:
             return checked
         bounds = checked
         if offset >= bounds.end and wait_s:
-            await served.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
-            bounds = served.bounds()
+            await served.reader.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
+            bounds = served.reader.bounds()
         tag = query.get("tag")
         frames: list[Buffer] = []
         behind = 0
@@ -215,9 +215,9 @@ class FetchRoutes:
             try:
                 if tag is None:
                     before = min(to, offset + limit)
-                    frames = await served.frames(offset, max_bytes=max_bytes, before=before)
+                    frames = await served.reader.frames(offset, max_bytes=max_bytes, before=before)
                 else:
-                    frames, behind = await served.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
+                    frames, behind = await served.reader.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
             except DamagedRange as damage:
                 response = await self.elsewhere(request, served, offset)
                 if response is not None:
@@ -261,15 +261,15 @@ class FetchRoutes:
             Problem: 503 `replica_lagging` if it does not get there in time.
         """
         if read == "leader":
-            await partition.confirmed_end()
+            await partition.reader.confirmed_end()
         seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
-        bounds = partition.bounds()
+        bounds = partition.reader.bounds()
         if bounds.end >= seen:
             return bounds
         remaining = max(0.0, deadline - asyncio.get_running_loop().time())
-        if not await partition.wait_past(seen - 1, remaining):
+        if not await partition.reader.wait_past(seen - 1, remaining):
             raise self._behind(partition, "min_offset", seen)
-        return partition.bounds()
+        return partition.reader.bounds()
 
     def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
         """Return 503 `replica_lagging`, with the replica that is ahead as far as this one knows."""
@@ -319,9 +319,9 @@ class FetchRoutes:
         Only the leader knows the end: if that is another replica, return its answer.
         """
         if offset > bounds.end:
-            bounds = partition.bounds()  # more may be committed since they were taken
+            bounds = partition.reader.bounds()  # more may be committed since they were taken
         if offset < bounds.start:
-            raise expired(partition, offset)
+            raise expired(partition.context, offset)
         if offset <= bounds.end:
             return bounds
         if not partition.leads and LOCAL in request.headers:
@@ -329,12 +329,12 @@ class FetchRoutes:
         led = await self.past_the_end(request, partition)
         if isinstance(led, Response):
             return led
-        end = await led.confirmed_end()
+        end = await led.reader.confirmed_end()
         if offset > end:
             raise Problem(
                 "offset_beyond_end", f"the partition ends at {end}", field="offset", value=offset, limit=end
             )
-        return partition.bounds()
+        return partition.reader.bounds()
 
     async def _answer(
         self,
@@ -389,14 +389,14 @@ class FetchRoutes:
         if isinstance(served, Response):
             return served
         if read == "leader":
-            await served.confirmed_end()
+            await served.reader.confirmed_end()
         at = request.query.get("at", "latest")
         offset, timestamp_ms = None, None
         if at == "earliest":
             offset, timestamp_ms = await self._at_time(served, EARLIEST_MS)
         elif at != "latest":
             offset, timestamp_ms = await self._at_time(served, parse_time(at, field="at"))
-        bounds = served.bounds()
+        bounds = served.reader.bounds()
         if offset is None:
             offset = bounds.end
         return Response.json(

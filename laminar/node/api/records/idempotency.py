@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from laminar.batch import Header, build
-from laminar.batch.header import NO_PRODUCER, mark
+from laminar.batch.header import NO_PRODUCER, set_producer
 from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
@@ -181,9 +181,13 @@ def build_identified(records: Records, given: BatchIdentity) -> bytearray:
 
 def _write(frame: bytearray, given: BatchIdentity, place: int) -> None:
     if given.key is None:
-        mark(frame, producer_id=given.producer_id, epoch=given.epoch, sequence=given.sequence, keyed=False)
+        set_producer(
+            frame, producer_id=given.producer_id, epoch=given.epoch, sequence=given.sequence, keyed=False
+        )
     else:
-        mark(frame, producer_id=_key_id(given.key, place), epoch=0, sequence=given.sequence, keyed=True)
+        set_producer(
+            frame, producer_id=_key_id(given.key, place), epoch=0, sequence=given.sequence, keyed=True
+        )
 
 
 def _key_id(key: str, place: int) -> bytes:

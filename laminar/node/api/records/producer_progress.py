@@ -16,7 +16,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.ack_accepted import window
 from laminar.node.api.records.fetch import LONGEST_WAIT_MS, FetchRoutes
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.producer_progress import fence, look
+from laminar.node.partition.producer_progress import fence, read
 from laminar.node.partition.state.producers import Progress
 
 MAX_EPOCH = 2**32 - 1
@@ -43,7 +43,7 @@ class ProducerProgressRoutes:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
-        progress = await look(
+        progress = await read(
             led,
             producer_id,
             epoch=epoch,

@@ -78,9 +78,9 @@ class RecordValueRoutes:
                 return self._whole(request, served_by_leader, topic, int(partition))
             served = served_by_leader
         if wanted < served.start_offset:
-            raise expired(served, wanted)
+            raise expired(served.context, wanted)
         if wanted >= served.end_offset and served.leads:
-            await served.confirmed_end()  # a leader that was deposed unawares would deny what is there
+            await served.reader.confirmed_end()  # a leader that was deposed unawares would deny what is there
         if wanted >= served.end_offset:
             raise Problem(
                 "no_such_record",
@@ -94,18 +94,18 @@ class RecordValueRoutes:
         always = [
             ("ETag", etag),
             ("Cache-Control", "immutable"),
-            *self._fetch.place(served.bounds(), wanted + 1),
+            *self._fetch.place(served.reader.bounds(), wanted + 1),
         ]
         if etag in request.headers.get("if-none-match", ""):
             return Response(304, always)
         try:
-            frames = await served.frames(wanted, max_bytes=1)
+            frames = await served.reader.frames(wanted, max_bytes=1)
             batch = Batch(frames[0], verified=True)
             if not batch.is_large:
                 return _small(batch, wanted, always)
             return await self._large(request, served, batch, wanted, always)
         except EntriesTrimmed:
-            raise expired(served, wanted) from None
+            raise expired(served.context, wanted) from None
         except DamagedRange as damage:
             response = await self._fetch.elsewhere(request, served, None)
             if response is not None:
@@ -235,7 +235,7 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
             f"{partition.log!r}: entry {index} is {header}, not a part of {size} bytes"
         )
         first, behind = max(start, part_start), min(stop, part_stop)
-        partition.fetched_bytes += behind - first
+        partition.reader.fetched_bytes += behind - first
         view = body_of(frame)
         for position in range(first, behind, PIECE_BYTES):
             yield view[position - part_start : min(behind, position + PIECE_BYTES) - part_start]

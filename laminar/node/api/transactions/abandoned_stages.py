@@ -26,7 +26,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Sink
 from laminar.node.partition.state.staged_batches import BatchKey
-from laminar.node.transactions.participant import Batch, Staging
+from laminar.node.transactions.participant import Batch, Participant
 
 _log = logging.getLogger("laminar.transactions")
 
@@ -80,7 +80,7 @@ class AbandonedStages:
             led = [partition for partition in self._services.partitions.values() if partition.leads]
             await self.forget_published(led)
             for partition in led:
-                if partition.leads and partition.tables.stages:
+                if partition.leads and partition.state.stages:
                     await self.clean(partition)
 
     async def forget_published(self, partitions: Iterable[Partition]) -> None:
@@ -88,7 +88,7 @@ class AbandonedStages:
         before_ms = self._services.clock.wall_ms() - ONCE_MS
         old: dict[bytes, list[tuple[Partition, int]]] = {}
         for partition in partitions:
-            stages = partition.tables.stages
+            stages = partition.state.stages
             for sink, index in stages.old_published(before_ms=before_ms, keep=KEPT_PUBLISHED):
                 old.setdefault(sink, []).append((partition, index))
         if not old:
@@ -102,7 +102,7 @@ class AbandonedStages:
                 forgotten.setdefault(partition, []).append((sink, index))
         for partition, published in forgotten.items():
             try:
-                Staging(partition).forget_published(published)
+                Participant(partition).forget_published(published)
             except Problem as problem:
                 # The next look tries again.
                 _log.debug(
@@ -118,7 +118,7 @@ class AbandonedStages:
         hour_ago_ms = now_ms - STAGE_AGE_MS
         # On a nearly full disk nothing can be committed, and what is staged keeps retention from making room.
         begun_before_ms = hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS
-        staging = Staging(partition)
+        staging = Participant(partition)
         try:
             staging.drop_left_behind(idle_before_ms=hour_ago_ms, begun_before_ms=begun_before_ms)
         except Problem as problem:
@@ -127,7 +127,7 @@ class AbandonedStages:
             )
         old = [
             (key, now_ms - (held.pinned_ms or held.last.append_time_ms) if held.pinned else 0)
-            for key, held in partition.tables.stages.batches()
+            for key, held in partition.state.stages.batches()
             if held.first.records and (held.pinned_ms or held.last.append_time_ms) < hour_ago_ms
         ]
         asked = old if len(old) <= ASKED_AT_ONCE else self._services.rng.sample(old, ASKED_AT_ONCE)
@@ -145,7 +145,7 @@ class AbandonedStages:
         try:
             if await self._is_over(key, partition, pinned_for_ms):
                 # That stays so: whatever was added or pinned meanwhile can't be decided either.
-                await Staging(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
+                await Participant(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
         except Problem as problem:
             # The next look tries again.
             _log.debug(

@@ -36,7 +36,7 @@ from laminar.node.transactions.coordinator import (
     id_of_name,
     refuse_epoch,
 )
-from laminar.node.transactions.participant import MAX_STAGES, Batch, Staging
+from laminar.node.transactions.participant import MAX_STAGES, Batch, Participant
 from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route, logical_of_key
 
@@ -500,11 +500,11 @@ class SinkRoutes:
             return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
             # A leader that was deposed unawares does not know of all that it would have to forget.
-            await partition.confirmed_end()
-            await Staging(partition).forget(request.sink, request.epoch)
+            await partition.reader.confirmed_end()
+            await Participant(partition).forget(request.sink, request.epoch)
             return None
         batch = Batch(sink=request.sink, number=request.number, epoch=request.epoch)
-        staging = Staging(partition)
+        staging = Participant(partition)
         if isinstance(request, StageRequest):
             frame = bytearray(request.frame)
             header = verify(frame)
@@ -526,7 +526,7 @@ class SinkRoutes:
             raise Problem("not_leader", detail, outcome="not_applied")
         if not staging.knows(batch, request.pin):
             # A leader that was deposed unawares does not know of the pin: only a real one may call it lost.
-            await partition.confirmed_end()
+            await partition.reader.confirmed_end()
         await staging.publish(batch, request.pin)
         return None
 
@@ -598,7 +598,7 @@ class SinkRoutes:
         """Publish the decisions of earlier leaders, whether or not a request comes."""
         for place in _PLACES:
             partition = self._services.partitions.get(place)
-            if partition is not None and partition.leads and partition.tables.sinks.undone():
+            if partition is not None and partition.leads and partition.state.sinks.undone():
                 self._coordinator(partition).finish_all()
 
 

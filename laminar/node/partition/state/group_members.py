@@ -31,7 +31,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return now_s < self.seen_s + self.session_ms / 1000
 
 
-class Rosters:
+class GroupMembers:
     """The groups at one partition, while this replica leads it."""
 
     __slots__ = ("_groups", "_led_s")
@@ -85,7 +85,7 @@ class Rosters:
         living = self._living(group, now_s)
         return [living[name] for name in sorted(living)]
 
-    def forming(self, group: str, *, now_s: float) -> bool:
+    def is_rebalancing(self, group: str, *, now_s: float) -> bool:
         """Whether members that another leader knew may still come: until their longest session is over."""
         longest_ms = max((each.session_ms for each in self._living(group, now_s).values()), default=0)
         return now_s < self._led_s + longest_ms / 1000

@@ -34,7 +34,7 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
     time_ms: int
 
 
-class Keys:
+class IdempotencyKeys:
     """The table of one partition, bounded by count and by age in the log."""
 
     __slots__ = ("_keys", "_undo")
@@ -120,7 +120,7 @@ class Keys:
 
     def stored_at(self, index: int) -> list[KeyEntry]:
         """The table as it was behind entry `index`: the last that was committed, or one behind it."""
-        copy = Keys()
+        copy = IdempotencyKeys()
         copy._keys = dict(self._keys)
         copy._undo = deque(self._undo)
         copy.truncated(index + 1)

@@ -233,7 +233,7 @@ def publish_record(frame: Buffer) -> PublishRecord:
     return _publish_decoder.decode(body_of(frame))
 
 
-class Stages:
+class StagedBatches:
     """The table of one partition."""
 
     __slots__ = ("_maps", "_undo")
@@ -519,7 +519,7 @@ class Stages:
 
     def stored_at(self, index: int) -> StoredStages:
         """The table as it was behind entry `index`: the last that was committed, or one behind it."""
-        copy = Stages()
+        copy = StagedBatches()
         # Values are replaced, never changed: so the copies may be shallow.
         open_, published, named, uploads, once = self._maps
         copy._maps = (dict(open_), dict(published), dict(named), dict(uploads), dict(once))

@@ -20,21 +20,21 @@ from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from laminar.node.partition.state.cursors import Cursors
 from laminar.node.partition.state.derived_state import DerivedState, decode_state
-from laminar.node.partition.state.idempotency_keys import Keys
+from laminar.node.partition.state.idempotency_keys import IdempotencyKeys
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
-from laminar.node.partition.state.staged_batches import Stages
+from laminar.node.partition.state.staged_batches import StagedBatches
 
 
-class Tables:
+class PartitionState:
     """Of one replica; see the module."""
 
     def __init__(self, start_index: int) -> None:
         """Of a log that begins behind entry `start_index`, before any of its entries was told."""
         self.producers = Producers()
-        self.keys = Keys()
+        self.keys = IdempotencyKeys()
         self.cursors = Cursors()
-        self.stages = Stages()
+        self.stages = StagedBatches()
         self.sinks = Sinks()
         self.committed_index = start_index
         # A log that does not begin at its first entry tells in its first `log_start` what came before.
@@ -169,7 +169,7 @@ class Tables:
         self.sinks.restore(state.sinks, state.sinks_floor)
         self.keys.restore(state.keys)
 
-    def adopt(self, whole: Tables) -> None:
+    def adopt(self, whole: PartitionState) -> None:
         """Take what follows from every entry of the log, made beside this replica while it went on."""
         self.producers, self.cursors = whole.producers, whole.cursors
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys

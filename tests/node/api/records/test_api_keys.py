@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from laminar.batch import Header, build
-from laminar.batch.header import Flag, mark
+from laminar.batch.header import Flag, set_producer
 from laminar.wire.key_route import Route, logical_of_key
 from tests.node.api.asking import BATCH, ENVELOPE_LINES, NDJSON, Partition, problem
 
@@ -99,7 +99,7 @@ def test_a_batch_that_was_fetched_carries_nobodys_key(partition: Partition, http
         answer = partition.post(fetched, BATCH, headers={"Laminar-Keyed-Part": "1"})
         assert (201, None) == (answer.status_code, answer.headers.get("laminar-replayed"))
     forged = build([b"forged"])
-    mark(forged, producer_id=b"k" * 16, epoch=0, sequence=1, keyed=True)
+    set_producer(forged, producer_id=b"k" * 16, epoch=0, sequence=1, keyed=True)
     for _ in range(2):
         partition.post(bytes(forged), BATCH)
     answer = http.post(

@@ -69,7 +69,7 @@ async def appended(served: AppendRoutes, request: Request) -> Response:
 
 
 def append(partition: Partition, frame: bytearray) -> asyncio.Future[Receipt]:
-    return partition.append_frame(frame, Header.unpack(frame))
+    return partition.appends.append_frame(frame, Header.unpack(frame))
 
 
 async def answer(partition: Partition, frames: Sequence[bytearray]) -> Problem:
@@ -86,7 +86,7 @@ async def test_a_refusal_of_the_second_batch_does_not_deny_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is durable, so a client that repeats everything doubles it: 504, not a retriable 503."""
-    monkeypatch.setattr("laminar.node.partition.partition.UNCOMMITTED_BYTES", 1000)
+    monkeypatch.setattr("laminar.node.partition.append_path.UNCOMMITTED_BYTES", 1000)
     async with lone_partition(tmp_path) as partition:
         problem = await answer(partition, [build([b"x" * 2000]), build([b"y"])])
 
@@ -134,7 +134,7 @@ async def test_a_retry_is_recognised_before_anything_is_refused(tmp_path: Path) 
     async with lone_partition(tmp_path) as partition:
         for sequence in range(REMEMBERED_BATCHES + 1):
             await append(partition, batch(sequence, b"x"))
-        partition._refusal = lambda: Problem("disk_full", outcome="not_applied")
+        partition.appends.refusal = lambda: Problem("disk_full", outcome="not_applied")
 
         assert 1 == (await append(partition, batch(1, b"x"))).offset
         with pytest.raises(Problem) as forgotten:
@@ -156,7 +156,7 @@ async def test_a_truncated_append_is_surely_gone_only_of_three(
     members = ConfigurationRecord(voters=tuple((number + 1, "here") for number in range(voters)))
     async with lone_partition(tmp_path, voters=members) as partition:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        partition._waiters[2] = [_waiter(future)]
+        partition.appends.waiters[2] = [_waiter(future)]
 
         partition.truncated(2)
 
@@ -172,8 +172,8 @@ def _waiter(future: asyncio.Future[Receipt]) -> Any:
 async def test_a_batch_does_not_overtake_what_stands_at_the_door(tmp_path: Path) -> None:
     """So one connection's appends keep their order, and `If-Match` holds for the offset that was checked."""
     async with lone_partition(tmp_path) as partition:
-        assert partition.stands_at(0)
-        conditional = partition.append_records(Records([b"only at 0"]))
+        assert partition.appends.would_start_at(0)
+        conditional = partition.appends.append_records(Records([b"only at 0"]))
         overtaking = append(partition, build([b"a", b"b"]))
 
         assert [0, 1] == [(await conditional).offset, (await overtaking).offset]
@@ -275,14 +275,14 @@ async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other
 async def test_readers_who_gave_up_are_forgotten(tmp_path: Path) -> None:
     """On a partition where nothing happens, long polls that end leave nothing behind."""
     async with lone_partition(tmp_path) as partition:
-        assert not any(await asyncio.gather(*(partition.wait_past(0, 0.01) for _ in range(10))))
-        gone = [asyncio.ensure_future(partition.wait_past(0, 30)) for _ in range(10)]
+        assert not any(await asyncio.gather(*(partition.reader.wait_past(0, 0.01) for _ in range(10))))
+        gone = [asyncio.ensure_future(partition.reader.wait_past(0, 30)) for _ in range(10)]
         await asyncio.sleep(0)
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
 
-        assert not partition._fetchers
+        assert not partition.reader.is_waited_on
 
 
 async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> None:

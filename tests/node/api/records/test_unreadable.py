@@ -64,7 +64,7 @@ async def poisoned_partition(directory: Path, kind: str) -> AsyncIterator[Reader
     async with lone_partition(directory) as partition:
         junk = bytearray(poisoned()[kind])
         for frame in (build([b"0"], tags=["t"]), junk, build([b"2"], tags=["t"]), build([b"3"])):
-            await partition.append_frame(frame, Header.unpack(frame))
+            await partition.appends.append_frame(frame, Header.unpack(frame))
         yield Readers(partition)
 
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laminar.batch import Batch, Header, build
-from laminar.batch.header import mark
+from laminar.batch.header import set_producer
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import idempotency_keys as module
-from laminar.node.partition.state.idempotency_keys import KeyEntry, Keys
+from laminar.node.partition.state.idempotency_keys import IdempotencyKeys, KeyEntry
 from raft.messages import AppendAnswer
 from tests.node.alone import lone_partition
 from tests.node.entries import stamped
@@ -26,7 +26,7 @@ from tests.node.trio import send, trio
 def keyed(key: bytes, content: int, *values: bytes) -> bytearray:
     """The batch of a request with a key."""
     frame = build(list(values))
-    mark(frame, producer_id=key * 16, epoch=0, sequence=content, keyed=True)
+    set_producer(frame, producer_id=key * 16, epoch=0, sequence=content, keyed=True)
     return frame
 
 
@@ -36,7 +36,7 @@ def header(index: int, key: bytes | None, *, content: int = 7, time_ms: int = 10
 
 
 def put(partition: Partition, frame: bytearray) -> asyncio.Future[Receipt]:
-    return partition.append_frame(frame, Header.unpack(frame))
+    return partition.appends.append_frame(frame, Header.unpack(frame))
 
 
 def test_keys_are_forgotten_by_time_in_the_log_and_come_back_with_a_truncation(
@@ -44,7 +44,7 @@ def test_keys_are_forgotten_by_time_in_the_log_and_come_back_with_a_truncation(
 ) -> None:
     """Expiry counts append times, so replicas agree on it; any batch of records moves the time on."""
     monkeypatch.setattr(module, "AGE_MS", 5_000)
-    table = Keys()
+    table = IdempotencyKeys()
     table.appended(header(1, b"a", time_ms=1_000))
     table.appended(header(2, b"b", time_ms=1_001))
     table.appended(header(3, None, time_ms=6_001))
@@ -58,7 +58,7 @@ def test_keys_are_forgotten_by_time_in_the_log_and_come_back_with_a_truncation(
 def test_of_too_many_keys_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is bounded, whatever clients do."""
     monkeypatch.setattr(module, "MAX_KEYS", 3)
-    table = Keys()
+    table = IdempotencyKeys()
     for index in range(1, 7):
         table.appended(header(index, bytes([index])))
     assert [4, 5, 6] == [entry.index for entry in table.stored()]
@@ -103,7 +103,7 @@ async def test_a_key_that_may_have_been_forgotten_is_not_appended_anew(
 
         def put_made(key: bytes, made_ms: int) -> asyncio.Future[Receipt]:
             frame = keyed(key, 1, b"x")
-            return partition.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+            return partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
 
         with pytest.raises(Problem) as too_old:
             put_made(b"v", first_ms - module.AGE_MS - 10_000)
@@ -139,7 +139,7 @@ def test_pitfall_40_the_table_is_that_of_the_entries_that_are_left(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "MAX_KEYS", 3)
         patched.setattr(module, "AGE_MS", 4)
-        table, log, committed, time_ms = Keys(), list[Header](), 0, 0
+        table, log, committed, time_ms = IdempotencyKeys(), list[Header](), 0, 0
         for what, number, later_ms in script:
             if what == "append":
                 time_ms = (log[-1].append_time_ms if log else 0) + later_ms
@@ -153,11 +153,11 @@ def test_pitfall_40_the_table_is_that_of_the_entries_that_are_left(
             else:
                 committed = max(committed, len(log) - number)
                 table.committed(committed)
-            again = Keys()
+            again = IdempotencyKeys()
             for each in log:
                 again.appended(each)
             assert again.stored() == table.stored()
-            before = Keys()
+            before = IdempotencyKeys()
             for each in log[:committed]:
                 before.appended(each)
             assert before.stored() == table.stored_at(committed)
@@ -166,7 +166,7 @@ def test_pitfall_40_the_table_is_that_of_the_entries_that_are_left(
 async def test_a_key_is_taken_once_and_known_after_a_restart_and_a_new_start(tmp_path: Path) -> None:
     """The first receipt for the same content, a refusal for another, however old the log has become."""
     async with lone_partition(tmp_path) as partition:
-        standing = partition.append_records(Records([b"door"]))
+        standing = partition.appends.append_records(Records([b"door"]))
         first = put(partition, keyed(b"k", 1, b"a", b"b"))
         with pytest.raises(Problem) as running:
             put(partition, keyed(b"k", 1, b"a", b"b"))
@@ -182,18 +182,18 @@ async def test_a_key_is_taken_once_and_known_after_a_restart_and_a_new_start(tmp
         assert Receipt(0, 3, 1) == await put(partition, own)
 
     async with lone_partition(tmp_path) as partition:
-        await partition.wait_past(3, 5.0)
+        await partition.reader.wait_past(3, 5.0)
         with pytest.raises(Problem) as other:
             put(partition, keyed(b"k", 2, b"c"))
         assert ("idempotency_key_reused", "not_applied") == (other.value.code, other.value.outcome)
         assert "1 to 2" in other.value.detail
         assert Receipt(0, 1, 2, duplicate=True) == await put(partition, keyed(b"k", 1, b"a", b"b"))
-        await partition.append_records(Records([b"x"]))
-        await partition.move_start(partition.committed_index)
+        await partition.appends.append_records(Records([b"x"]))
+        await partition.start_mover.propose(partition.committed_index)
         assert partition.start_offset == partition.end_offset == 5
 
     async with lone_partition(tmp_path) as partition:
-        await partition.confirmed_end()
+        await partition.reader.confirmed_end()
         assert Receipt(0, 1, 2, duplicate=True) == await put(partition, keyed(b"k", 1, b"a", b"b"))
         assert 5 == partition.end_offset
 

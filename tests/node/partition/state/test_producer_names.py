@@ -61,7 +61,7 @@ async def test_a_name_keeps_its_id_and_gets_another_epoch_over_restarts(tmp_path
     epochs = []
     for producer in (b"1" * 16, b"2" * 16):
         async with lone_partition(tmp_path) as partition:
-            await partition.confirmed_end()
+            await partition.reader.confirmed_end()
             coordinator = Coordinator(partition, NOBODY, spawn=asyncio.ensure_future)
             for _ in range(2):
                 taken = await coordinator.take_name(id_of_name("copier"), "copier", producer)

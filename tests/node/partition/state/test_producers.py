@@ -141,7 +141,7 @@ async def test_a_crowd_of_new_producers_makes_no_retry_an_append(
 
         def put(producer: bytes, sequence: int) -> asyncio.Future[Receipt]:
             frame = build([b"x"], producer_id=producer * 16, sequence=sequence)
-            return partition.append_frame(frame, Header.unpack(frame))
+            return partition.appends.append_frame(frame, Header.unpack(frame))
 
         for producer in (b"v", b"a", b"b"):
             await put(producer, 0)

@@ -18,9 +18,9 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import staged_batches as stages_module
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
-from laminar.node.partition.state.staged_batches import OpenBatch, PinOperation, Stage, Stages
+from laminar.node.partition.state.staged_batches import OpenBatch, PinOperation, Stage, StagedBatches
 from laminar.node.transactions.participant import Batch as SinkBatch
-from laminar.node.transactions.participant import Staging
+from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition, values
 from tests.node.entries import (
     check_follows_its_log,
@@ -42,38 +42,38 @@ def stage(
     partition: Partition, batch: SinkBatch, number: int, *payload: bytes, tag: str | None = None
 ) -> asyncio.Future[Receipt]:
     frame = build(list(payload), tags=None if tag is None else [tag] * len(payload))
-    return Staging(partition).stage(batch, number, frame, Header.unpack(frame))
+    return Participant(partition).stage(batch, number, frame, Header.unpack(frame))
 
 
 async def test_a_publish_gives_all_stages_their_offsets_in_order_of_their_numbers(tmp_path: Path) -> None:
     """Nothing is seen before; then all is, dense and in place, as batches like any other."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
-        await partition.append_records(Records([b"before"]))
+        staging = Participant(partition)
+        await partition.appends.append_records(Records([b"before"]))
         await stage(partition, of(0), 1, b"c", b"d")
         await stage(partition, of(0), 0, b"a", b"b")
-        await partition.append_records(Records([b"between"]))
+        await partition.appends.append_records(Records([b"between"]))
         assert 2 == partition.end_offset
         assert [b"before", b"between"] == await values(partition)
 
         await staging.pin(of(0), [0, 1])
         assert Receipt(0, 2, 4) == await staging.publish(of(0))
-        await partition.append_records(Records([b"after"]))
+        await partition.appends.append_records(Records([b"after"]))
 
         assert [b"before", b"between", b"a", b"b", b"c", b"d", b"after"] == await values(partition)
         for offset in range(partition.end_offset):
-            (frame, *_) = await partition.frames(offset, max_bytes=1)
+            (frame, *_) = await partition.reader.frames(offset, max_bytes=1)
             header = verify(frame)
             assert header.base_offset <= offset < header.next_offset
     async with lone_partition(tmp_path) as partition:
-        assert await partition.wait_past(6, 20)
+        assert await partition.reader.wait_past(6, 20)
         assert [b"before", b"between", b"a", b"b", b"c", b"d", b"after"] == await values(partition)
 
 
 async def test_every_step_may_be_asked_for_again(tmp_path: Path) -> None:
     """A stage, a pin, a publish that are there already are answered, and nothing is added to the log."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for _ in range(2):
             await stage(partition, of(0), 0, b"a")
         first = partition.log.last_index
@@ -86,14 +86,14 @@ async def test_every_step_may_be_asked_for_again(tmp_path: Path) -> None:
         assert Receipt(0, 0, 1, duplicate=True) == await staging.publish(of(0))
         assert first + 1 == partition.log.last_index
     async with lone_partition(tmp_path) as partition:
-        assert await partition.wait_past(0, 20)
-        assert Receipt(0, 0, 1, duplicate=True) == await Staging(partition).publish(of(0))
+        assert await partition.reader.wait_past(0, 20)
+        assert Receipt(0, 0, 1, duplicate=True) == await Participant(partition).publish(of(0))
 
 
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """Another batch under a stage's number, pins of what is not there, publishes of what is not pinned."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         await stage(partition, of(0), 0, b"a")
         before = partition.log.last_index
         with pytest.raises(Problem) as problem:
@@ -126,7 +126,7 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> None:
     """What a driver staged and then gave up is gone with the pin, and other epochs' with the publish."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(4):
             await stage(partition, of(0), number, b"%d" % number)
         await stage(partition, of(0, epoch=2), 0, b"x")
@@ -135,10 +135,10 @@ async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> N
         await staging.publish(of(0))
 
         assert [b"1", b"3"] == await values(partition)
-        assert [of(1).key] == [key for key, _ in partition.tables.stages.batches()]
+        assert [of(1).key] == [key for key, _ in partition.state.stages.batches()]
         assert 1 == staging.drop_left_behind(idle_before_ms=0, begun_before_ms=1 << 60)
-        await partition.append_records(Records([b"y"]))
-        assert not partition.tables.stages
+        await partition.appends.append_records(Records([b"y"]))
+        assert not partition.state.stages
         await stage(partition, of(2), 0, b"z")
         await staging.pin(of(2), [0])
         gone = staging.drop_left_behind(idle_before_ms=0, begun_before_ms=1 << 60)
@@ -148,45 +148,49 @@ async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> N
 async def test_the_log_may_not_begin_between_a_stage_and_its_publish(tmp_path: Path) -> None:
     """What is open stays, and what a publish names stays as long as the publish."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
-        await partition.append_records(Records([b"old"]))
+        staging = Participant(partition)
+        await partition.appends.append_records(Records([b"old"]))
         old = partition.log.last_index
         await stage(partition, of(0), 0, b"a" * 100)
-        await partition.append_records(Records([b"between"]))
-        assert old == partition.start_limit(partition.log.last_index)
+        await partition.appends.append_records(Records([b"between"]))
+        assert old == partition.start_mover.limit(partition.log.last_index)
         await staging.pin(of(0), [0])
         await staging.publish(of(0))
         publish = partition.log.last_index
-        await partition.append_records(Records([b"new"]))
-        assert old == partition.start_limit(publish - 1)
-        assert publish == partition.start_limit(publish)
+        await partition.appends.append_records(Records([b"new"]))
+        assert old == partition.start_mover.limit(publish - 1)
+        assert publish == partition.start_mover.limit(publish)
 
-        await partition.move_start(old)
+        await partition.start_mover.propose(old)
         assert [b"between", b"a" * 100, b"new"] == [
-            value for frame in await partition.frames(1, max_bytes=1 << 20) for value in Batch(frame).values
+            value
+            for frame in await partition.reader.frames(1, max_bytes=1 << 20)
+            for value in Batch(frame).values
         ]
-        await partition.move_start(publish)
+        await partition.start_mover.propose(publish)
         assert [b"new"] == [
-            value for frame in await partition.frames(3, max_bytes=1 << 20) for value in Batch(frame).values
+            value
+            for frame in await partition.reader.frames(3, max_bytes=1 << 20)
+            for value in Batch(frame).values
         ]
     async with lone_partition(tmp_path) as partition:
-        assert await partition.wait_past(0, 20)
-        assert Receipt(0, 2, 1, duplicate=True) == await Staging(partition).publish(of(0))
+        assert await partition.reader.wait_past(0, 20)
+        assert Receipt(0, 2, 1, duplicate=True) == await Participant(partition).publish(of(0))
 
 
 async def test_a_reader_of_a_tag_finds_published_batches_that_have_it(tmp_path: Path) -> None:
     """The publish carries the tags of what it names; a small answer ends inside of it and goes on there."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(6):
             await stage(partition, of(0), number, b"%d" % number, tag="ab"[number % 2])
         await staging.pin(of(0), list(range(6)))
         await staging.publish(of(0))
-        await partition.append_records(Records([b"plain"]))
+        await partition.appends.append_records(Records([b"plain"]))
         found: list[bytes] = []
         offset = 0
         while offset < partition.end_offset:
-            frames, behind = await partition.tagged_frames(offset, tag="a", max_bytes=200)
+            frames, behind = await partition.reader.tagged_frames(offset, tag="a", max_bytes=200)
             assert frames or behind > offset
             for frame in frames:
                 batch = Batch(frame)
@@ -202,7 +206,7 @@ def test_the_table_is_a_function_of_the_log() -> None:
     """Whatever was appended and truncated before, it is that of the entries that are left."""
     rng = random.Random(4)
 
-    def draw(stages: Stages, index: int) -> tuple[int, int, int]:
+    def draw(stages: StagedBatches, index: int) -> tuple[int, int, int]:
         return rng.randrange(10), rng.randrange(3), rng.choice((0, 1, 2, FIRST_ONCE_EPOCH))
 
     for _ in range(300):
@@ -213,12 +217,12 @@ async def test_an_operation_that_this_version_does_not_know_stops_the_replica(tm
     """A newer node leads. What it had forgotten here would come back with this replica as the leader."""
     stopped: list[str] = []
     async with lone_partition(tmp_path, stopped=stopped) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         await stage(partition, of(0), 0, b"a")
         known = (SINK, 0, 1, max(PinOperation) + 1, [0])
         frame = seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(known), Kind.PIN)
         with pytest.raises(Problem):
-            await partition.append_control(frame)
+            await partition.appends.append_control(frame)
         assert ["t/0"] == stopped and not partition.leads
         with pytest.raises(Problem):
             staging.pin(of(0), [0])
@@ -232,7 +236,7 @@ def test_where_the_log_may_begin_is_known_in_bounded_memory(
     monkeypatch.setattr(stages_module, "MAX_NAMED", most)
     rng = random.Random(3)
     for _ in range(100):
-        stages, index = Stages(), 0
+        stages, index = StagedBatches(), 0
         names: dict[int, int] = {}
         for number in range(40):
             held = []
@@ -259,7 +263,7 @@ def test_where_the_log_may_begin_is_known_in_bounded_memory(
         assert borders
 
 
-def _apply(stages: Stages, index: int, change: tuple[int, int, int]) -> None:
+def _apply(stages: StagedBatches, index: int, change: tuple[int, int, int]) -> None:
     what, number, epoch = change
     sink = SINK if number < 2 else bytes([index % 5]) * 16
     if what == 8:
@@ -301,7 +305,7 @@ async def test_a_batch_has_so_many_stages_in_a_partition_and_the_next_is_refused
 async def test_only_what_is_pinned_is_taken_for_it(tmp_path: Path) -> None:
     """A commit that says how many stages it has pinned would else decide on what may go."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(3):
             await stage(partition, of(0), number, b"%d" % number)
         for have in (0, 2):
@@ -320,7 +324,7 @@ async def test_only_what_is_pinned_is_taken_for_it(tmp_path: Path) -> None:
 async def test_what_is_pinned_is_never_changed_by_another_pin(tmp_path: Path) -> None:
     """A commit may have been decided on it: one that was asked for earlier and comes later takes nothing."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(2):
             await stage(partition, of(0), number, b"%d" % number)
         await staging.pin(of(0), [0, 1])
@@ -334,7 +338,7 @@ async def test_what_is_pinned_is_never_changed_by_another_pin(tmp_path: Path) ->
 
 def test_a_batch_that_lost_a_stage_to_damage_is_never_published_in_part() -> None:
     """The pin's leader had all that it names: where one is missing in the replay, no other stays."""
-    stages = Stages()
+    stages = StagedBatches()
     for index in (1, 2):
         frame = staged_entry(index, SINK, 0, 1, stage=index)
         stages.appended(Header.unpack(frame), frame)
@@ -347,22 +351,22 @@ def test_a_batch_that_lost_a_stage_to_damage_is_never_published_in_part() -> Non
 async def test_a_read_takes_no_more_than_it_was_asked_for(tmp_path: Path) -> None:
     """However many publishes lie together; and what is staged between records is passed over."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(20):
             await stage(partition, of(number), 0, b"x" * 1000, tag="t")
             await staging.pin(of(number), [0])
             await staging.publish(of(number))
         for number in range(20, 40):
             await stage(partition, of(number), 0, b"x" * 1000)
-        await partition.append_records(Records([b"last"]))
+        await partition.appends.append_records(Records([b"last"]))
 
         for offset in range(20):
-            frames = await partition.frames(offset, max_bytes=3000)
+            frames = await partition.reader.frames(offset, max_bytes=3000)
             assert 1 <= len(frames) <= 3, f"{len(frames)} frames from {offset} on"
-            tagged, _ = await partition.tagged_frames(offset, tag="t", max_bytes=3000)
+            tagged, _ = await partition.reader.tagged_frames(offset, tag="t", max_bytes=3000)
             assert 1 <= len(tagged) <= 3, f"{len(tagged)} tagged frames from {offset} on"
         assert [19, 20] == [
-            Header.unpack(each).base_offset for each in await partition.frames(19, max_bytes=9000)
+            Header.unpack(each).base_offset for each in await partition.reader.frames(19, max_bytes=9000)
         ]
         assert [b"x" * 1000] * 20 + [b"last"] == await values(partition)
 
@@ -370,7 +374,7 @@ async def test_a_read_takes_no_more_than_it_was_asked_for(tmp_path: Path) -> Non
 async def test_a_reader_of_a_tag_never_meets_what_is_staged(tmp_path: Path) -> None:
     """Its rows have no tags: so damage of it is not met either, whose records nobody could miss."""
     async with lone_partition(tmp_path) as partition:
-        await partition.append_records(Records([b"first"], tags=["a"]))
+        await partition.appends.append_records(Records([b"first"], tags=["a"]))
         await stage(partition, of(0), 0, b"staged", tag="a")
         last = partition.log.last_index
 
@@ -380,25 +384,25 @@ async def test_a_reader_of_a_tag_never_meets_what_is_staged(tmp_path: Path) -> N
 async def test_what_was_decided_and_what_goes_away_are_taken_on_a_full_disk(tmp_path: Path) -> None:
     """New stages and pins are refused; a publish, and the drop of what is left behind, go on."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(2):
             await stage(partition, of(number), 0, b"%d" % number)
         await staging.pin(of(0), [0])
-        partition._refusal = lambda: Problem("disk_full", "no room", outcome="not_applied")
+        partition.appends.refusal = lambda: Problem("disk_full", "no room", outcome="not_applied")
 
         with pytest.raises(Problem) as problem:
             stage(partition, of(2), 0, b"2")
         assert "disk_full" == problem.value.code
         await staging.publish(of(0))
         assert 1 == staging.drop_left_behind(idle_before_ms=0, begun_before_ms=1 << 60)
-        assert not partition.tables.stages
+        assert not partition.state.stages
         assert [b"0"] == await values(partition)
 
 
 async def test_a_reader_whose_records_go_meanwhile_is_told_so(tmp_path: Path, monkeypatch: Any) -> None:
     """The log begins behind a publish while its stages are read: 410, as for any record that was given up."""
     async with lone_partition(tmp_path) as partition:
-        staging = Staging(partition)
+        staging = Participant(partition)
         for number in range(2):
             await stage(partition, of(0), number, b"%d" % number)
         await staging.pin(of(0), [0, 1])
@@ -408,12 +412,12 @@ async def test_a_reader_whose_records_go_meanwhile_is_told_so(tmp_path: Path, mo
 
         async def slow(offset: int) -> int | None:
             found = await find_offset(offset)
-            await partition.move_start(publish)
+            await partition.start_mover.propose(publish)
             return found
 
         monkeypatch.setattr(partition.log, "find_offset", slow)
         with pytest.raises(Problem) as problem:
-            await partition.frames(0, max_bytes=1 << 20)
+            await partition.reader.frames(0, max_bytes=1 << 20)
         assert ("offset_expired", 2) == (problem.value.code, problem.value.limit)
 
 

@@ -1,0 +1,275 @@
+"""The append path of one partition: what is proposed, which futures wait for it, and how they are resolved.
+
+Records without a producer id go through the `AppendBatcher`, batches with a producer's number or an
+idempotency key are proposed as they are. A receipt means committed, on as many replicas as the topic asks
+for. A `Problem` means refused or, with outcome ``unknown``, that this replica cannot tell. A future is never
+left hanging: a truncation fails it and a commit resolves it, also after this replica has ceased to lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from laminar.batch import NO_PRODUCER, Header
+from laminar.http.api.problems import Outcome, Problem
+from laminar.http.api.records import Records
+from laminar.node.partition.append_batcher import AppendBatcher
+from laminar.node.partition.context import PartitionContext
+from laminar.node.partition.deduplication import find_duplicate
+from laminar.node.partition.min_replicas import Copies
+from laminar.node.partition.problems import entry_too_large, not_leader, too_much_uncommitted, truncated
+from laminar.node.partition.receipts import Appends, Receipt, Waiter, fail
+from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
+
+UNCOMMITTED_BYTES = 64 * 1024 * 1024
+
+
+class AppendPath:
+    """What a leader appends to its log, until it is committed."""
+
+    def __init__(
+        self, context: PartitionContext, copies: Copies, *, refusal: Callable[[], Problem | None]
+    ) -> None:
+        """`refusal` returns why the storage takes no appends now, as when the disk is full, or None."""
+        self.refusal = refusal
+        self.uncommitted_bytes = 0
+        self.appended_batches = 0
+        # By the index of the entry: the appends that wait for its commit, and its size.
+        self.waiters: dict[int, list[Waiter]] = {}
+        self._sizes: dict[int, int] = {}
+        self._context = context
+        self._copies = copies
+        self._batcher = AppendBatcher(self._propose_batch, closed=self._closed)
+        self._loop = asyncio.get_running_loop()
+
+    # -- commands --------------------------------------------------------------------------
+
+    def append_records(self, records: Records) -> asyncio.Future[Receipt]:
+        """Append records without a producer id, together with what else arrives this turn."""
+        self._context.check_leads()
+        self.check_room()
+        self._copies.check()
+        return self._batcher.add(records)
+
+    def append_frame(
+        self, frame: bytearray | memoryview, header: Header, *, key_made_ms: int | None = None
+    ) -> asyncio.Future[Receipt]:
+        """Append a verified, unstamped batch; one that was appended before gets its first receipt.
+
+        `key_made_ms` is when its idempotency key was made, as its client says.
+        """
+        self._context.check_leads()
+        # A retry first: it takes no room, and to refuse it as "not applied" would be a lie.
+        known = find_duplicate(self._context, header, key_made_ms=key_made_ms)
+        if known is not None:
+            return self.when_committed(*known)
+        return self._append(frame, header.count)
+
+    def accept_frame(self, frame: bytearray | memoryview, header: Header) -> Receipt:
+        """Append a producer's batch without waiting for the commit.
+
+        The batch is in this leader's log and may be lost with it: the receipt promises nothing.
+        """
+        assert header.producer_id != NO_PRODUCER, "a repetition could not be recognised"
+        self._context.check_leads()
+        known = find_duplicate(self._context, header)
+        if known is not None:
+            return known[1]
+        self._check_and_flush()
+        receipt = Receipt(self._context.number, self._context.log.next_offset, header.count)
+        self.propose(frame, [], copied=True)
+        return receipt
+
+    def append_control(
+        self, frame: bytearray | memoryview, *, count: int = 0, even_if_full: bool = False
+    ) -> asyncio.Future[Receipt]:
+        """Append an unstamped entry of another kind, which takes `count` offsets.
+
+        `even_if_full` is for entries that finish or delete something, and so must pass on a full disk.
+        """
+        self._context.check_leads()
+        return self._append(frame, count, even_if_full=even_if_full)
+
+    def would_start_at(self, offset: int) -> bool:
+        """Return whether the next record appended now would get this offset."""
+        return not self._batcher and self._context.log.next_offset == offset
+
+    def when_committed(self, index: int, receipt: Receipt) -> asyncio.Future[Receipt]:
+        """Return a future of `receipt`: resolved once entry `index` is committed and has its copies.
+
+        It fails as that entry's append would.
+        """
+        context = self._context
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        now_s = self._loop.time()
+        if index <= context.committed_index:
+            if self._copies.are_there(index):
+                future.set_result(receipt)
+            else:
+                self._copies.await_them(index, Waiter(future, receipt, 0, now_s))
+            return future
+        term = context.log.term(index)
+        assert term is not None, f"{context.name}: entry {index} has no term"
+        self.waiters.setdefault(index, []).append(Waiter(future, receipt, term, now_s, copied=True))
+        return future
+
+    # -- what the state machine hears ------------------------------------------------------
+
+    def truncated(self, index: int) -> None:
+        """Fail the appends whose entries are truncated, from `index` on."""
+        outcome = self._outcome_of_truncated
+        for lost in [waiting for waiting in self.waiters if waiting >= index]:
+            for waiter in self.waiters.pop(lost):
+                fail(waiter.future, truncated(self._context.name, outcome))
+            self._forget(lost)
+
+    @property
+    def _outcome_of_truncated(self) -> Outcome:
+        """Outcome of an entry that a deposed leader proposed and then truncated.
+
+        Of three voters two elected a leader without it, and a voter that elects without it never takes it
+        over: so it was on the third alone, and is gone. Of five, a follower may still hold it and lead later.
+        """
+        return "not_applied" if self._context.voters <= 3 else "unknown"
+
+    def committed(self, before: int, index: int) -> None:
+        """Resolve the appends whose entries lie after `before`, up to `index`."""
+        if not self.waiters:
+            return
+        log = self._context.log
+        for done in range(before + 1, index + 1):
+            waiters = self.waiters.pop(done, None)
+            if waiters is None:
+                continue
+            term = log.term(done)
+            for waiter in waiters:
+                if waiter.future.done():
+                    continue
+                if waiter.term == term:
+                    if waiter.copied and not self._copies.are_there(done):
+                        self._copies.await_them(done, waiter)
+                    else:
+                        waiter.future.set_result(waiter.receipt)
+                else:
+                    waiter.future.set_exception(truncated(self._context.name, self._outcome_of_truncated))
+            self._forget(done)
+        self._batcher.committed()
+
+    def _forget(self, index: int) -> None:
+        self._batcher.done(index)
+        self.uncommitted_bytes -= self._sizes.pop(index, 0)
+
+    def lost_leadership(self) -> None:
+        """Refuse what is not proposed yet; what is proposed waits for its commit or truncation."""
+        self._copies.lost_leadership()
+        self._batcher.reject_all(not_leader(self._context.name, outcome="not_applied"))
+
+    def failed(self, error: Exception) -> None:
+        """Fail everything: what was proposed may be on other replicas, and this one will not learn it."""
+        self.lost_leadership()
+        for waiters in self.waiters.values():
+            for waiter in waiters:
+                fail(waiter.future, Problem("outcome_unknown", f"this replica has stopped: {error}"))
+        self.waiters.clear()
+
+    def expire(self, *, older_than_s: float) -> None:
+        """Fail appends that have waited longer for their commit: whether it comes is not known yet."""
+        latest = self._loop.time() - older_than_s
+        self._copies.expire(latest_s=latest)
+        if not self.waiters:
+            return
+        for waiters in list(self.waiters.values()):
+            for waiter in waiters:
+                if waiter.since_s <= latest:
+                    detail = f"not committed within {older_than_s:g} s: a majority does not answer"
+                    fail(waiter.future, Problem("outcome_unknown", detail))
+
+    def picture(self) -> tuple[object, ...]:
+        """Return everything that an append could leave behind here, for comparison."""
+        return dict(self.waiters), dict(self._sizes), self.uncommitted_bytes, self._batcher.picture()
+
+    # -- proposing -------------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """Raise `Problem` while the storage, or this partition, takes no further appends."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        used = self.uncommitted_bytes + self._batcher.size_bytes
+        if used > UNCOMMITTED_BYTES:
+            raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
+
+    def _check_and_flush(self, *, even_if_full: bool = False) -> None:
+        """Prepare for a batch that does not go through the batcher."""
+        if not even_if_full:
+            self.check_room()
+            self._copies.check()
+        if self._batcher:
+            # They came first: no batch overtakes them or moves the end that one of them was checked against.
+            self._batcher.flush()
+            self._context.check_leads()
+
+    def _append(
+        self, frame: bytearray | memoryview, count: int, *, even_if_full: bool = False
+    ) -> asyncio.Future[Receipt]:
+        self._check_and_flush(even_if_full=even_if_full)
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        self.propose(frame, [(future, count)], copied=True)
+        return future
+
+    def propose(
+        self,
+        frame: bytearray | memoryview,
+        appends: Appends,
+        *,
+        copied: bool = False,
+        opens_segment: bool = False,
+    ) -> int:
+        """Propose an entry and return its index. Each of `appends` is resolved when it is committed.
+
+        With `copied` they are resolved only when the entry has the copies that the topic asks for.
+
+        Raises:
+            Problem: when this replica does not lead, or the entry is too large or one too many. Then nothing
+                was proposed.
+        """
+        context = self._context
+        offset = context.log.next_offset
+        # The waiters are there before the proposal: with one voter the commit may follow within it.
+        index, term = context.log.last_index + 1, context.replica.core.term
+        waiters = []
+        now_s = self._loop.time()
+        for future, count in appends:
+            waiters.append(Waiter(future, Receipt(context.number, offset, count), term, now_s, copied=copied))
+            offset += count
+        self.waiters[index] = waiters
+        self._sizes[index] = len(frame)
+        self.uncommitted_bytes += len(frame)
+        try:
+            placed = context.driver.propose(context.replica, frame, opens_segment=opens_segment)
+        except Exception as error:
+            # It was not proposed: the next batch has this place, and its own waiters.
+            self.waiters.pop(index, None)
+            self._forget(index)
+            match error:
+                case TooMuchUncommitted():
+                    raise too_much_uncommitted(
+                        context.name, error.uncommitted_bytes, error.limit_bytes
+                    ) from None
+                case EntryTooLarge():
+                    raise entry_too_large(context.name, error.entry_bytes, error.limit_bytes) from None
+                case NotLeader():  # as when it is handing over
+                    raise not_leader(context.name, outcome="not_applied") from None
+            raise
+        assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
+        self.appended_batches += 1
+        return index
+
+    def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:
+        index = self.propose(frame, appends, copied=True)
+        return index if index > self._context.committed_index else None
+
+    def _closed(self) -> Problem | None:
+        context = self._context
+        return None if context.leads else not_leader(context.name, outcome="not_applied")

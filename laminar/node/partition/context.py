@@ -1,0 +1,75 @@
+"""One replica of a partition as its parts see it: its name, log, driver, derived state and Raft replica.
+
+The parts of a `Partition` share this value, so that none of them knows the others or the whole. It decides
+whether this replica leads, and nothing else.
+"""
+
+from __future__ import annotations
+
+from laminar.log.partition_log.log import Log
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.replica import Replica
+from laminar.node.partition.problems import not_leader
+from laminar.node.partition.state.state import PartitionState
+
+
+class PartitionContext:
+    """A replica of partition `number` of `topic`; `replica` is set before use."""
+
+    __slots__ = ("driver", "log", "name", "number", "replica", "state", "topic")
+
+    replica: Replica
+
+    def __init__(self, *, topic: str, number: int, driver: Driver, log: Log) -> None:
+        self.topic = topic
+        self.number = number
+        self.name = f"{topic}/{number}"
+        self.driver = driver
+        self.log = log
+        self.state = PartitionState(log.start.index)
+
+    @property
+    def committed_index(self) -> int:
+        """Index of the last entry that this replica knows to be committed."""
+        return self.state.committed_index
+
+    @property
+    def start_offset(self) -> int:
+        """Offset of the earliest record that is still there."""
+        return self.log.start.offset
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last record that this replica knows to be committed."""
+        index = self.state.committed_index
+        start = self.log.start
+        return start.offset if index == start.index else self.log.index_entry(index).next_offset
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the derived state covers every entry of the log; not while damage leaves some out."""
+        return not self.state.left_out
+
+    @property
+    def leads(self) -> bool:
+        """Whether appends are taken here: not while the state covers the log in part only."""
+        return self.replica.core.is_leader and self.replica.failure is None and self.is_whole
+
+    @property
+    def voters(self) -> int:
+        """Number of voters of the group."""
+        return len(self.replica.configuration.voters)
+
+    def check_leads(self) -> None:
+        """Raise 503 `not_leader` where only the leader can answer, and look for a leader soon."""
+        if not self.leads:
+            self.driver.wanted(self.replica)
+            raise not_leader(self.name, outcome="not_applied")
+
+    def hears(self, member: int) -> bool:
+        """Return, as the leader, whether this member's replica was heard lately; True for this replica."""
+        return self.driver.hears(self.replica, member)
+
+    def now_ms(self) -> int:
+        """Return the wall clock, or the last append time where the clock has gone back behind it."""
+        return max(self.replica.wall_ms(), self.log.last_append_time_ms)

@@ -1,0 +1,98 @@
+"""The start of a partition's log: how far it may move, and the `log_start` entry that moves it everywhere.
+
+The leader proposes the entry, which carries the derived state, and each replica moves its own start once the
+entry is committed there. It decides where a log may begin; which records are expired is `retention`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from laminar.log.format.index_entry import IndexEntry
+from laminar.node.consensus.log_start import LogStartRecord
+from laminar.node.partition.append_path import AppendPath
+from laminar.node.partition.context import PartitionContext
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.derived_state import encode_state
+
+# A start that deletes so much of the segment that is written to ends that segment.
+WORTH_A_SEGMENT = 1024 * 1024
+
+
+class StartMover:
+    """Moves the start of one replica's log."""
+
+    def __init__(self, context: PartitionContext, appends: AppendPath) -> None:
+        self._context = context
+        self._appends = appends
+
+    def carry_out(self) -> None:
+        """Move the log's start to where the last committed `log_start` entry says, if that is due.
+
+        Not in a log that failed: the entry is read again when the log is opened again. The entry, which
+        carries the derived state, is durable before the start is: the journal's order sees to that.
+        """
+        log, state = self._context.log, self._context.state
+        due = state.due_start
+        if due is None or log.failure is not None:
+            return
+        _, record = due
+        state.due_start = None
+        # One that was carried out before a restart changes nothing.
+        if record.index > log.start.index:
+            log.set_start(index=record.index, term=record.term, offset=record.offset, time_ms=record.time_ms)
+
+    async def index_before(self, offset: int) -> int:
+        """Return the index of the last committed entry whose records all lie before `offset`."""
+        context = self._context
+        index = await context.log.find_offset(offset)
+        if index is None:
+            return context.log.start.index if offset <= context.start_offset else context.committed_index
+        return min(index - 1, context.committed_index)
+
+    def limit(self, index: int) -> int:
+        """Return the highest entry up to `index` that the log may begin after, as far as is known here.
+
+        A damaged entry does not say where it ends, and staged batches stay together with their commit.
+        """
+        log, stages = self._context.log, self._context.state.stages
+        lowest = log.start.index
+        while index > lowest:
+            whole = stages.start_limit(index)
+            if whole == index and log.term(index) is not None:
+                return index
+            index = min(whole, index - 1)
+        return lowest
+
+    def propose(self, index: int) -> asyncio.Future[Receipt]:
+        """Propose that all replicas delete entry `index`, which is committed, and all before it. Leader only.
+
+        The future is resolved when this is committed and carried out here; its receipt's offset means
+        nothing.
+        """
+        context = self._context
+        context.check_leads()
+        log = context.log
+        assert log.start.index < index <= context.committed_index and self.limit(index) == index, (
+            f"a start after {index} of {log!r}, committed {context.committed_index}"
+        )
+        row = log.index_entry(index)
+        record = LogStartRecord(
+            index=index,
+            term=row.term,
+            offset=row.next_offset,
+            time_ms=row.append_time_ms,
+            configuration=context.replica.configuration_record,
+            state=encode_state(context.state.state()),
+        )
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        self._appends.propose(record.frame(), [(future, 0)], opens_segment=self._is_worth_a_segment(row))
+        return future
+
+    def _is_worth_a_segment(self, row: IndexEntry) -> bool:
+        """Return whether the segment that is written to should end, as so much of it is deleted.
+
+        If nothing in it lies after this entry, its files go at once, otherwise with the next start.
+        """
+        log = self._context.log
+        return row.index >= log.segment_first_indexes[-1] and row.position + row.size >= WORTH_A_SEGMENT
