@@ -190,13 +190,18 @@ async def embed(
     start_timeout_s: float = START_TIMEOUT_S,
     **settings: str | float | tuple[str, ...],
 ) -> AsyncIterator[EmbeddedNode]:
-    """A node with its data in `path`, in this loop, for the length of a block.
+    """Run a node with its data in `path`, in this loop, for the length of a block.
 
-    Any free loopback `port` is taken unless one is given. `settings` are a node's, by name, without those of
+    Any free loopback port is taken unless `port` is given. `settings` are a node's, by name, without those of
     processes (`data`, `shards`, `pin`, `log_level`, `log_format`); `default_replicas` is 1 here. What is
-    acknowledged is durable, also if the block never ends. Raises `NodeFailed`, also at the block's end if the
-    node failed in it; `SettingsError`, `IdentityError` or `StorageError` for a folder that can't be used;
-    `OSError` for a port that is taken.
+    acknowledged is durable, also if the block never ends.
+
+    Raises:
+        NodeFailed: the node could not start, or, at the block's end, it failed meanwhile.
+        SettingsError: a setting is unknown or wrong.
+        IdentityError: the folder is another node's, or in use.
+        StorageError: the folder's data cannot be recovered.
+        OSError: the port is taken.
     """
     chosen = _settings(settings | {"data": os.fspath(path), "port": port})
     if not __debug__:

@@ -261,7 +261,7 @@ class Api:
         return topic in self._host.view.topics()
 
     async def _look_again(self, request: Request, operation: str, params: dict[str, str]) -> Response:
-        """A topic not heard of may be new: 404 is said only with a view that is up to date."""
+        """Handle a request for an unknown topic once the view is up to date: only then is it 404."""
         await self._host.refresh_view()
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer

@@ -1,5 +1,6 @@
-"""The members of a shard's partitions for `consensus.lost_majority`: those that must answer before a group is
-released, as the catalog's leader knows them.
+"""Members of a shard's partitions, by the catalog: those that must answer before a group is released.
+
+See `laminar.node.consensus.lost_majority`.
 """
 
 from __future__ import annotations

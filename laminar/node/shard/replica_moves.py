@@ -53,7 +53,7 @@ def next_step(
     caught_up: Callable[[int], bool],
     hears: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
-    """The group's next configuration on the way to the wanted placement; None: nothing to do now.
+    """Return the next configuration on the way to the wanted placement; None if nothing is to be done.
 
     Dead or lost: remove, add, promote; moved: add, promote, remove. `hears`: whether the leader hears a
     majority of its voters. Where it would not without one that is thought dead, another must be dead too, and

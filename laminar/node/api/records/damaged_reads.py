@@ -80,7 +80,7 @@ async def elsewhere(
 def without_bad_batches(
     frames: Sequence[Buffer], offset: int, *, read: Callable[[Sequence[Buffer], int], object], skip: bool
 ) -> tuple[list[Buffer], int, list[str]]:
-    """The first run of batches that can be read, where it begins, and the ranges of offsets before it.
+    """Return the first run of readable batches, where it begins, and the ranges of offsets before it.
 
     A bad batch has whole checksums and a body that disagrees with itself: its producer wrote it so. `read`
     makes of batches what was asked for, from an offset on, or raises `BatchError`. With `skip` bad batches at
