@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from laminar.node.api.records import append as append_module
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.receipts import Receipt, Waiter
 from laminar.node.partition.state.producers import REMEMBERED_BATCHES, Producers
 from laminar.node.transport.transport import Address, RemoteError, TcpAddress
 from tests.node.alone import lone_partition
@@ -156,17 +155,13 @@ async def test_a_truncated_append_is_surely_gone_only_of_three(
     members = ConfigurationRecord(voters=tuple((number + 1, "here") for number in range(voters)))
     async with lone_partition(tmp_path, voters=members) as partition:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        partition.appends.waiters[2] = [_waiter(future)]
+        partition.appends.waiters[2] = [Waiter(future, Receipt(0, 0, 1), term=1, since_s=0.0)]
 
         partition.truncated(2)
 
         error = future.exception()
         assert isinstance(error, Problem)
         assert outcome == error.outcome
-
-
-def _waiter(future: asyncio.Future[Receipt]) -> Any:
-    return SimpleNamespace(future=future, receipt=Receipt(0, 0, 1), term=1, since_s=0.0)
 
 
 async def test_a_batch_does_not_overtake_what_stands_at_the_door(tmp_path: Path) -> None:
