@@ -8,6 +8,7 @@ import pytest
 
 from laminar.node.catalog.controller import Controller
 from laminar.node.catalog.service import DeleteTopicRequest, TopicRequest
+from laminar.node.transport.rpc import PeerLost
 from membership.catalog import NotCatalogLeader
 from raft.values import Role
 from tests.sim.scene import Scene
@@ -71,4 +72,37 @@ def test_who_knows_no_leader_asks_the_others_and_has_its_request_carried_out_onc
     answer = world.loop.run_until_complete(service.ask(DeleteTopicRequest("soon-gone", None)))
 
     assert answer.result is not None and "deleted" == answer.result.outcome, answer
+    world.close()
+
+
+def test_who_lost_an_answer_does_not_take_its_own_work_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader's connection ends behind a deletion. Asked again it says that there is no such topic: that
+    may be the deletion's own doing, so its outcome is unknown.
+    """
+    own = Scene(84, topic_settings={})
+    world = own.world
+    world.loop.run_for(5.0)
+    leader = world.catalog_leader()
+    assert leader is not None
+    asker = next(each.controller for each in world.up if each is not leader[0])
+    assert asker is not None
+    for name in ("gone", "there"):
+        asked = TopicRequest(name, partitions=1, replicas=3, settings={})
+        world.loop.run_until_complete(asker.service.ask(asked))
+    call = asker.transport.call
+    lost: list[bytes] = []
+
+    async def answer_lost(address: Any, method: str, payload: bytes, **more: Any) -> bytes:
+        answer = await call(address, method, payload, **more)
+        if method == "catalog" and not lost:
+            lost.append(answer)
+            raise PeerLost("the connection ended", sent=True)
+        return answer
+
+    monkeypatch.setattr(asker.transport, "call", answer_lost)
+    answer = world.loop.run_until_complete(asker.service.ask(DeleteTopicRequest("gone", None)))
+    assert lost and "unknown" == answer.error, answer
+    lost.clear()
+    answer = world.loop.run_until_complete(asker.service.ask(TopicRequest("there", 1, 3, {})))
+    assert lost and answer.result is not None and "exists" == answer.result.outcome, answer
     world.close()

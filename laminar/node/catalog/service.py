@@ -18,6 +18,7 @@ from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
+from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
 from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
@@ -158,6 +159,14 @@ def decode_answer(payload: bytes) -> CatalogAnswer:
     return _answer_decoder.decode(payload)
 
 
+def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
+    """Return the answer, but an unknown outcome for a refusal that a lost try may have caused."""
+    if not lost or answer.result is None or answer.result.outcome not in ("absent", "conflict"):
+        return answer
+    detail = f"an earlier try may have been carried out; now: {answer.result.detail or answer.result.outcome}"
+    return CatalogAnswer(error="unknown", detail=detail)
+
+
 class CatalogService:
     """Carries out catalog requests on the leader, or forwards them to it."""
 
@@ -204,10 +213,11 @@ class CatalogService:
         deadline = began + LEADER_WAIT_S
         named = ""
         others: list[str] = []
+        lost = False
         while True:
             leader: str | None = None
             try:
-                return await self._perform(request)
+                return _doubted(await self._perform(request), lost)
             except NotCatalogLeader as error:
                 leader = error.leader
             except OutcomeUnknown as error:
@@ -219,9 +229,14 @@ class CatalogService:
                 leader = named or (await self._who_leads(others.pop()) if others else "")
                 named = ""
             if leader and leader != self._directory.node:
-                answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
+                answer = None
+                try:
+                    answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
+                except TransportError as error:
+                    # Requests compare and set, so asking again is safe, but a refusal is doubtful then.
+                    lost |= not isinstance(error, PeerLost) or error.sent
                 if answer is not None and answer.error != "no_leader":
-                    return answer
+                    return _doubted(answer, lost)
                 named = answer.leader if answer is not None and answer.leader != leader else ""
             if loop.time() >= deadline:
                 return CatalogAnswer(error="no_leader", detail="the catalog has no leader now")
@@ -237,7 +252,10 @@ class CatalogService:
         It is asked by a question alone. A request that is abandoned before its answer may be carried out all
         the same; sent once more it would find its own work done: that there is no such topic, say.
         """
-        answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
+        try:
+            answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
+        except TransportError:
+            return ""
         if answer is None:
             return ""
         return answer.leader if answer.error else node
@@ -249,12 +267,7 @@ class CatalogService:
         if address is None:
             return None
         payload = encode_request(request, passed_on=True)
-        try:
-            answer = await self._transport.call(address, "catalog", payload, timeout=timeout_s)
-        except TransportError as error:
-            # Catalog requests are idempotent (they compare and set), so asking again is safe.
-            return CatalogAnswer(error="no_leader", detail=str(error))
-        return decode_answer(answer)
+        return decode_answer(await self._transport.call(address, "catalog", payload, timeout=timeout_s))
 
     async def _perform(self, request: CatalogRequest) -> CatalogAnswer:
         catalog = self._group.catalog

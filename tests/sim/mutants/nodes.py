@@ -133,6 +133,16 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "who lost an answer takes its own work for a refusal",
+        "laminar.node.catalog.service:_doubted",
+        "if not lost or",
+        "if True or",
+        tests=(
+            "tests/sim/test_placement.py::test_who_lost_an_answer_does_not_take_its_own_work_for_a_refusal",
+        ),
+        tests_only=True,
+    ),
+    case(
         "a replica that is made takes back what is changed in the manifest meanwhile",
         "laminar.node.shard.reconcile:Reconciler._make",
         "change_manifest(lambda known: [*known, *entries])",
