@@ -1,4 +1,4 @@
-"""The log's storage: segments, index, the shard's journal, checkpoints, recovery, the disk's door.
+"""The storage of logs: segments, index, the shard's journal, checkpoints, recovery.
 
 `open_log` and `open_folder` are the door for a user's own program: logs without server or cluster. `Storage`
 and `Log` are what a node's driver uses; `recover_node` runs once at its start, before any loop.

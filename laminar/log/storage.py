@@ -1,9 +1,9 @@
 """A shard's storage: its logs, its hard states, and the one journal that makes both durable.
 
-The loop records changes, `GroupCommit` makes them durable in the journal's thread, and the segments follow
-in the writer's thread, with checkpoints in the background. Here the parts are put together: the registry of
-logs and hard states, what happens to a log that fails, and how it all ends. It does not know Raft: what must
-be durable before which message leaves is the driver's to say, by waiting for `sync`.
+The loop records changes, `GroupCommit` makes them durable in the journal's thread, and the segments follow in
+the writer's thread, with checkpoints in the background. The parts are put together here: the registry of logs
+and hard states, what happens to a log that fails, and how it all ends. It does not know Raft: what must be
+durable before which message leaves is the driver's decision, which it makes by waiting for `sync`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from laminar.log.partition_log.readers import SegmentReader
 from laminar.log.recovery.store import Recovered, recover_store
 from laminar.log.segment.log_files import LogFiles
 
-# The folder has the log's id (16 digits) behind it; a topic of 200 characters and its partition fit.
+# The directory's name ends in the log's id (16 digits); a topic of 200 characters and its partition fit.
 _MAX_NAME_BYTES = 220
 
 
 class Storage:
-    """See the module. Made by `open`; call it from the loop's thread only."""
+    """The storage of one shard, or of a folder of logs. Made by `open`; the loop's thread only."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class Storage:
         # Replicas whose newest hard state may be gone: they must neither vote nor answer.
         self.lost_hard_states: set[int] = recovered.lost_hard_states
         self.manifest: Manifest = recovered.manifest
-        # Told once, on the loop, when the journal cannot be trusted any more: the process must end.
+        # Called once, on the loop, when the journal cannot be trusted any more: the process must end.
         self.on_failure: Callable[[BaseException], None] | None = None
-        # Told on the loop when a segment failed: that log takes no change any more, all others go on.
+        # Called on the loop when a segment failed: that log takes no more changes, all others
+        # continue.
         self.on_log_failure: Callable[[Log], None] | None = None
         self._changes = recovered.changes
         self._journal = recovered.journal
@@ -101,10 +102,10 @@ class Storage:
             on_failed=partial(self._request_retry, "checkpoint"),
             on_bug=self._commits.fail_process,
         )
-        # Of what could not be made: "checkpoint", "spare" (the next journal file), "segments".
+        # Retries what could not be made: "checkpoint", "spare" (the next journal file), "segments".
         self._retries = DiskFullRetry(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
         self._damage = DamageRegistry(self._executor.run_in_writer)
-        # Finds rot before anybody reads it; whoever has a loop to spare lets it `run` there.
+        # Finds damage before a reader does; its owner lets it `run` where it has time to spare.
         self.scrubber = Scrubber(
             self.logs.values, damage_registry=self._damage, readers=recovered.readers, settings=settings
         )
@@ -126,10 +127,13 @@ class Storage:
         readers: Executor | None = None,
         forget: bool = False,
     ) -> Storage:
-        """Lock and recover a home (a new one is made where there is none). Blocks; needs no loop.
+        """Lock and recover a store directory (a new one is made if missing). Blocks; needs no loop.
 
-        `rng` seeds generations and log ids: leave it out in production. `forget` as in `recover_store`.
-        Raises `StorageError`.
+        `rng` seeds generations and log ids: leave it out in production. `forget` as in
+        `recover_store`.
+
+        Raises:
+            StorageError: It cannot be recovered.
         """
         settings = settings or StorageSettings()
         rng = rng or random.SystemRandom()
@@ -142,7 +146,10 @@ class Storage:
     # Logs
 
     def create_log(self, name: str, log_id: int | None = None, *, policy: FlushPolicy = COMMIT) -> Log:
-        """A new, empty log. It has no files before its first entry, and is durable with the next `sync`."""
+        """Make an empty log, durable with the next `sync`.
+
+        It has no files before its first entry.
+        """
         assert name and "/" not in name and len(name.encode()) <= _MAX_NAME_BYTES, f"a log named {name!r}"
         if log_id is None:
             log_id = self._rng.getrandbits(63)
@@ -160,9 +167,11 @@ class Storage:
         return log
 
     async def set_policy(self, log: Log, policy: FlushPolicy) -> None:
-        """Change a log's flush policy in place; durable when it returns. Appends go on meanwhile.
+        """Change a log's flush policy; durable on return. Appends continue meanwhile.
 
-        Raises `StorageError`: the log has failed, or is gone (`LogRemoved`), or the storage is closed.
+        Raises:
+            StorageError: The log has failed, or was removed (`LogRemoved`), or the storage is
+                closed.
         """
         if self.logs.get(log.log_id) is not log:
             raise LogRemoved(f"{log!r} is deleted or replaced")
@@ -171,7 +180,7 @@ class Storage:
         await self.sync()
 
     def sync_log(self, log: Log) -> asyncio.Future[None]:
-        """As `sync`; fails with what made the log fail, where it has."""
+        """Return a future like that of `sync`, which fails with the log's failure if it has one."""
         if log.files.failure is None:
             return self.sync()
         future = self._commits.loop().create_future()
@@ -179,10 +188,10 @@ class Storage:
         return future
 
     def delete_log(self, log_id: int, *, replica_id: int = 0) -> asyncio.Future[None]:
-        """Forget a log; its files go to the trash. Done when that is durable.
+        """Delete a log; its files go to the trash. Done when that is durable.
 
-        With `replica_id` the term and vote of a replica that is no more are forgotten too: only for one of a
-        group that was deleted as a whole, as it could vote anew.
+        With `replica_id` the term and vote of a removed replica are deleted too: only if its group
+        was deleted as a whole, as it could vote again.
         """
         log = self.logs.pop(log_id)
         log.detach()
@@ -196,10 +205,10 @@ class Storage:
         return self.sync()
 
     def replace_log(self, old_log_id: int, new: Log) -> asyncio.Future[None]:
-        """Let `new` stand for the old log from one record on; done when that is durable.
+        """Replace the old log by `new` from one record on; done when that is durable.
 
-        A crash before it leaves both logs as they were. Until the manifest names the new id, `resolve`
-        leads from the old one to it. The replica's mark and incarnation go with it.
+        A crash before it leaves both logs as they were. Until the manifest names the new id,
+        `resolve` maps the old one to it. The replica's recovery state and incarnation are taken over.
         """
         assert self.logs.get(new.log_id) is new, f"{new!r} is not of this storage"
         old = self.logs.pop(old_log_id)
@@ -214,14 +223,14 @@ class Storage:
         return self.sync()
 
     def resolve(self, log_id: int) -> int:
-        """The id of the log that stands for `log_id` by now."""
+        """Return the id of the log that has replaced `log_id`, or `log_id`."""
         return self._writer.replaced.get(log_id, log_id)
 
     @property
     def on_damage(self) -> Callable[[Log, DamagedRange], None] | None:
-        """Told of each damaged range once, on the loop, when a read or the scrubber finds it.
+        """Called once for each damaged range, on the loop, when a read or the scrubber finds it.
 
-        Bytes from a replica that is whole go to `Log.repair`.
+        Bytes from an intact replica go to `Log.repair`.
         """
         return self._damage.on_damage
 
@@ -232,7 +241,7 @@ class Storage:
     # Hard states
 
     def record_hard_state(self, replica_id: int, *, term: int, vote: int) -> None:
-        """Let the next frame carry a replica's term and vote; durable when a later `sync` is done."""
+        """Record a replica's term and vote for the next frame; durable when a later `sync` is done."""
         state = HardState(term, vote)
         self.hard_states[replica_id] = state
         self._changes.record(
@@ -244,20 +253,19 @@ class Storage:
     # Group commit
 
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
-        """Done when everything recorded before this call counts: when it is durable, and batches of
-        `interval` logs, where nothing else goes with them, when they are written. With `durable` these are
-        synced too.
+        """Return a future that is done when everything recorded before this call counts.
 
-        Each call has a future of its own.
+        That is when it is durable; batches of `interval` logs, if nothing else goes with them, when
+        they are written. With `durable` these are synced too. Each call has a future of its own.
         """
         return self._commits.sync(durable=durable)
 
     def _hand_over(self, gathered: list[Frame]) -> None:
-        """In the journal's thread."""
+        """Hand durable frames to the segment writer. The journal's thread."""
         self._executor.post_to_writer(partial(self._write_segments, gathered))
 
     def _write_segments(self, gathered: list[Frame]) -> None:
-        """In the writer's thread."""
+        """Write frames into their segments. The segment writer's thread."""
         actions = [action for frame in gathered for _, _, action in frame.taken]
         size = sum(frame.place.size for frame in gathered)
         place, done = gathered[-1].place, partial(self._commits.written, gathered)
@@ -270,7 +278,7 @@ class Storage:
             self._checkpoints.request()
 
     def _prepare_spare(self) -> None:
-        """From any thread."""
+        """Make the next journal file ready. Any thread."""
 
         def prepare() -> None:
             self._journal.prepare_spare()
@@ -280,11 +288,11 @@ class Storage:
         self._executor.post_to_background(prepare)
 
     def _request_retry(self, what: str) -> None:
-        """From any thread: it could not be made, and no frame may come that would ask for it again."""
+        """Retry what could not be made: no frame may arrive that would trigger it. Any thread."""
         self._commits.call_on_loop(partial(self._retries.request, what))
 
     def _try_again(self, lacks: set[str]) -> None:
-        """On the loop."""
+        """Begin again what is missing. The loop's thread."""
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
         if "segments" in lacks:
@@ -293,12 +301,12 @@ class Storage:
             self._executor.after_synced_frames(self._checkpoints.request)
 
     def _resume_segments(self) -> None:
-        """In the writer's thread."""
+        """Continue with segments that waited for room. The segment writer's thread."""
         if not self._writer.resume():
             self._request_retry("segments")
 
     def _failed(self, error: BaseException) -> None:
-        """On the loop, once."""
+        """Fail everything that waits. The loop's thread, once."""
         self._executor.fail_all(error)
         self._retries.close()
         if self.on_failure is not None:
@@ -307,37 +315,39 @@ class Storage:
     # A segment that failed
 
     def _segment_failed(self, files: LogFiles) -> None:
-        """In the thread where it happened."""
+        """Stop the log whose segment failed. The thread where it happened."""
         self._commits.call_on_loop(partial(self._stop_log, files))
 
     def _stop_log(self, files: LogFiles) -> None:
-        """On the loop: from now on the log refuses every change. When the last one has passed the writer,
-        checkpoints go on.
+        """Report a failed log, which refuses every change from now on. The loop's thread.
+
+        When its last record has passed the writer, checkpoints continue.
         """
         log = self.logs.get(files.log_id)
         if log is None or log.files is not files:
             return
         if self.on_log_failure is not None:
             self.on_log_failure(log)
-        self.sync(durable=True).add_done_callback(partial(self._let_rest, files.log_id))
+        self.sync(durable=True).add_done_callback(partial(self._resume_checkpoints, files.log_id))
 
-    def _let_rest(self, log_id: int, synced: asyncio.Future[None]) -> None:
+    def _resume_checkpoints(self, log_id: int, synced: asyncio.Future[None]) -> None:
         if not synced.cancelled() and synced.exception() is None:
-            self._executor.after_synced_frames(partial(self._checkpoints.at_rest, log_id))
+            self._executor.after_synced_frames(partial(self._checkpoints.resume_after_failure, log_id))
 
     # Everything else
 
     async def write_manifest(self, entries: Sequence[ReplicaEntry], *, known: bool | None = None) -> None:
-        """Replace the manifest; durable when it returns. `known` as in `Manifest.replace`."""
+        """Replace the manifest; durable on return. `known` as in `Manifest.replace`."""
         written = list(entries)
         await self.change_manifest(lambda entries: written, known=known)
 
     async def change_manifest(
         self, change: Callable[[list[ReplicaEntry]], list[ReplicaEntry]], *, known: bool | None = None
     ) -> None:
-        """As `write_manifest`, with what `change` makes of the entries as they are when they are written.
+        """Replace the manifest with what `change` makes of the entries when they are written.
 
-        For who does not know of other changes that are under way. `change` is called in the writer's thread.
+        For callers that do not know of other changes in progress. `change` is called in the writer's
+        thread.
         """
 
         def write() -> None:
@@ -350,14 +360,18 @@ class Storage:
         await self._executor.run_in_writer(write)
 
     async def checkpoint(self) -> None:
-        """Make a checkpoint of everything that is in its segment by now. Raises `DiskError`."""
+        """Make a checkpoint of everything that is in its segment by now.
+
+        Raises:
+            DiskError: It cannot be made.
+        """
         await self._executor.submit(self._checkpoints.request)
 
     def write_log_document(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
-        """Replace a document in a log's folder, beside its segments; done when it is durable.
+        """Replace a document in a log's directory, beside its segments; done when it is durable.
 
-        It goes where the log goes. Written in the background, so in no order with what is recorded. Fails
-        with `DiskError`, also when the log is gone meanwhile.
+        It is moved and deleted with the log. Written in the background, so in no order with what is
+        recorded. The future fails with `DiskError`, also if the log was removed meanwhile.
         """
         files = log.files
         return self._executor.run_in_background(
@@ -366,14 +380,12 @@ class Storage:
 
     @property
     def journal_files(self) -> tuple[int, int]:
-        """Journal files that no checkpoint covers (the present one among them), and from how many on
-        `refusal` names the journal.
-        """
+        """Number of journal files not covered by a checkpoint, and the number at which to refuse."""
         return self._journal.files, self._settings.max_journal_files
 
     @property
     def refusal(self) -> str | None:
-        """Why new records should be refused for now: "disk" (full), "journal" (too long); else None."""
+        """Why new records should be refused now: "disk" (full), "journal" (too long); else None."""
         if self._journal.starved or self._writer.is_full:
             return "disk"
         if self._journal.files >= self._settings.max_journal_files:
@@ -381,7 +393,7 @@ class Storage:
         return None
 
     def statistics(self) -> dict[str, int]:
-        """Counters and gauges, cheap enough for every scrape."""
+        """Return counters and gauges, cheap enough for every scrape."""
         return {
             **{f"journal_{name}": value for name, value in self._journal.statistics().items()},
             **self._commits.statistics(),
@@ -399,7 +411,7 @@ class Storage:
         }
 
     async def close(self) -> None:
-        """Sync what is recorded, make a last checkpoint, and let go of files and lock."""
+        """Sync what is recorded, make a last checkpoint, and release files and lock."""
         if self._commits.closed:
             return
         try:
@@ -412,10 +424,10 @@ class Storage:
         except StorageError:
             pass  # what is durable is in the journal; the next start reads it from there
         finally:
-            # Also when it is cancelled: threads and locks of a storage that nobody has would stay for ever.
+            # Also if cancelled: threads and locks of an unreachable storage would stay for ever.
             self._commits.close()
             self._retries.close()
-            # The end of a checkpoint comes back from the background by way of the other two.
+            # The end of a checkpoint comes back from the background through the other two.
             for worker in (self._background, self._journal_worker, self._writer_worker):
                 worker.close()
             self._recovered.close()

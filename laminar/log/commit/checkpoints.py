@@ -1,22 +1,21 @@
-"""How a checkpoint is made while commits and segments go on.
+"""Checkpoints that run beside commits and segment writes.
 
-Three steps. *Begin*, in the writer's thread and between two frames: a picture of all logs, and the list of
-what was written and not synced. *Sync and write*, in a thread of its own: those files and directories, then
-the document. *End*, in the writer's thread again: what could not be done is dirty once more. One checkpoint
-at a time; what asks for one while it runs gets the next.
+Three steps. *Begin*, in the writer's thread and between two frames: capture the state of all logs, and the
+list of what was written and not synced. *Sync and write*, in the background: those files and directories,
+then the document. *End*, in the writer's thread again: what could not be synced is dirty once more. One
+checkpoint at a time; a request made while it runs gets the next.
 
-The rule by which the picture may be older than the files: a checkpoint names what was in the files when the
-picture was taken, and every byte of that was written before the syncs began. What the writer does to the
-files meanwhile comes from records of a higher LSN that are durable in the journal already (journal first),
-and the journal from the picture's place on is kept. So a truncation or deletion in between takes away only
-what a later record takes away again when recovery replays it: the same disk as if it had come just behind
-the checkpoint.
+Why the captured state may be older than the files: a checkpoint names what was in the files when the state
+was captured, and every byte of that was written before the syncs began. What the writer does to the files
+meanwhile comes from records of a higher LSN that are durable in the journal already (journal first), and the
+journal from the captured place on is kept. So a truncation or deletion in between removes only what a later
+record removes again when recovery replays it: the same disk as if it had come just after the checkpoint.
 
-A log whose segment failed stays in the picture as the last durable checkpoint had it, and its records since
-then are carried forward: written again into new frames, before the document, tagged with the picture's LSN.
+A log whose segment failed stays in the checkpoint as the last durable one had it, and its records since then
+are carried forward: written again into new frames, before the document, tagged with the checkpoint's LSN.
 They count only for a recovery that begins at this very checkpoint; from an older one it reads the originals.
-This needs the log to be at rest, so no checkpoint begins between a failure and the moment when the last
-record of that log has passed the writer.
+This needs every record of that log to have passed the writer, so no checkpoint begins between a failure and
+that moment.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from laminar.log.format.journal_codec import (
 )
 
 Done = Callable[[StorageError | None], None]
-# What a log's records may be once it is made. Its end is told by the checkpoint, or by a later record.
+# Kinds of records of an existing log. The checkpoint, or a later record, tells its end.
 _OF_LOGS = frozenset(
     (
         RecordKind.FULL,
@@ -63,7 +62,7 @@ _OF_LOGS = frozenset(
 def carried_pieces(
     disk: Disk, store: str, journal: Journal, snapshot: Snapshot, max_bytes: int
 ) -> Iterator[list[Buffer]]:
-    """The parts of the frames to come: heads and payloads of the carried logs' records, in their order."""
+    """Yield the parts of the frames to write: heads and payloads of the carried logs' records."""
     piece: list[Buffer] = []
     room = max_bytes
     for kind, key, payload in _records_of(disk, store, journal, snapshot):
@@ -81,7 +80,10 @@ def carried_pieces(
 def _records_of(
     disk: Disk, store: str, journal: Journal, snapshot: Snapshot
 ) -> Iterator[tuple[RecordKind, int, memoryview]]:
-    """The carried logs' records between two checkpoints, as a recovery from the older one applies them."""
+    """Yield the carried logs' records between two checkpoints.
+
+    They come in the order in which a recovery from the older one applies them.
+    """
     since, until = snapshot.since, snapshot.place
     lsn = since.lsn
     for number in journal_numbers(disk, store):
@@ -119,7 +121,7 @@ def _records_of(
 
 @dataclass(slots=True)
 class _Run:
-    """One checkpoint under way, and who waits for it."""
+    """One checkpoint in progress, and the callbacks that wait for it."""
 
     snapshot: Snapshot
     waiting: list[Done]
@@ -128,7 +130,7 @@ class _Run:
 
 
 class Checkpointer:
-    """Lets one checkpoint at a time go through its steps. Its methods are called in the writer's thread."""
+    """Takes one checkpoint at a time through its steps. Methods are for the writer's thread."""
 
     def __init__(
         self,
@@ -143,9 +145,11 @@ class Checkpointer:
         on_failed: Callable[[], None],
         on_bug: Callable[[BaseException], None],
     ) -> None:
-        """`after_synced_frames` runs work in the writer's thread, after every frame in the journal by then;
-        `on_failed` hears in the writer's thread of one that could not be made; `on_bug` is told of what no
-        checkpoint survives: the process must end.
+        """Make a checkpointer for the logs of `writer`.
+
+        `after_synced_frames` runs work in the writer's thread, after every frame in the journal by
+        then; `on_failed` is called in the writer's thread when a checkpoint could not be made;
+        `on_bug` is called with an error that no checkpoint survives: the process must end.
         """
         self._writer = writer
         self._disk = disk
@@ -160,7 +164,7 @@ class Checkpointer:
         self._waiting: list[Done] = []
 
     def request(self, done: Done | None = None) -> None:
-        """Begin a checkpoint, or let one follow that which runs. `done` is called in the writer's thread."""
+        """Begin a checkpoint, or let one follow that in progress. `done` is called when it ends."""
         if done is not None:
             self._waiting.append(done)
         if self._running:
@@ -170,19 +174,19 @@ class Checkpointer:
         except DiskError as error:
             self._writer.failed_checkpoints += 1
             asked, self._waiting = self._waiting, []
-            for told in asked:
-                told(error)
+            for done in asked:
+                done(error)
             self._on_failed()
             return
         if self._writer.moving:
-            return  # `at_rest` comes back to it
+            return  # `resume_after_failure` comes back to it
         snapshot = self._writer.begin_checkpoint()
         waiting, self._waiting = self._waiting, []
         self._running = True
         self._submit(self._background, self._sync, _Run(snapshot, waiting))
 
-    def at_rest(self, log_id: int) -> None:
-        """No record of this failed log will come any more."""
+    def resume_after_failure(self, log_id: int) -> None:
+        """Continue after the last record of a failed log has passed the writer."""
         self._writer.moving.discard(log_id)
         self.request()
 
@@ -203,7 +207,7 @@ class Checkpointer:
         snapshot = run.snapshot
         self._writer.sync(snapshot)
         if any(log_id not in snapshot.carried for log_id in list(self._writer.failed)):
-            # The picture names what is not durable. The next one will not.
+            # The captured state names what is not durable. The next one will not.
             self._behind_frames(partial(self._put_off, run))
             return
         if snapshot.carried:
@@ -219,7 +223,7 @@ class Checkpointer:
                 return
             self._writer.write_checkpoint(run.snapshot)
         except DiskError as error:
-            # A full or failing disk: `Storage.refusal` names the journal if this goes on.
+            # A full or failing disk: `Storage.refusal` names the journal if this persists.
             self._behind_frames(partial(self._end, run, error))
         else:
             self._behind_frames(partial(self._end, run, None))
@@ -235,15 +239,18 @@ class Checkpointer:
     # In the writer's thread
 
     def _put_off(self, run: _Run) -> None:
-        """A log failed in this very checkpoint: it waits until that log is at rest."""
+        """Begin again, as a log failed in this very checkpoint.
+
+        It waits until the last record of that log has passed.
+        """
         self._writer.end_checkpoint(run.snapshot, written=False)
         self._running = False
         self._waiting = run.waiting + self._waiting
         self.request()
 
     def _end(self, run: _Run, error: DiskError | None) -> None:
-        # Every frame in the journal when this was asked for is applied by now, those before the carried ones
-        # among them.
+        # Every frame in the journal when this was requested is applied by now, those before the
+        # carried ones too.
         if run.carried_to is not None:
             self._writer.passed(run.carried_to)
         self._writer.end_checkpoint(run.snapshot, written=error is None)

@@ -1,8 +1,8 @@
 """The end mark: a small file beside the journal that says how far the journal reaches.
 
 Each frame of a journal vouches for those before it, so nothing in it vouches for the last. The end mark does,
-once the journal is at rest. It lies in a file of its own, so that no damage of the journal's end, however
-long, takes what would tell of it. Two slots are written by turns: a torn write leaves the other.
+once the journal is idle. It is a file of its own, so that no damage to the journal's end, however long,
+removes what would reveal it. Two slots are written in turn: a torn write leaves the other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How far a generation's journal reaches: frames up to `lsn` are written, up to `durable_lsn` synced.
+    """How far a generation's journal reaches: written up to `lsn`, synced up to `durable_lsn`.
 
     `hard_state_lsn`: the last frame among them with hard states. `failed`: a sync failed, so frames above
-    `durable_lsn` may be gone, although nothing but the process has ended.
+    `durable_lsn` may be lost, although nothing but the process has ended.
     """
 
     generation: int
@@ -43,6 +43,7 @@ class End:
     failed: bool = False
 
     def encode(self) -> bytes:
+        """Return the mark as a slot's bytes."""
         flags = _FAILED if self.failed else 0
         lsns = (self.lsn, self.durable_lsn, self.hard_state_lsn)
         packed = _MARK.pack(_MAGIC, _VERSION, flags, 0, self.generation, self.seed, *lsns)
@@ -50,7 +51,7 @@ class End:
 
 
 def decode_end(slot: Buffer) -> End | None:
-    """What a slot holds; None where no whole mark was ever written."""
+    """Return the mark in a slot; None if no whole mark was ever written there."""
     if len(slot) < _MARK.size + _CRC.size:
         return None
     magic, version, flags, _, generation, seed, lsn, durable_lsn, hard_state_lsn = _MARK.unpack_from(slot)
@@ -68,12 +69,14 @@ def decode_end(slot: Buffer) -> End | None:
 
 
 class EndMark:
-    """Writes the end marks of one generation. Opened before the generation's checkpoint is written, and used
-    after: until then the file holds what is known of the generation before.
+    """Writes the end marks of one generation.
+
+    Opened before the generation's checkpoint is written, and used after it: until then the file holds
+    what is known of the generation before.
     """
 
     def __init__(self, disk: Disk, store: str) -> None:
-        """Makes the file where there is none; its name is durable with the next sync of the home."""
+        """Open the file, made if missing; its name is durable with the next sync of the directory."""
         path = os.path.join(store, NAME)
         new = not disk.exists(path)
         self._file = disk.open(path, create=new)
@@ -83,18 +86,19 @@ class EndMark:
         self._slot = 0
 
     def write(self, end: End, *, sync: bool) -> None:
-        """Put `end` in place of the older mark: durable with `sync`, else known as long as memory is kept."""
+        """Replace the older mark: durable with `sync`, else kept as long as memory is."""
         self._file.pwritev([end.encode()], self._slot * BLOCK_SIZE)
         if sync:
             self._file.sync()
         self._slot = (self._slot + 1) % _SLOTS
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def read_slots(disk: Disk, store: str) -> list[bytes]:
-    """The slots as they lie there; what cannot be read is empty."""
+    """Return the slots as stored; an unreadable one is empty."""
     path = os.path.join(store, NAME)
     if not disk.exists(path):
         return []
@@ -114,7 +118,10 @@ def read_slots(disk: Disk, store: str) -> list[bytes]:
 
 
 def read_end(disk: Disk, store: str, *, generation: int, seed: int) -> End | None:
-    """The newest whole mark of this generation; None: its journal was never at rest, or no mark is whole."""
+    """Return the newest whole mark of this generation, or None.
+
+    None: its journal was never idle, or no mark is whole.
+    """
     found = [end for slot in read_slots(disk, store) if (end := decode_end(slot)) is not None]
     ours = [end for end in found if (end.generation, end.seed) == (generation, seed)]
     return max(ours, key=lambda end: (end.lsn, end.durable_lsn, end.failed), default=None)

@@ -1,15 +1,15 @@
-"""Group commit: what a turn of the loop recorded goes to the journal, and its waiters are told.
+"""Group commit: what one turn of the loop recorded goes to the journal together.
 
-A frame that holds nothing but batches of `interval` logs counts when it is written; every other when it is
+A frame that holds only batches of `interval` logs counts when it is written; every other counts when it is
 durable, and with it all frames before. A sync of the former kind follows when the first of its logs is due,
-when a log has too many records that are not synced, or the journal too many bytes.
+when a log has too many unsynced records, or the journal too many unsynced bytes.
 
-What is recorded is cut at the end of the turn and handed to the journal's thread. There everything that was
-handed over during the last sync becomes one frame, so no timer decides how much a sync covers, and the
-thread never waits for the loop between two of them. The loop is told of each synced frame at once; behind
-its back the frames are gathered for the segments' writer.
+What is recorded is collected at the end of the turn and handed to the journal's thread. There everything that
+was handed over during the last sync becomes one frame, so no timer decides how much a sync covers, and the
+thread never waits for the loop between two of them. The loop is notified of each synced frame at once; frames
+are gathered for the segment writer without it.
 
-It knows neither logs nor segments: what a frame's actions mean is its caller's.
+It knows neither logs nor segments: what a frame's actions mean is its caller's concern.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from laminar.log.partition_log.changes import ChangeQueue, Pending, RecordedLog,
 
 @dataclass(slots=True)
 class _PendingGroup:
-    """What was recorded up to the running `number`: its changes, the logs among them, bytes in the queue.
+    """What was recorded up to running `number`: changes, their logs, bytes in the queue.
 
-    `must_sync`: it counts when it is durable. `then_sync`: a sync follows when it counts. `marks_end`: then
-    the end mark is written. The last two also come without changes.
+    `must_sync`: it counts when it is durable. `then_sync`: a sync follows when it counts. `marks_end`:
+    then the end mark is written. The last two also come without changes.
     """
 
     taken: list[Pending]
@@ -47,7 +47,7 @@ class _PendingGroup:
 
 @dataclass(slots=True)
 class Frame:
-    """What a frame held, where it lies, its bytes in the queue and the running number of its last change."""
+    """A journal frame: its changes, its place, its bytes in the queue, its last number."""
 
     taken: list[Pending]
     place: Written
@@ -55,13 +55,14 @@ class Frame:
     number: int
 
 
-# After its last frame a journal counts as busy for so long: between two commits of one client nothing waits.
+# After its last frame a journal counts as busy for this long: between two commits of one client nothing else
+# starts.
 BUSY_S = 0.1
 _NEVER_S = float("inf")
 
 
 class GroupCommit:
-    """See the module. Its methods are the loop's, unless they say another thread."""
+    """Group commit of one storage. Methods are for the loop's thread, unless they name another."""
 
     def __init__(
         self,
@@ -72,7 +73,10 @@ class GroupCommit:
         *,
         hand_over: Callable[[list[Frame]], None],
     ) -> None:
-        """`hand_over` is called in the journal's thread with durable frames, in their order."""
+        """Commit what `recorder` records; `hand_over` gets durable frames in order.
+
+        `hand_over` is called in the journal's thread.
+        """
         self._changes = changes
         changes.on_record = self._schedule
         self._journal = journal
@@ -80,7 +84,7 @@ class GroupCommit:
         self._settings = settings
         self._hand_over = hand_over
         self.failure: BaseException | None = None
-        # Told once, when nothing recorded from now on can become durable.
+        # Called once, when nothing recorded from now on can become durable.
         self.on_failure: Callable[[BaseException], None] | None = None
         self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,13 +93,15 @@ class GroupCommit:
         self._in_flight = False
         self._handed: deque[_PendingGroup] = deque()
         self._blocked = False
-        # Running numbers (see `ChangeQueue`) of what was cut, of what counts and of what is durable.
+        # Running numbers (see `ChangeQueue`) of what was collected, of what counts and of what is
+        # durable.
         self._cut_number = changes.recorded
         self._done_number = changes.recorded
         self._durable_number = changes.recorded
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._durable_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        # When what is not synced is due, by the loop's clock, and whether the next cut is to be synced.
+        # When the unsynced frames are due, by the loop's clock, and whether the next group is to be
+        # synced.
         self._due_s = _NEVER_S
         self._sync_timer: asyncio.TimerHandle | None = None
         self._timer_s = _NEVER_S
@@ -109,7 +115,7 @@ class GroupCommit:
         self._gather_bytes = min(
             settings.gather_bytes, settings.max_unwritten_bytes // 2, settings.checkpoint_bytes // 4
         )
-        # Bytes cut, and bytes that are in their segments; each counted by one thread only.
+        # Bytes collected, and bytes in their segments; each counted by one thread only.
         self._cut_bytes = 0
         self._written_bytes = 0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -120,15 +126,15 @@ class GroupCommit:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for a sync, or has until a moment ago: what reads beside it should mind."""
+        """Whether a sync is awaited, or was until a moment ago: concurrent reads should yield then."""
         return self._in_flight or self.loop().time() - self._quiet_since < BUSY_S
 
     # Waiting
 
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
-        """Done when everything recorded before this call counts; with `durable`, when all of it is durable.
+        """Return a future that is done when everything recorded before this call counts.
 
-        Each call has a future of its own.
+        With `durable`, when all of it is durable. Each call has a future of its own.
         """
         future = self.loop().create_future()
         number = self._changes.recorded
@@ -143,26 +149,26 @@ class GroupCommit:
         return future
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop it belongs to: that of the first call."""
+        """Return the loop it belongs to: that of the first call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
     def call_on_loop(self, callback: Callable[[], None]) -> None:
-        """From any thread: call it on the loop."""
+        """Call `callback` on the loop, from any thread."""
         if self._loop is None:
-            return  # still alone in its thread: nobody waits for anything
+            return  # still alone in its thread: nothing waits
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            pass  # the loop is closed: nobody is left who could be told
+            pass  # the loop is closed: nothing is left to notify
 
     def fail_process(self, error: BaseException) -> None:
-        """From any thread: the journal, or our own code behind it, failed."""
+        """Report, from any thread, that the journal or our own code after it failed."""
         self.call_on_loop(partial(self._fail, error))
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing recorded from now on can become durable."""
+        """Fail all waiters: nothing recorded from now on can become durable."""
         if self.failure is not None:
             return
         self.failure = error
@@ -178,7 +184,7 @@ class GroupCommit:
     # Cutting
 
     def _schedule(self) -> None:
-        """Cut at the end of this turn."""
+        """Collect what is recorded at the end of this turn."""
         if self._scheduled:
             return
         if self._loop is None:
@@ -196,7 +202,8 @@ class GroupCommit:
     def _cut(self) -> None:
         """Hand what is recorded to the journal's thread.
 
-        A mistake of ours in it ends the process: what it took would be in no frame, and nobody would hear.
+        A mistake of ours in it ends the process: what it took would be in no frame, and nothing would
+        report it.
         """
         try:
             self._cut_now()
@@ -209,7 +216,8 @@ class GroupCommit:
             return
         if self._behind():
             self._blocked = True
-            # It may have caught up between the two lines; it looks at `_blocked` after it has counted.
+            # The writer may have caught up after the first check: it reads `_blocked` only after
+            # updating its counter, so check again.
             if self._behind():
                 return
             self._blocked = False
@@ -235,7 +243,7 @@ class GroupCommit:
         return self._cut_bytes - self._written_bytes > self._settings.max_unwritten_bytes
 
     def _note_due(self, touched: list[RecordedLog]) -> None:
-        """By when what these logs recorded is to be synced."""
+        """Compute by when what these logs recorded is to be synced."""
         now_s = self.loop().time()
         for log in touched:
             policy = log.policy
@@ -250,7 +258,7 @@ class GroupCommit:
     def _arm(self) -> None:
         if self._sync_timer is not None:
             self._sync_timer.cancel()
-        # Kept here: what uvloop returns for an instant that is near does not know it.
+        # Kept here: the handle that uvloop returns for a near instant does not know it.
         self._timer_s = self._due_s
         self._sync_timer = self.loop().call_at(self._due_s, self._sync_due)
 
@@ -259,7 +267,7 @@ class GroupCommit:
         if self.closed or self._due_s == _NEVER_S:
             return
         if self.loop().time() < self._due_s:
-            # What was due first is synced already.
+            # What was due first has been synced already.
             self._arm()
             return
         self._sync_next = True
@@ -274,7 +282,7 @@ class GroupCommit:
     # In the journal's thread
 
     def _write_frame(self) -> None:
-        """One frame of what was handed over by now: write, sync, tell the loop, gather for the segments."""
+        """Write one frame of what was handed over, sync it, notify the loop, gather it."""
         try:
             cuts = self._take()
             parts: list[Buffer] = []
@@ -292,7 +300,8 @@ class GroupCommit:
                 place = self._journal.write(parts, records=records, hard_states=hard_states, sync=must_sync)
                 self._unsynced.append(Frame(taken, place, sum(cut.size for cut in cuts), number))
                 self._frames += 1
-            # If there is more, the loop goes on handing over without a word; else it will ask for this again.
+            # If there is more, the loop keeps handing over without a request; else it will
+            # request this again.
             more = bool(self._handed)
             self.call_on_loop(partial(self._done, cuts, must_sync, more))
             if not must_sync and (
@@ -317,14 +326,14 @@ class GroupCommit:
             self._worker.submit(self._write_frame)
 
     def _gather(self) -> None:
-        """What is durable by now may go to its segments."""
+        """Move frames that are durable by now to those that may go to their segments."""
         unsynced, durable_lsn = self._unsynced, self._journal.durable_lsn
         while unsynced and unsynced[0].place.lsn <= durable_lsn:
             self._gathered.append(unsynced.popleft())
             self._gathered_bytes += self._gathered[-1].size
 
     def _take(self) -> list[_PendingGroup]:
-        """What was handed over, up to the size of a frame, and at least one cut."""
+        """Return what was handed over, up to the size of a frame, and at least one group."""
         handed = self._handed
         cuts = [handed.popleft()]
         room = self._settings.max_frame_bytes - cuts[0].size
@@ -334,7 +343,7 @@ class GroupCommit:
         return cuts
 
     def flush(self) -> None:
-        """In the journal's thread: let the segments follow now, with all that is durable."""
+        """Hand all durable frames to the segment writer now. The journal's thread."""
         self._gather()
         if self._gathered:
             gathered, self._gathered = self._gathered, []
@@ -344,7 +353,7 @@ class GroupCommit:
     # In the writer's thread
 
     def written(self, gathered: list[Frame]) -> None:
-        """These frames are in their segments."""
+        """Count these frames as in their segments. The segment writer's thread."""
         self._changes.written = gathered[-1].number
         self._written_bytes += sum(frame.size for frame in gathered)
         if self._blocked:
@@ -358,7 +367,7 @@ class GroupCommit:
             self._cut()
 
     def _done(self, cuts: list[_PendingGroup], durable: bool, more: bool) -> None:
-        """A frame is written, or durable: it counts."""
+        """Count a frame that is written, or durable."""
         number = cuts[-1].number
         self._done_number = number
         if not more:
@@ -376,7 +385,7 @@ class GroupCommit:
             self._await_quiet()
 
     def _synced(self, number: int) -> None:
-        """Everything up to there is synced, which counted before."""
+        """Count everything up to `number` as synced; it counted as written before."""
         self._note_durable(number)
         if not self._in_flight and not self._changes.pending:
             self._await_quiet()
@@ -395,7 +404,7 @@ class GroupCommit:
             self._idle_timer = loop.call_later(self._settings.idle_marker_ms / 1000, self._write_idle_marker)
 
     def _write_idle_marker(self) -> None:
-        """Nothing has come for a while: say how far the journal reaches, and let the segments follow."""
+        """Write the end mark after an idle time, and let the segments follow."""
         self._idle_timer = None
         if self._in_flight or self._changes.pending or self.failure is not None or self.closed:
             return
@@ -407,13 +416,14 @@ class GroupCommit:
         self._hand(_PendingGroup([], [], 0, self._cut_number, marks_end=True))
 
     def close(self) -> None:
-        """No sync is begun any more."""
+        """Stop: no further sync begins."""
         self.closed = True
         for timer in (self._idle_timer, self._sync_timer):
             if timer is not None:
                 timer.cancel()
 
     def statistics(self) -> dict[str, int]:
+        """Return counters and gauges."""
         return {
             "frames": self._frames,
             "interval_syncs": self._syncs,
@@ -425,7 +435,7 @@ class GroupCommit:
 
 
 def _answer(waiters: deque[tuple[int, asyncio.Future[None]]], number: int) -> None:
-    """Answer those who wait for a running number up to this one."""
+    """Resolve the futures that wait for a running number up to this one."""
     while waiters and waiters[0][0] <= number:
         _, future = waiters.popleft()
         if not future.done():

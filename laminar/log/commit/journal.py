@@ -1,9 +1,9 @@
 """The journal's single writer: frames into files, and the syncs that make them durable.
 
-It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what
-the records mean. Frames that are not synced lie in the present file only, and any sync covers all of them.
-All of it runs in one thread, except `prepare_spare`, which may run beside it.
-A failed sync leaves the object unusable: the process ends and recovers (docs/storage.md#failures).
+It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what the
+records mean. Unsynced frames lie in the current file only, and any sync covers all of them. All of it runs in
+one thread, except `prepare_spare`, which may run beside it. A failed sync leaves the object unusable: the
+process ends and recovers (docs/storage.md#failures).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _ZEROS = bytes(MIB)
 
 
 def journal_name(number: int) -> str:
+    """Return the name of a journal file."""
     return f"journal-{number}"
 
 
 def journal_numbers(disk: Disk, store: str) -> list[int]:
-    """The numbers of the journal files in a home, lowest first."""
+    """Return the numbers of the journal files in a store directory, lowest first."""
     prefix = journal_name(0)[:-1]
     return sorted(
         int(name[len(prefix) :])
@@ -43,8 +44,9 @@ def journal_numbers(disk: Disk, store: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a frame (or the last of a pair) lies: its LSN, its file, where it ends, bytes used; and the size
-    to which that file was filled with zeros before its use (0: it was not).
+    """Where a frame (or the last of a pair) lies: its LSN, its file, where it ends, bytes used.
+
+    `file_size` is the size to which that file was filled with zeros before its use (0: it was not).
     """
 
     lsn: int
@@ -55,7 +57,7 @@ class Written:
 
 
 class Journal:
-    """One generation of a shard's journal, opened at the head of a new file."""
+    """One generation of a shard's journal, opened at the beginning of a new file."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Journal:
         number: int,
         lsn: int,
     ) -> None:
-        """`number` of the first file, above any seen; `lsn`: the highest of any former generation."""
+        """Open file `number`, above any seen; `lsn` is the highest of any former generation."""
         self._disk = disk
         self._store = store
         self._settings = settings
@@ -79,7 +81,8 @@ class Journal:
         # Bytes of frames that no sync has covered yet.
         self.unsynced_bytes = 0
         self._hard_state_lsn = 0
-        # Set while something is written: what raised then may have left clean pages that nobody wrote.
+        # Set while something is written: after an exception there may be clean pages that were never
+        # written.
         self._broken = False
         self.number = number
         for name in disk.list(store):
@@ -89,18 +92,19 @@ class Journal:
         self._end_mark = EndMark(disk, store)
         self._file = self._make(journal_name(number), self._capacity)
         self._position = 0
-        # (name, capacity, filled with zeros up to); taken by the journal's thread, added by another: single
-        # list operations only.
+        # (name, capacity, filled with zeros up to); taken by the journal's thread, added by another:
+        # single list operations only.
         self._spares: list[tuple[str, int, int]] = []
         self._spares_made = 0
         self._preparing = False
         # By number: capacity, filled with zeros up to.
         self._capacities = {number: (self._capacity, self._filled)}
-        # No file could be made ready for when this one is full: the disk is. Set by `prepare_spare`.
+        # No file could be made ready for when this one is full: the disk is full. Set by
+        # `prepare_spare`.
         self.starved = False
 
     def _make(self, name: str, size: int) -> File:
-        """A new zero-filled file. On written blocks a sync costs two thirds, and nothing can lack room."""
+        """Make a zero-filled file: on written blocks a sync costs two thirds, and room is certain."""
         file = self._disk.open(os.path.join(self._store, name), create=True, exclusive=True)
         for position in range(0, size, MIB):
             file.pwritev([_ZEROS[: size - position]], position)
@@ -109,17 +113,21 @@ class Journal:
         return file
 
     def open_generation(self) -> Written:
-        """The first, empty frame. It is durable before a checkpoint names this generation."""
+        """Write the first, empty frame; durable before a checkpoint names this generation."""
         return self.write([], records=0, hard_states=[])
 
     def write(
         self, parts: Sequence[Buffer], *, records: int, hard_states: Sequence[Buffer], sync: bool = True
     ) -> Written:
-        """Write the records in `parts` as one frame. With `sync` it is durable when this returns, and so is
-        every frame before it; without, the kernel has it, and a later sync covers it.
+        """Write the records in `parts` as one frame; return where it lies.
 
-        `hard_states` are those of the parts that are hard states (head and payload each): they are written
-        a second time, as a twin behind the frame, in the same sync. Raises `DiskError`.
+        With `sync` it is durable on return, and so is every frame before it; without, the kernel has
+        it, and a later sync covers it. `hard_states` are those of the parts that are hard states
+        (head and payload each): they are written a second time, as a twin after the frame, in the
+        same sync.
+
+        Raises:
+            DiskError: The write or sync failed; the journal must not be used any more.
         """
         assert not self._broken, "a journal is written to after a failed write or sync"
         self._broken = True
@@ -131,7 +139,7 @@ class Journal:
         flags = (FrameFlag.HARD_STATE if hard_states else 0) | (0 if records else FrameFlag.MARKER)
         buffers = self._encode(parts, flags=flags, records=records, length=length)
         if hard_states:
-            # The last LSN at which a hard state lies is, for the twin, that of the frame before it.
+            # For the twin, the last LSN of a hard state is that of the frame before it.
             self._hard_state_lsn = self.lsn
             twin_flags = FrameFlag.HARD_STATE | FrameFlag.TWIN
             buffers += self._encode(
@@ -153,7 +161,11 @@ class Journal:
         return Written(self.lsn, self.number, self._position, size, self._filled)
 
     def sync(self) -> None:
-        """Every frame written so far is durable when this returns. Raises `DiskError`."""
+        """Make every frame written so far durable.
+
+        Raises:
+            DiskError: The sync failed; the journal must not be used any more.
+        """
         assert not self._broken, "a journal is synced after a failed write or sync"
         if self.unsynced_bytes:
             self._broken = True
@@ -170,17 +182,19 @@ class Journal:
         self.durable_lsn = self.lsn
 
     def mark_end(self) -> None:
-        """Say beside the journal how far it reaches by now. As durable as the last frame is."""
+        """Write the end mark: how far the journal reaches. It is as durable as the last frame."""
         self._end_mark.write(self._end(), sync=not self.unsynced_bytes)
 
     def _note_failure(self) -> None:
-        """Frames that were acknowledged when they were written may be gone: the pages of a failed sync are
-        clean, and read again from the disk. The next start of this boot must know.
+        """Record a failed sync in the end mark, for the next start of this boot.
+
+        Frames that were acknowledged when they were written may be lost: the pages of a failed sync
+        are clean, and read again from the disk.
         """
         try:
             self._end_mark.write(self._end(failed=True), sync=False)
         except DiskError as error:
-            _log.critical("%s: that a sync failed cannot be noted: %s", self._store, error)
+            _log.critical("%s: a failed sync cannot be recorded: %s", self._store, error)
 
     def _end(self, *, failed: bool = False) -> End:
         return End(
@@ -207,7 +221,7 @@ class Journal:
         return encode_frame(head, parts, self.seed)
 
     def _roll(self, size: int) -> None:
-        """Go on in the next file: a spare one where one is ready and large enough."""
+        """Continue in the next file: a spare one if one is ready and large enough."""
         if self.unsynced_bytes:
             self._sync()
         self._file.close()
@@ -219,7 +233,7 @@ class Journal:
             self._file = self._disk.open(path)
             _, self._capacity, self._filled = spare
         else:
-            # Not zero-filled: that would make everybody wait. Appending costs about the same once.
+            # Not zero-filled: that would delay all commits. Appending costs about the same once.
             self._file = self._disk.open(path, create=True, exclusive=True)
             self._capacity, self._filled = max(size, self._next_capacity()), 0
         self._disk.sync_directory(self._store)
@@ -230,13 +244,16 @@ class Journal:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """Half of the file is used and no next one is ready: `prepare_spare` should be called, once."""
+        """Return, once, that half of the file is used and no next one is ready.
+
+        Then `prepare_spare` should be called.
+        """
         wanted = not self._spares and not self._preparing and self._position >= self._capacity // 2
         self._preparing |= wanted
         return wanted
 
     def prepare_spare(self) -> None:
-        """Make the next file ready, in the thread that also deletes. A full disk sets `starved`."""
+        """Make the next file ready. A full disk sets `starved`. The thread that also deletes."""
         self._spares_made += 1
         name = f"{_SPARE}{self._spares_made}"
         capacity = self._next_capacity()
@@ -254,9 +271,9 @@ class Journal:
         self.starved = False
 
     def delete_before(self, number: int) -> None:
-        """Let go of the files below `number`. Only when a durable checkpoint stands for all their frames.
+        """Remove the files below `number`. Only when a durable checkpoint covers all their frames.
 
-        That is also the only condition for using one again: what it still holds is of this generation and
+        That is also the only condition for reusing one: what it still holds is of this generation and
         below the checkpoint's LSN, so no recovery takes it for new.
         """
         for old in journal_numbers(self._disk, self._store):
@@ -275,10 +292,11 @@ class Journal:
 
     @property
     def files(self) -> int:
-        """Files that hold records: those that no checkpoint stands for, and the present one."""
+        """Number of files that hold records not covered by a checkpoint, and the current one."""
         return len(self._capacities)
 
     def statistics(self) -> dict[str, int]:
+        """Return counters and gauges."""
         return {
             "lsn": self.lsn,
             "file": self.number,
@@ -288,5 +306,6 @@ class Journal:
         }
 
     def close(self) -> None:
+        """Close the files."""
         self._file.close()
         self._end_mark.close()

@@ -1,8 +1,8 @@
-"""The segments' single writer: what the journal has made durable, put where readers look for it.
+"""The segment writer: what the journal has made durable, written where readers look for it.
 
-It applies the actions of each synced frame in their order, so bytes of a truncated suffix can never land
-behind newer ones, and knows what a checkpoint made between two frames must sync and may say. It runs in one
-thread of its own, behind the journal. It does not know the loop or who waits for what.
+It applies the actions of each synced frame in order, so bytes of a truncated suffix can never land after
+newer ones, and knows what a checkpoint made between two frames must sync and may say. It runs in one thread
+of its own, after the journal. It does not know the loop, nor what waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _log = logging.getLogger("laminar.storage")
 
 @dataclass(slots=True)
 class _Group:
-    """Frames that go one behind the other into one segment."""
+    """Consecutive frames of one segment."""
 
     files: LogFiles
     position: int
@@ -62,9 +62,9 @@ class _Group:
 
 @dataclass(slots=True)
 class _Batch:
-    """Actions of synced frames of which the last ends at `place`: those that are not carried out yet.
+    """Actions of synced frames, the last of which ends at `place`, that are not carried out yet.
 
-    `groups` are the first of them, and not written yet. `done` is called behind the last.
+    `groups` are the first of them, and not written yet. `done` is called after the last.
     """
 
     actions: deque[Action]
@@ -75,7 +75,7 @@ class _Batch:
 
 
 class _DiskFull(Exception):
-    """The disk is full: the action under way is to be tried again as a whole."""
+    """The disk is full: the current action is to be retried as a whole."""
 
 
 class SegmentWriter:
@@ -91,7 +91,7 @@ class SegmentWriter:
         place: Written,
         settings: StorageSettings,
     ) -> None:
-        """`place` is the end of the last frame whose actions are applied already."""
+        """Begin at `place`, the end of the last frame whose actions are applied already."""
         self._disk = disk
         self._logs_directory = logs_directory
         self._trash = os.path.join(os.path.dirname(logs_directory), "trash")
@@ -106,26 +106,27 @@ class SegmentWriter:
         self._dirty: dict[SegmentFile, LogFiles] = {}
         # Those of them whose file may still wait for a sync, and so is open; the oldest first.
         self._waiting: dict[SegmentFile, LogFiles] = {}
-        # By path; the log whose own it is, or None where several share it.
+        # By path; the log that owns the directory, or None if several share it.
         self._dirty_directories: dict[str, LogFiles | None] = {}
-        # Folders of logs that are no more, which the disk has refused to move.
+        # Directories of removed logs that the disk has refused to move.
         self._to_trash: dict[str, None] = {}
-        # Logs whose segments failed, and those of them whose last record has not come by here yet.
+        # Logs whose segments failed, and those of them whose last record has not passed the writer
+        # yet.
         self.failed: dict[int, LogFiles] = {}
         self.moving: set[int] = set()
-        # What is to be carried out, in its order; more than one only while the disk is full. Then no
+        # What is to be carried out, in order; more than one only while the disk is full. Then no
         # checkpoint is made, as logs may be said to hold what is not in their files yet.
         self._batches: deque[_Batch] = deque()
         self._batch_bytes = 0
         self.is_full = False
-        # Whether what finds no room waits. A start does not: it fails, and is tried again.
+        # Whether what finds no room waits. A start does not wait: it fails, and is retried.
         self.waits = False
-        # Files and folders (by log id) that went before their turn, to make room.
+        # Files and directories (by log id) that were removed early, to make room.
         self._removed: set[SegmentFile] = set()
         self._gone: set[int] = set()
-        # Told in the thread where it happened.
+        # Called in the thread where it happened.
         self.on_failed: Callable[[LogFiles], None] | None = None
-        # The last durable checkpoint: where it stands, and each log as it has it.
+        # The last durable checkpoint: its place, and the state of each log in it.
         self._checkpointed = place
         self._held: dict[int, LogState] = {}
         self._boot_id = disk.boot_id()
@@ -145,11 +146,11 @@ class SegmentWriter:
         *,
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Carry out the actions of synced frames, which took so many bytes and of which the last ends at
-        `place`; then call `done`.
+        """Carry out the actions of synced frames, the last of which ends at `place`; call `done`.
 
-        On a full disk they wait, and all that come later behind them, until `resume` finds room: all of it is
-        in the journal. More of it than memory has room for is not waited for: the logs that lack room fail.
+        `journal_bytes` is their size. On a full disk they wait, and all later ones after them, until
+        `resume` finds room: all of it is in the journal. If more waits than memory may hold, the logs
+        that lack room fail.
         """
         batch = _Batch(deque(actions), place, journal_bytes, done)
         self._batches.append(batch)
@@ -163,8 +164,9 @@ class SegmentWriter:
                 self.waits = waits
 
     def resume(self, new: Iterable[Action] | None = None) -> bool:
-        """Carry out what waits, as far as there is room; whether that is all. `new`: what has just come, if
-        nothing else has changed since the last try.
+        """Carry out what waits, as far as there is room; return whether that was all.
+
+        `new` is what has just arrived, if nothing else has changed since the last attempt.
         """
         if self.is_full and not self._make_room(new) and new is not None and self.waits:
             return False
@@ -191,11 +193,10 @@ class SegmentWriter:
         return True
 
     def _make_room(self, new: Iterable[Action] | None) -> bool:
-        """Remove at once what is going to be removed: behind what waits for room there would never be any.
-        Whether something went.
+        """Remove at once what is going to be removed; return whether anything was.
 
-        The records of it are durable, so a start finds it gone as well. What waits to be written there is
-        dropped.
+        After what waits for room there would never be any. The records of the removals are durable,
+        so a start finds the files gone as well. What waits to be written there is dropped.
         """
         before = len(self._removed) + len(self._gone)
         for action in new or (action for batch in self._batches for action in batch.actions):
@@ -212,11 +213,15 @@ class SegmentWriter:
                         if self._is_in_trash(files.directory):
                             self._gone.add(files.log_id)
             except DiskError as error:
-                _log.debug("no room is made now: %s", error)  # its turn comes
+                _log.debug("no room is made now: %s", error)  # its turn will come
         return len(self._removed) + len(self._gone) > before
 
     def _carry_out(self, batch: _Batch) -> None:
-        """Carry out what is left of a batch. Raises `_DiskFull`; what was done is not in it any more."""
+        """Carry out what is left of a batch; what was done is not in it any more.
+
+        Raises:
+            _DiskFull: There is no room; the rest may be retried.
+        """
         actions, groups = batch.actions, batch.groups
         while actions:
             action = actions[0]
@@ -231,7 +236,8 @@ class SegmentWriter:
                     group.rows.append(action.row)
                     group.last_index = action.index
             else:
-                # What changes files must find them as the records before it left them.
+                # An action that changes files must find them as the records before it left
+                # them.
                 if not isinstance(action, Vote):
                     self._flush(groups)
                 self._apply(action)
@@ -239,7 +245,7 @@ class SegmentWriter:
         self._flush(groups)
 
     def stop_clean(self) -> None:
-        """The next checkpoint is the last, and everything in the journal is synced."""
+        """Prepare for the last checkpoint: everything in the journal is synced."""
         for files in self.logs.values():
             files.unsynced = False
 
@@ -270,14 +276,16 @@ class SegmentWriter:
             self._add_dirty(segment, files)
 
     def make_directory(self, files: LogFiles) -> None:
-        """The log's directory, made with its first entry."""
+        """Make the log's directory, with its first entry."""
         if not files.made:
             self._disk.make_directory(files.directory)
             files.made = True
 
     def _add_dirty(self, segment: SegmentFile, files: LogFiles) -> None:
-        """Let the next checkpoint sync this segment. Where too many wait for it the oldest are synced now,
-        as a process may open only so many files.
+        """Let the next checkpoint sync this segment.
+
+        Above the limit of unsynced files the oldest is synced now, as a process may open only so
+        many.
         """
         self._dirty[segment] = files
         self._waiting[segment] = files
@@ -295,9 +303,10 @@ class SegmentWriter:
                     self._fail(owner, error)
 
     def _waits_for_room(self, error: DiskError) -> bool:
-        """Whether what failed is tried again: a write that found no room has changed nothing that counts.
+        """Return whether the failed operation is retried.
 
-        Of a sync nothing is known, whatever it says.
+        A write that found no room has changed nothing that counts. Nothing is known of a failed sync,
+        whatever it says.
         """
         return self.waits and error.is_full and not error.operation.startswith("sync")
 
@@ -307,10 +316,10 @@ class SegmentWriter:
         self._fail(files, error)
 
     def _fail(self, files: LogFiles, error: DiskError) -> None:
-        """A segment failed: this log stops alone, and its records are carried from checkpoint to checkpoint.
+        """Stop a log whose segment failed; its records are carried from checkpoint to checkpoint.
 
-        What is in its pages is not believed again, whatever a later sync says. It may be called by the
-        thread that syncs; each step is one that others see whole.
+        What is in its pages is not trusted again, whatever a later sync says. The thread that syncs
+        may call this; other threads see each step whole.
         """
         if files.failure is None and self.logs.get(files.log_id) is files:
             files.failure = error
@@ -389,7 +398,7 @@ class SegmentWriter:
             self._dirty_directories[files.directory] = files
 
     def move_to_trash(self, files: LogFiles) -> None:
-        """The log is no more; its files may be looked at for a day."""
+        """Move a removed log's directory to the trash, where it is kept for a day."""
         self.logs.pop(files.log_id, None)
         self.failed.pop(files.log_id, None)
         self.moving.discard(files.log_id)
@@ -404,10 +413,10 @@ class SegmentWriter:
             _log.warning("%s: its folder %s cannot be moved to the trash now", files.name, files.directory)
 
     def _is_in_trash(self, directory: str) -> bool:
-        """Move a folder of files that nobody needs; whether it is gone from its place.
+        """Move a directory to the trash; return whether it is gone from its place.
 
-        A disk that refuses (a full one, say) is asked again before the next checkpoint: what makes room must
-        not end the process.
+        A disk that refuses (a full one, say) is asked again before the next checkpoint: what makes
+        room must not end the process.
         """
         try:
             if self._disk.exists(directory):
@@ -423,7 +432,7 @@ class SegmentWriter:
     # Recovery
 
     def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd) -> None:
-        """Take over a log as its segments were found: what is stale goes, the files end where it does."""
+        """Take over a log as its segments were found: remove what is stale, cut files at its end."""
         self.logs[files.log_id] = files
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
         self._dirty_directories[self._logs_directory] = None
@@ -452,11 +461,15 @@ class SegmentWriter:
     # Checkpoints: `laminar.log.commit.checkpoints` says which step runs where.
 
     def due(self) -> bool:
-        """So much was written since the last checkpoint that a start would have much to read."""
+        """Return whether so much was written since the last checkpoint that another is due."""
         return self.journal_bytes >= self._due_bytes
 
     def checkpoint(self) -> None:
-        """All three steps at once, for a start. Raises `DiskError`, also that of a failing segment."""
+        """Make a whole checkpoint at once, for a start.
+
+        Raises:
+            DiskError: It cannot be made; also the failure of a segment.
+        """
         self.prepare_checkpoint()
         snapshot = self.begin_checkpoint()
         self.sync(snapshot)
@@ -467,14 +480,16 @@ class SegmentWriter:
         self.end_checkpoint(snapshot, written=True)
 
     def prepare_checkpoint(self) -> None:
-        """Hand everything that a sync is to cover to its file. In the writer's thread.
+        """Write everything that a sync is to cover to its file. The writer's thread.
 
-        Logs may fail in it, so the picture comes after it, and when no log is in `moving`. Raises `DiskError`
-        where it waits for room.
+        Logs may fail in it, so capture the state only after it, and when no log is in `moving`.
+
+        Raises:
+            DiskError: Segments wait for room on the disk.
         """
         if self._batches:
             raise DiskError("write", self._logs_directory, errno.ENOSPC, "segments wait for room")
-        # Also the pause before the next try, if this one fails.
+        # Also the pause before the next attempt, if this one fails.
         self._due_bytes = self.journal_bytes + self._settings.checkpoint_due_bytes // 4
         for segment, files in self._dirty.items():
             try:
@@ -487,14 +502,14 @@ class SegmentWriter:
         for directory in list(self._to_trash):
             if self._is_in_trash(directory):
                 del self._to_trash[directory]
-        # Logs that were deleted while a sync of theirs failed elsewhere hold nothing up.
+        # Logs that were deleted while a sync of theirs failed elsewhere delay nothing.
         for log_id in list(self.failed):
             if log_id not in self.logs:
                 del self.failed[log_id]
                 self.moving.discard(log_id)
 
     def begin_checkpoint(self) -> Snapshot:
-        """The picture of all logs, and what must be synced for it. In the writer's thread."""
+        """Capture the state of all logs, and what must be synced for it. The writer's thread."""
         dirty, self._dirty = self._dirty, {}
         directories, self._dirty_directories = self._dirty_directories, {}
         return Snapshot(
@@ -526,16 +541,19 @@ class SegmentWriter:
         )
 
     def _held_state(self, files: LogFiles) -> LogState:
-        """A failed log as its files durably are: as in the last checkpoint, or empty as it was made."""
+        """Return a failed log as its files durably are: as in the last checkpoint, or empty."""
         held = self._held.get(files.log_id)
         return held if held is not None else empty_state(files.log_id, files.name)
 
     def sync(self, snapshot: Snapshot) -> None:
-        """Make what the picture names durable; logs that fail in it are in `failed` afterwards. Blocks.
+        """Make what the snapshot names durable. Blocks.
 
-        Raises `DiskError` when a directory fails that logs share: then nothing here can be relied on.
+        Logs that fail in it are in `failed` afterwards.
+
+        Raises:
+            DiskError: A directory fails that logs share: then nothing here can be relied on.
         """
-        # One after the other: all at once would hold up the journal's own syncs (docs/decisions/0009).
+        # One after the other: all at once would delay the journal's own syncs (docs/decisions/0009).
         for segment, files in snapshot.dirty.items():
             try:
                 if files.failure is None and segment.exists:
@@ -548,25 +566,28 @@ class SegmentWriter:
                     self._disk.sync_directory(directory)
             except DiskError as error:
                 if error.is_missing:
-                    continue  # its log was deleted meanwhile, by a record behind the picture
+                    continue  # its log was deleted meanwhile, by a record after the snapshot
                 if owner is None:
                     raise
                 self._fail(owner, error)
 
     def passed(self, place: Written) -> None:
-        """Frames without actions were written up to `place`, and all frames before it are applied."""
+        """Count frames without actions up to `place`; all frames before it are applied."""
         if place.lsn > self._place.lsn and not self._batches:
             self._place = place
 
     def write_checkpoint(self, snapshot: Snapshot) -> None:
-        """The document, then freedom for the journal files it stands for. Raises `DiskError` when it cannot
-        be written (a full disk): the former one and all of the journal still stand.
+        """Write the document, then release the journal files that it covers.
+
+        Raises:
+            DiskError: It cannot be written (a full disk): the former one and all of the journal
+                stand.
         """
         self._document.write(encode_checkpoint(snapshot.checkpoint))
         self.journal.delete_before(snapshot.place.file_number)
 
     def end_checkpoint(self, snapshot: Snapshot, *, written: bool) -> None:
-        """Note what became of it. In the writer's thread."""
+        """Record the outcome of a checkpoint. The writer's thread."""
         if written:
             self._held = {state.log_id: state for state in snapshot.checkpoint.logs}
             self._checkpointed = snapshot.place

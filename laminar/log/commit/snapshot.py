@@ -1,4 +1,4 @@
-"""What one checkpoint is made of: taken by the segment writer, carried through its steps by `checkpoints`."""
+"""What one checkpoint consists of: captured by the segment writer, used by `checkpoints`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """What one checkpoint names (`checkpoint`, at `place`), and what must be synced before it may.
+    """What one checkpoint names (`checkpoint`, at `place`), and what it must sync before.
 
     `carried` are the failed logs; their records between `since` (the last durable checkpoint) and `place`
     are written again.

@@ -1,8 +1,8 @@
-"""What the loop asks of a storage's other threads beside its records, and who waits for it.
+"""Run work in the storage's journal, writer and background threads; await it on the loop.
 
-Three threads, in the order that a frame goes through them: the journal's, the segments' writer, and the
-background, which has checkpoints and documents. What fails in any of them by a mistake of ours, the process
-does not survive.
+Three threads, in the order in which a frame passes them: the journal's, the segment writer's, and the
+background, which has checkpoints and documents. The process does not survive a mistake of ours in any of
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from laminar.log.disk.threads import SerialExecutor
 
 
 class StorageExecutor:
-    """See the module. What returns a future is for the loop's thread, the rest for any."""
+    """Runs work in a storage's threads.
+
+    Methods that return a future are for the loop's thread, the others for any.
+    """
 
     def __init__(
         self,
@@ -32,18 +35,18 @@ class StorageExecutor:
         self._journal = journal
         self._writer = writer
         self._background = background
-        # What was handed to other threads and not answered yet.
+        # What was submitted to other threads and not answered yet.
         self._asked: dict[asyncio.Future[None], None] = {}
 
     def post_to_writer(self, work: Callable[[], None]) -> None:
-        """Run `work` in the writer's thread, at once behind what was handed to it before."""
+        """Run `work` in the writer's thread, right after what was submitted to it before."""
         self._writer.submit(partial(self._guarded, work))
 
     def after_synced_frames(self, work: Callable[[], None]) -> None:
-        """Run `work` in the writer's thread, behind all frames that are synced by now."""
+        """Run `work` in the writer's thread, after all frames that are synced by now."""
 
-        # By way of the journal's thread, as the frames it has synced: else this could overtake one whose
-        # waiters have been told already.
+        # By way of the journal's thread, like the frames it has synced: else this could overtake one
+        # whose waiters are already resolved.
         def follow() -> None:
             self._commits.flush()
             self.post_to_writer(work)
@@ -51,21 +54,24 @@ class StorageExecutor:
         self._journal.submit(follow)
 
     def post_to_background(self, work: Callable[[], None]) -> None:
-        """Run `work` in the background's thread, in no order with what is recorded."""
+        """Run `work` in the background thread, in no order with what is recorded."""
         self._background.submit(partial(self._guarded, work))
 
     def run_in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """As `after_synced_frames`; done when `work` is, failed with the `StorageError` that it raises."""
+        """Run `work` as `after_synced_frames` does; the future fails with its `StorageError`."""
         return self.submit(_answered(work))
 
     def run_in_background(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """As `post_to_background`; done when `work` is, failed with the `StorageError` that it raises."""
+        """Run `work` as `post_to_background` does; the future fails with its `StorageError`."""
         return self.submit(_answered(work), where=self.post_to_background)
 
     def submit(
         self, work: Callable[[Done], None], *, where: Callable[[Callable[[], None]], None] | None = None
     ) -> asyncio.Future[None]:
-        """Call `work` behind the frames (or where it is said) with what tells the future, now or later."""
+        """Call `work` with a callback that resolves the returned future, now or later.
+
+        It is called after all synced frames, or as `where` runs it.
+        """
         future: asyncio.Future[None] = self._commits.loop().create_future()
         if self._commits.closed or self._commits.failure is not None:
             future.set_exception(StorageClosed(f"the storage is closed: {self._commits.failure}"))
@@ -86,7 +92,7 @@ class StorageExecutor:
         return future
 
     def fail_all(self, error: BaseException) -> None:
-        """The journal failed: nobody waits on. On the loop."""
+        """Fail all futures: the journal failed. The loop's thread."""
         asked, self._asked = self._asked, {}
         for future in asked:
             if not future.done():
@@ -102,7 +108,7 @@ class StorageExecutor:
 
 
 def _answered(work: Callable[[], None]) -> Callable[[Done], None]:
-    """`work`, which tells when it is done and how it failed."""
+    """Return `work` as a function that reports when it is done and how it failed."""
 
     def perform(done: Done) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Values and bytes of a storage: journal frames, index entries, checkpoints, manifest, settings.
+"""Values and bytes of a storage: journal frames, index entries, checkpoints, settings.
 
 Begin with `journal_codec` and `index_entry`.
 """

@@ -1,4 +1,4 @@
-"""The content of a checkpoint: each log, each hard state, and the place in the journal that they belong to.
+"""The content of a checkpoint: each log, each hard state, and their place in the journal.
 
 A checkpoint stands for all journal records up to its LSN. Values and their encoding only; the state that a
 checkpoint is taken from is `laminar.log.segment.log_files`.

@@ -1,4 +1,4 @@
-"""Index entries: one for each batch, what the index knows of it, as a packed row of fixed size.
+"""Index entries: what the index knows of each batch, as packed rows of fixed size.
 
 Rows are dense by Raft index, so finding one is arithmetic. Pure: bytes in, values out. A row carries its own
 checksum, because it is the second witness of a damaged batch's (index, term).
@@ -27,7 +27,7 @@ unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
 
 # The kind of a batch that could not be read and has no row: its index is known, its term is not.
 UNKNOWN_KIND = 255
-# An entry with records that nobody sees where it stands; a plain number, as it is compared in every lookup.
+# An entry whose records are not visible in its place; a plain number, as it is compared in every lookup.
 _STAGED = int(Kind.STAGED)
 
 
@@ -87,7 +87,10 @@ def row_is_whole(rows: Buffer, slot: int) -> bool:
 
 
 def whole_rows(rows: Buffer, count: int) -> int:
-    """Return how many of the first `count` rows are whole and contiguous, in bytes and in offsets."""
+    """Return how many of the first `count` rows are whole and contiguous.
+
+    Contiguous in bytes and in offsets.
+    """
     position = offset = -1
     view = memoryview(rows)
     end = _FIELDS.size
@@ -109,7 +112,10 @@ def whole_rows(rows: Buffer, count: int) -> int:
 
 
 def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
-    """Return whether these bytes are the intact frame of that entry: place and both checksums hold."""
+    """Return whether these bytes are the intact frame of that entry.
+
+    Its place and both checksums must hold.
+    """
     if len(frame) < HEADER_SIZE:
         return False
     found_index, found_term, body_crc, header_crc = SEALED_PLACE_FIELDS.unpack_from(frame)
@@ -133,9 +139,10 @@ def is_header_of(header: Buffer, row: IndexEntry) -> bool:
 
 
 def row_mask(rows: Buffer, slot: int) -> int:
-    """Return the tags of a row's records; all bits if nothing is known, so that no damage is skipped.
+    """Return the tags of a row's records; all bits if nothing is known of it.
 
-    A staged entry has none: its records are found through the publish entry that names it.
+    So no damage is skipped. A staged entry has none: its records are found through the publish entry that
+    names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     if kind == _STAGED:
@@ -144,7 +151,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
 
 
 def row_is_shown(rows: Buffer, slot: int) -> bool:
-    """Return whether a row's entry is visible; a staged entry holds nothing to read in its place."""
+    """Return whether a row's entry is visible in its place, so not staged."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     return bool(kind != _STAGED)
 

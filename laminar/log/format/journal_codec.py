@@ -49,7 +49,7 @@ class RecordKind(IntEnum):
 
 
 class RecoveryReason(IntEnum):
-    """Why a replica may have forgotten what it told others."""
+    """Why a replica may have forgotten what it acknowledged."""
 
     NO = 0
     DAMAGED = 1

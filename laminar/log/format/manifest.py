@@ -34,10 +34,10 @@ class ReplicaEntry(msgspec.Struct, kw_only=True):
 
 
 class Unknown(msgspec.Struct, kw_only=True):
-    """A manifest that may lack replicas: its predecessor was lost, and the catalog was not asked yet.
+    """A manifest that may lack replicas.
 
-    `set_aside`: the content of the store directory at that moment has been moved out of the way. Until
-    then each start does so again.
+    The one before was lost, and the catalog was not asked yet. `set_aside`: the content of the store
+    directory at that moment has been moved out of the way. Until then each start does so again.
     """
 
     entries: list[ReplicaEntry]

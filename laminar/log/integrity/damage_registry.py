@@ -1,9 +1,10 @@
-"""Damage made known, made durable, and undone: one for all logs of a storage.
+"""The damage registry: damage is reported, made durable, and repaired.
 
-It writes each log's notes (`laminar.log.segment.quarantine`) in the writer's thread, so behind everything
-recorded before, tells whoever can fetch the bytes elsewhere, and puts repaired bytes back in their place. A
-note is written before anything else happens to the bytes, and goes only when whole ones lie durably there. It
-does not know replicas: which bytes are the right ones is what a log's own chain says.
+One for all logs of a storage. It writes each log's record of damage (`laminar.log.segment.quarantine`) in the
+writer's thread, so after everything recorded before, reports damage to whatever can fetch the bytes
+elsewhere, and puts repaired bytes back in their place. Damage is recorded before anything else happens to the
+bytes, and cleared only when intact ones are durable. It does not know replicas: which bytes are the right
+ones is what a log's own chain says.
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ Doing = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
 
 def wall_ms() -> int:
-    """Now, by the clock that goes on while we don't run."""
+    """Return the wall-clock time in ms, which advances while the process does not run."""
     return int(time.time() * 1000)
 
 
 class DamageRegistry:
-    """See the module. `in_writer` runs something behind all that was handed to the writer before."""
+    """Records and repairs the damage of all logs of a storage."""
 
     def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
+        """Record by `in_writer`, which runs work after all that was handed to the writer before."""
         self._in_writer = in_writer
         self._clock_ms = clock_ms
-        # Told of each damage once, when it is found: here Raft learns what to fetch from another replica.
+        # Called once with each damage, when it is found: Raft learns here what to fetch from another
+        # replica.
         self.on_damage: Callable[[Log, DamagedRange], None] | None = None
-        # Told of it too: the rest of that log is to be looked at soon.
+        # Called then too: the rest of that log is to be verified soon.
         self.on_suspicion: Callable[[], None] | None = None
-        # Logs with segments that were verified since their notes were written.
+        # Logs with segments that were verified since their record was written.
         self._unnoted: dict[Log, None] = {}
         self.found = 0
         self.repaired = 0
         self.refused_repairs = 0
 
     def adopt(self, log: Log) -> None:
-        """Keep a log from now on."""
+        """Watch a log from now on."""
         log.watch_damage(on_damage=partial(self._on_damage, log), repairer=partial(self.repair, log))
 
     def _on_damage(self, log: Log, damage: Damage) -> None:
@@ -68,33 +71,33 @@ class DamageRegistry:
             self.on_damage(log, error)
 
     def record(self, log: Log) -> asyncio.Future[None]:
-        """Make the log's notes durable as they are now; on a bad disk they stay in memory.
+        """Make the log's damage record durable as it is now; on a bad disk it stays in memory.
 
-        Fails with `StorageClosed` only, which need not be looked at.
+        The future fails with `StorageClosed` only, which may be ignored.
         """
         payload = log.quarantine.encode()
 
         def write() -> None:
             files = log.files
-            # A log that was deleted or replaced meanwhile has its notes where they were.
+            # A log that was deleted or replaced meanwhile keeps its record where it was.
             if not files.disk.exists(files.directory):
                 return
             try:
                 document(files.disk, files.directory).write(payload)
             except DiskError as error:
-                _log.warning("%s: what is known of its damage cannot be kept: %s", log.name, error)
+                _log.warning("%s: the record of its damage cannot be written: %s", log.name, error)
 
         future = self._in_writer(write)
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return future
 
     def clear(self, log: Log, index: int) -> asyncio.Future[None]:
-        """An entry was found whole after all."""
+        """Remove the damage of an entry that was found intact after all."""
         log.quarantine.clear(index)
         return self.record(log)
 
     def verified(self, log: Log, first_index: int, verified: Sealed | Unsealed) -> None:
-        """A segment was verified; `record_verified` makes that durable."""
+        """Count a segment as verified; `record_verified` makes that durable."""
         if isinstance(verified, Sealed):
             log.quarantine.forget_verified(first_index)
             log.quarantine.sealed[first_index] = verified
@@ -105,8 +108,9 @@ class DamageRegistry:
     def record_verified(self) -> None:
         """Make durable which segments were verified since the last call.
 
-        A log's notes are written as a whole, in the thread that all segment writes pass: with each segment
-        that would be work of the square of their number. What a crash takes is verified again.
+        A log's record is written as a whole, in the thread that all segment writes pass: written with
+        each segment, the work would grow with the square of their number. What a crash loses is
+        verified again.
         """
         unnoted, self._unnoted = self._unnoted, {}
         for log in unnoted:
@@ -115,13 +119,16 @@ class DamageRegistry:
     # Repair
 
     async def repair(self, log: Log, index: int, frame: Buffer) -> None:
-        """Put the batch of a damaged entry back in its place; durable when this returns.
+        """Put the batch of a damaged entry back in its place; durable on return.
 
-        It must be what is missing: by checksums, by its index row where that is whole, else by the chain to
-        its neighbours and by size. Where several entries in a row have no row they are repaired from the
-        first on. Whether an entry without a row is a committed one is for the caller to know. A crash leaves
-        the entry damaged or repaired. Raises `RepairRefused`, or `DiskError`: then it is as damaged as
-        before.
+        It must be the missing batch: by checksums, by its index row if that is intact, else by the
+        chain to its neighbours and by size. Consecutive entries without rows are repaired from the
+        first on. Whether an entry without a row is a committed one is for the caller to know. A crash
+        leaves the entry damaged or repaired.
+
+        Raises:
+            RepairRefused: The batch is not the missing one.
+            DiskError: It cannot be written; the entry is as damaged as before.
         """
         try:
             header = verify(frame)
@@ -132,11 +139,12 @@ class DamageRegistry:
             raise RepairRefused(f"{log.name}, entry {index}: {error}") from error
         segment = log.segment_of(index)
         slot = index - segment.first_index
-        # From here to `_in_writer` nothing may wait: a truncation recorded later is applied later.
+        # From here to `_in_writer` nothing may be awaited: a truncation recorded later is applied
+        # later.
         await self._in_writer(lambda: segment.file.repair(row.position, frame, slot, rows))
         damage = log.quarantine.at(index)
         if damage is None or damage.position != row.position:
-            return  # cut meanwhile
+            return  # truncated meanwhile
         segment.replace_rows(index, rows)
         log.grown(segment, row.position + row.size)
         log.quarantine.clear(index)
@@ -156,7 +164,7 @@ class DamageRegistry:
         await self.record(log)
 
     async def _previous_term_of(self, log: Log, index: int) -> int | None:
-        """The `prev_term` of an entry; None where it cannot be read."""
+        """Return the `prev_term` of an entry; None if it cannot be read."""
         if index > log.last_index or log.quarantine.at(index) is not None:
             return None
         try:
@@ -167,9 +175,13 @@ class DamageRegistry:
 
 
 def _rows_with(log: Log, index: int, header: Header, following: int | None) -> tuple[IndexEntry, bytes]:
-    """The entry's row with this batch in its place, and the packed rows from it on that change.
+    """Check `header` against all that is known of the damaged entry; return its new index entry.
 
-    `following` is the `prev_term` of the entry behind. Raises `RepairRefused`.
+    Also the packed rows to rewrite from it on. `following` is the `prev_term` of the next entry, if
+    readable.
+
+    Raises:
+        RepairRefused: Anything disagrees.
     """
     damage = log.quarantine.at(index)
     if damage is None:
@@ -178,7 +190,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
     old = log.index_entry(index)
     known = old.kind != UNKNOWN_KIND
     last = index == damage.last_index
-    # A hole up to the end of its segment: its bytes may take what room they need.
+    # A hole up to the end of its segment: its bytes may take the room that they need.
     open_end = not known and not old.size and damage.last_index == log.segment_of(index).last_index
     if index != damage.first_index:
         raise RepairRefused(f"the entries before it, from {damage.first_index} on, come first")
@@ -186,7 +198,7 @@ def _rows_with(log: Log, index: int, header: Header, following: int | None) -> t
         "index": (index, header.index),
         "term": (old.term if known else header.term, header.term),
         "previous term": (log.term(index - 1) or header.prev_term, header.prev_term),
-        "term, by the entry behind it": (header.term if following is None else following, header.term),
+        "term, by the entry after it": (header.term if following is None else following, header.term),
         "first offset": (old.base_offset, header.base_offset),
         "end offset": (old.next_offset if known or last else header.next_offset, header.next_offset),
         "size": (size if open_end else old.size if known or last else min(size, old.size), size),

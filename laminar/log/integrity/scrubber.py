@@ -1,10 +1,11 @@
-"""Reads every segment again within some days, so that rot is found while replicas can still heal it.
+"""The scrubber: reads every segment again within some days, to find damage.
 
-One piece at a time in the readers' pool, at a bounded rate: it never has more than one of their threads, and
-writers don't meet it. What it reads it takes from the medium: pages that are cached are dropped before, else
-rot on the platter would hide behind them. When each segment was last verified is kept with its log, so a
-restart goes on where it was. Of the segment that is written to it reads what lies in the file for certain
-(`Log.written_index`): what is on its way there is no damage. It finds and tells; it heals nothing.
+So replicas can still heal it. One range at a time in the readers' pool, at a bounded rate: it never has more
+than one of their threads, and does not touch the writers. It reads from the medium: cached pages are dropped
+before, else damage on the disk would hide behind them. When each segment was last verified is kept with its
+log, so a restart continues where it was. Of the active segment it reads what is in the file for certain
+(`Log.written_index`): bytes that are still to be written are not damage. It finds and reports; it heals
+nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _log = logging.getLogger("laminar.scrubber")
 _PIECE_BYTES = MIB
 _IDLE_S = 60.0
 _HURRY_S = 1.0
-# So often it is made durable which segments were verified.
+# How often it is made durable which segments were verified.
 _NOTE_EVERY_MS = 60_000
 _DAY_MS = 24 * 3_600_000
 
@@ -39,7 +40,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A segment, and since when nobody has looked at it."""
+    """A segment, and the time since which it was not verified."""
 
     since_ms: int
     log: Log
@@ -47,7 +48,7 @@ class _Due:
 
 
 class Scrubber:
-    """See the module. `run` until cancelled; `logs` gives those that are there by now."""
+    """Verifies the segments of the `logs` that exist at each moment; `run` until cancelled."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Scrubber:
         self._sealed_segments = 0
 
     async def run(self) -> None:
-        """One pass after the other, with a rest where nothing is due."""
+        """Run one pass after the other, with a pause if nothing is due."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -87,11 +88,11 @@ class Scrubber:
                 await self._pause()
 
     def expedite(self) -> None:
-        """Damage was found in some log, which is marked as suspicious: the next pass comes soon."""
+        """Begin the next pass soon: damage was found in some log, which is marked as suspicious."""
         self._hurry.set()
 
     async def _pause(self) -> None:
-        """A minute, or until damage is found; then others have found theirs, too."""
+        """Wait a minute, or until damage is found; then briefly, so that others find theirs too."""
         rest = asyncio.ensure_future(self._sleep(_IDLE_S))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
@@ -104,13 +105,13 @@ class Scrubber:
             await self._sleep(_HURRY_S)
 
     async def run_pass(self) -> None:
-        """Look again at what is known as damaged, then verify every segment that is due, the oldest first."""
+        """Recheck what is known as damaged, then verify every segment that is due, oldest first."""
         for log in list(self._logs()):
             try:
                 await self._recheck(log)
             except (DiskError, EntriesTrimmed) as error:
                 self.errors += 1
-                _log.warning("%s: what is damaged cannot be looked at again: %s", log.name, error)
+                _log.warning("%s: damaged entries cannot be rechecked: %s", log.name, error)
         self._waiting = self._due()
         before = self.verified_segments, self.verified_bytes, self.damaged_batches
         noted_ms = self._clock_ms()
@@ -138,7 +139,7 @@ class Scrubber:
             _log.info("%d segments (%d bytes) verified, %d batches damaged", segments, size, damaged)
 
     def _due(self) -> list[_Due]:
-        """The segments to be looked at in this pass, the oldest last."""
+        """Return the segments to verify in this pass, the oldest last."""
         now_ms = self._clock_ms()
         found = []
         self._sealed_segments = 0
@@ -160,18 +161,22 @@ class Scrubber:
         return sorted(found, key=lambda due: (due.since_ms, due.first_index), reverse=True)
 
     def _is_fresh(self, since_ms: int, now_ms: int) -> bool:
-        """Whether that was lately. Half of the time is reserve: for a slow disk, days of standstill, a clock
-        put back.
+        """Return whether a segment was verified lately.
+
+        Half of the period is reserve: for a slow disk, days of standstill, a clock set back.
         """
         return now_ms - self._period_ms // 2 < since_ms <= now_ms
 
     def _verified_ms(self, log: Log, last: Segment) -> int:
-        """When the segment that is written to was verified; 0: never."""
+        """Return when the active segment was verified; 0 if never."""
         known = log.quarantine.unsealed
         return known.verified_ms if known is not None and known.segment == last.first_index else 0
 
     async def _recheck(self, log: Log) -> None:
-        """A repair may have ended between its bytes and its note; a cable may have been the culprit."""
+        """Clear damage that is gone.
+
+        A repair may have ended before its record was written, or a cable was at fault.
+        """
         for damage in log.quarantine:
             if damage.term == 0 or not log.first_index <= damage.first_index <= log.last_index:
                 continue
@@ -184,7 +189,7 @@ class Scrubber:
                 self._damage.clear(log, damage.first_index)
 
     async def _verify(self, log: Log, first_index: int) -> None:
-        """Every frame of one segment against checksums and row; returns early when the log changes."""
+        """Verify every frame of a segment against checksums and row; end early if the log changes."""
         before = log.truncations
         segment = next((each for each in log.segments() if each.first_index == first_index), None)
         if segment is None:
@@ -234,10 +239,10 @@ class Scrubber:
         self._damage.verified(log, first_index, verified)
 
     def _damaged(self, log: Log, segment: Segment, rows: list[IndexEntry]) -> int:
-        """Tell of a damaged entry, if that is news; returns the entry behind it."""
+        """Report a damaged entry, if it is new; return the entry after it."""
         index = rows[0].index
         if index <= log.start.index:
-            return index + 1  # given up already; its file goes with the rest of it
+            return index + 1  # trimmed already; its file is removed with the rest of it
         if log.quarantine.at(index) is None:
             self.damaged_batches += 1
             log.found_damaged(ReadRange(segment.file, rows, 0))
@@ -245,7 +250,7 @@ class Scrubber:
         return index + 1 if damage is None else max(damage.last_index, index) + 1
 
     async def _read(self, piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
-        """The whole frames of a piece, from the medium, and the pause that its size costs."""
+        """Return the intact frames of a range, read from the medium, after the pause that it costs."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         frames = await loop.run_in_executor(self._readers.executor, _read, piece, digest)
@@ -254,7 +259,7 @@ class Scrubber:
         return frames
 
     def statistics(self) -> dict[str, int]:
-        """Progress and findings. An age is of the segment that was not looked at for longest."""
+        """Return progress and findings. The age is that of the segment verified longest ago."""
         age_ms = self._clock_ms() - self._waiting[-1].since_ms if self._waiting else 0
         return {
             "verified_bytes": self.verified_bytes,
@@ -268,7 +273,11 @@ class Scrubber:
 
 
 def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
-    """The rows of one piece: at least one, then up to the size of a piece. Raises `IndexNotCached`."""
+    """Return the index entries of one range: at least one, then up to the size of a range.
+
+    Raises:
+        IndexNotCached: The first is not in memory.
+    """
     rows: list[IndexEntry] = []
     size = 0
     try:
@@ -284,7 +293,7 @@ def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
 
 
 def _read(piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
-    """In a reader's thread."""
+    """Read a range from the medium, in a reader's thread."""
     position = piece.rows[0].position
     try:
         file = piece.segment.data()

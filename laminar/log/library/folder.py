@@ -1,9 +1,9 @@
-"""Logs in a user's own process and loop: a folder of named logs, appended to and read without a server.
+"""Logs in a user's own process and loop: a folder of named logs, without a server.
 
-The engine is the one of a node's shard (`Storage`, `Log`); this is the door for who wants nothing else. It
-stamps batches, picks ids, waits for durability and turns offsets into entries, which in a node is Raft's
-and the API's work. There are no copies elsewhere, so what is damaged stays so: a log that lost acknowledged
-records at its end says so and takes no more, until its owner accepts the loss.
+The engine is that of a node's shard (`Storage`, `Log`); this is the door for programs that need nothing else.
+It stamps batches, picks ids, waits for durability and turns offsets into entries, which in a node is done by
+Raft and the API. There are no replicas, so damage is final: a log that lost acknowledged records at its end
+says so and refuses appends until its owner accepts the loss.
 
 One process at a time may hold a folder. All of it belongs to one loop; within it, any number of tasks may
 append to and read from any of the logs.
@@ -36,14 +36,14 @@ _LOCK = "lock"
 _TRASH = "trash"
 _KEEP_TRASH_MS = 24 * 3600 * 1000
 _EMPTY_TRASH_EVERY_S = 3600.0
-# What may lie in a folder of logs; anything else belongs to somebody else.
+# Names that may be in a folder of logs; anything else is not ours.
 _OURS = frozenset({HOME, LOGS, _LOCK, _TRASH, "lost+found"})
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _ONLY = "log"
 
 
 class LogFolder:
-    """Named logs that share one journal: appends to several of them at the same time cost one sync.
+    """Named logs that share one journal: concurrent appends to several of them cost one sync.
 
     Made by `open` (or `open_folder`, which also closes it).
     """
@@ -57,7 +57,7 @@ class LogFolder:
         self._room = room
         self._max_batch_bytes = max_batch_bytes
         self._logs: dict[str, LocalLog] = {}
-        # Names of logs that somebody waits for, and which are to be made where they are not there.
+        # Names of logs that a call waits for, and which are to be made if missing.
         self._wanted: set[str] = set()
         self._changing = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
@@ -78,9 +78,14 @@ class LogFolder:
     ) -> LogFolder:
         """Lock the folder (made if missing) and recover what it holds.
 
-        A segment is begun when the last has `segment_size_bytes` (256 MiB); an append is at most
-        `max_batch_bytes`. `settings` has the engine's other measures, and `disk` may be one that fails, for
-        tests. Raises `FolderInUse`, `NotALogFolder`, or what the disk says as `StorageError`.
+        A new segment begins when the last has `segment_size_bytes` (256 MiB); an append is at most
+        `max_batch_bytes`. `settings` has the engine's other measures, and `disk` may be one that
+        fails, for tests.
+
+        Raises:
+            FolderInUse: Another process, or this one, has it open.
+            NotALogFolder: It holds something else.
+            StorageError: The disk failed.
         """
         given = settings or StorageSettings()
         if segment_size_bytes is not None:
@@ -91,7 +96,7 @@ class LogFolder:
         try:
             lock, storage = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # The thread goes on: what it opens is closed again, else the folder would stay locked.
+            # The thread continues: close what it opens, else the folder would stay locked.
             lock, storage = await opening
             await storage.close()
             lock.close()
@@ -110,26 +115,30 @@ class LogFolder:
         return folder
 
     async def _finish_deletions(self) -> None:
-        """Logs without a name: their deletion was cut short, or their creation, so that they are empty."""
+        """Delete the logs without a name: their deletion was interrupted, or their creation (empty)."""
         named = {entry.log_id for entry in self._storage.manifest.entries}
         for log_id in self._storage.logs.keys() - named:
             await self._storage.delete_log(log_id)
 
     @property
     def names(self) -> list[str]:
-        """The logs in it, sorted, those that were lost too."""
+        """Names of its logs, sorted, including those that were lost."""
         return sorted(entry.topic for entry in self._storage.manifest.entries)
 
     async def log(self, name: str, *, create: bool = True, flush: FlushPolicy | None = None) -> LocalLog:
-        """The log of that name; a new one, durable when this returns, where there is none and `create`.
+        """Return the log of that name; make it, durably, if it is missing and `create` is set.
 
-        `flush` says when its appends count, from now on and for good: `COMMIT` (what a new log has), or
-        `FlushPolicy(interval_ms=...)`, by which they outlive the process, but a loss of power may take the
-        last interval. Raises `ValueError` for what is no name (1 to 200 letters, digits, '.', '_' or '-'),
-        `KeyError` where there is no such log and none is to be made, and `RecordsLost` where there was one.
+        `flush` says when its appends are acknowledged, from now on and for good: `COMMIT` (the
+        default of a new log), or `FlushPolicy(interval_ms=...)`, by which they survive the process,
+        but a power loss may take the last interval.
 
-        Each time that logs are made the list of all is written anew. So who needs many asks for them at the
-        same time (`asyncio.gather`): they are made together.
+        Each time logs are made the list of all is rewritten. So a program that needs many asks for
+        them at the same time (`asyncio.gather`): they are made together.
+
+        Raises:
+            ValueError: The name is not 1 to 200 letters, digits, '.', '_' or '-'.
+            KeyError: There is no such log, and `create` is not set.
+            RecordsLost: There was one, and it is lost.
         """
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise ValueError(f"log name {name!r}: 1 to 200 letters, digits, '.', '_' or '-' are allowed")
@@ -160,7 +169,7 @@ class LogFolder:
             if known is not None:
                 return known
             if log.recovering and log.power_lost:
-                # What the policy allows to be lost, and no more: nobody has to be asked.
+                # What the policy allows to be lost, and no more: no decision is needed.
                 log.set_recovering(recovering=False, incarnation=log.incarnation + 1)
                 await self._storage.sync_log(log)
             opened = LocalLog(log, self._storage, self._room, max_batch_bytes=self._max_batch_bytes)
@@ -168,9 +177,9 @@ class LogFolder:
             return opened
 
     async def _create(self, name: str) -> ReplicaEntry:
-        """Make a log, and with it all others that are waited for; the entry of the one.
+        """Make a log, and with it all others that are waited for; return the entry of the one.
 
-        The logs first, then the manifest: so it never names what the journal does not know. Where it
+        The logs first, then the manifest: so it never names what the journal does not know. If it
         fails, each of the others tries for itself.
         """
         entries = self._storage.manifest.entries
@@ -193,10 +202,12 @@ class LogFolder:
         return new[names.index(name)]
 
     async def delete(self, name: str) -> None:
-        """Forget a log and all its records; durable when it returns. Its files go to the folder's trash.
+        """Delete a log and all its records; durable on return. Its files go to the folder's trash.
 
-        Readers and appenders of it get `StorageClosed`. Cancelled, it goes on, and calls of `log` wait until
-        it has ended. Raises `KeyError` where there is no such log.
+        Its readers and appenders get `StorageClosed`.
+
+        Raises:
+            KeyError: There is no such log.
         """
         await self._changing.acquire()
         deleting = asyncio.ensure_future(self._delete(name))
@@ -227,9 +238,9 @@ class LogFolder:
             raise StorageClosed(f"{self.path} is closed")
 
     async def close(self) -> None:
-        """Let go of the folder. Everything appended is durable; followers get `StorageClosed`.
+        """Close the folder. Everything appended is durable; followers get `StorageClosed`.
 
-        Cancelled, it goes on, and another call waits for its end.
+        If cancelled, it continues, and another call waits for its end.
         """
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
@@ -247,16 +258,17 @@ class LogFolder:
 
 
 async def _empty(trash: Trash) -> None:
-    """What was deleted is kept for a day."""
+    """Purge the trash periodically: what was deleted is kept for a day."""
     while True:
         await trash.purge(now_ms=time.time_ns() // 1_000_000)
         await asyncio.sleep(_EMPTY_TRASH_EVERY_S)
 
 
 def _refuse_without_manifest(disk: Disk, directory: str) -> None:
-    """A folder's first log comes with a manifest, which nothing removes: without one, `home` was lost.
+    """Refuse a folder with logs and without a manifest, as the store directory was lost.
 
-    What is opened all the same would be empty, and make room for new logs of the same names.
+    A folder's first log comes with a manifest, which nothing removes. Opened all the same it would be
+    empty, and make room for new logs of the same names.
     """
     store, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
     held = disk.list(logs)
@@ -269,7 +281,10 @@ def _refuse_without_manifest(disk: Disk, directory: str) -> None:
 
 
 def _open(disk: Disk, directory: str, settings: StorageSettings) -> tuple[Lock, Storage]:
-    """Blocks. The lock of the folder's own comes first: that of its home would be waited for."""
+    """Lock a folder and open its storage. Blocks.
+
+    The folder's own lock comes first: that of its store directory would be waited for.
+    """
     disk.make_directory(directory)
     strange = [name for name in disk.list(directory) if name not in _OURS]
     if strange:
@@ -302,7 +317,7 @@ async def open_folder(
     max_batch_bytes: int = 16 * MIB,
     settings: StorageSettings | None = None,
 ) -> AsyncIterator[LogFolder]:
-    """A folder of logs for the length of a block; see `LogFolder.open`."""
+    """Open a folder of logs for the length of a block; see `LogFolder.open`."""
     folder = await LogFolder.open(
         path, segment_size_bytes=segment_size_bytes, max_batch_bytes=max_batch_bytes, settings=settings
     )
@@ -321,9 +336,10 @@ async def open_log(
     flush: FlushPolicy | None = None,
     settings: StorageSettings | None = None,
 ) -> AsyncIterator[LocalLog]:
-    """One log in a folder of its own, for the length of a block; see `LogFolder.open` and `LogFolder.log`.
+    """Open one log in a folder of its own, for the length of a block.
 
-    The folder is one of `open_folder` that holds a log named "log".
+    The folder is one of `open_folder` that holds a log named "log"; see `LogFolder.open` and
+    `LogFolder.log`.
     """
     async with open_folder(
         path, segment_size_bytes=segment_size_bytes, max_batch_bytes=max_batch_bytes, settings=settings

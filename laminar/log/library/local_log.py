@@ -1,7 +1,8 @@
-"""One log as a user's own program has it: records by offset, kept as promised when an append returns.
+"""One log in a user's own program: records by offset, durable when an append returns.
 
-It gives each append its place (index, offset, time) as a partition's leader would, and shows readers only
-what is durable. It knows nothing of folders and names (`folder`), nor of files (`log`).
+How durable is for its flush policy to say. It gives each append its place (index, offset, time) as a
+partition's leader would, and shows readers only what is durable. It knows nothing of folders and names
+(`folder`), nor of files (`log`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from laminar.log.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-# There is nobody to vote for: a log of its own stays in its first term.
+# There are no elections: a log of its own stays in its first term.
 _TERM = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendReceipt:
-    """Where an append's records are: offsets `offset` up to, not including, `next_offset`."""
+    """The offsets of an append's records: from `offset` up to, not including, `next_offset`."""
 
     offset: int
     count: int
@@ -38,11 +39,12 @@ class AppendReceipt:
 
     @property
     def next_offset(self) -> int:
+        """Offset after the last record."""
         return self.offset + self.count
 
 
 class LocalLog:
-    """See the module. Made by `LogFolder.log`; call it from the loop's thread only, from any task."""
+    """One log of a folder. Made by `LogFolder.log`; the loop's thread only, any task."""
 
     def __init__(self, log: Log, storage: Storage, room: FreeSpace, *, max_batch_bytes: int) -> None:
         self._log = log
@@ -57,16 +59,17 @@ class LocalLog:
 
     @property
     def name(self) -> str:
+        """The log's name."""
         return self._log.name
 
     @property
     def start_offset(self) -> int:
-        """The first record's offset."""
+        """Offset of the first record."""
         return self._log.start.offset
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last durable record: what the next record gets, if none is under way."""
+        """Offset after the last durable record: the next record's, if no append is in progress."""
         log = self._log
         if log.durable_index <= log.start.index:
             return log.start.offset
@@ -74,12 +77,12 @@ class LocalLog:
 
     @property
     def flush(self) -> FlushPolicy:
-        """When an append counts; `LogFolder.log` sets it."""
+        """When an append is acknowledged; `LogFolder.log` sets it."""
         return self._log.policy
 
     @property
     def unsynced_records(self) -> int:
-        """Records that a loss of power may take: none under `COMMIT`."""
+        """Number of records that a power loss may take: none under `COMMIT`."""
         return self._log.unsynced_records if self._log.policy.is_interval else 0
 
     @property
@@ -89,14 +92,14 @@ class LocalLog:
 
     @property
     def records_lost(self) -> bool:
-        """Whether acknowledged records at the end, or the knowledge of some inside, may be missing.
+        """Whether acknowledged records may be missing, at the end or by an unidentified gap inside.
 
-        Set when the folder was opened after damage; reads go on, appends raise `RecordsLost`.
+        Set when the folder was opened after damage; reads continue, appends raise `RecordsLost`.
         """
         return self._log.recovering
 
     async def accept_loss(self) -> None:
-        """Go on behind the last record that is left: offsets that were given once will be given again."""
+        """Continue after the last record that is left: offsets that were used once are used again."""
         self._check_open()
         if self._log.recovering:
             self._log.set_recovering(recovering=False, incarnation=self._log.incarnation + 1)
@@ -114,20 +117,25 @@ class LocalLog:
         headers: Sequence[Mapping[str, bytes] | None] | None = None,
         codec: Codec = Codec.NONE,
     ) -> AppendReceipt:
-        """Append records as one batch, all or nothing; as durable as `flush` says when this returns.
+        """Append records as one batch, all or nothing; as durable as `flush` says on return.
 
-        The other sequences are as long as `values`, with None for a record without; times are ms since the
-        epoch. Calls that are waiting at the same time share a sync, and get their offsets in the order in
-        which they were made. Cancelled while it waits, the records may be there or not. Raises
-        `BatchError` for cells or sizes that can't be, `AppendRefused`, `RecordsLost`, and `StorageClosed`
-        when the journal failed: then the outcome is known when the folder is opened again.
+        The other sequences are as long as `values`, with None for a record without; times are ms
+        since the epoch. Calls that wait at the same time share a sync, and get their offsets in the
+        order in which they were made. If the call is cancelled, the records may be there or not.
+
+        Raises:
+            BatchError: A cell or a size is not allowed.
+            AppendRefused: There is no room.
+            RecordsLost: The log lost records, and the loss is not accepted.
+            StorageClosed: The folder is closed, or the journal failed: then the outcome is known
+                when it is opened again.
         """
         for name, cells in (("values", values), ("keys", keys), ("tags", tags)):
             if isinstance(cells, bytes | bytearray | memoryview | str):
                 raise TypeError(f"{name}: a sequence with one for each record, not {type(cells).__name__}")
         if not values:
             raise BatchError("malformed", "append: no records", field="values", value=0, limit="at least 1")
-        # Before anything is built or touched: a refused append leaves no trace.
+        # Before anything is built or changed: a refused append leaves no trace.
         size = sum(map(len, values)) + sum(len(key) for key in keys or () if key is not None)
         self._check_size(size)
         await self._wait_for_room(size)
@@ -153,7 +161,7 @@ class LocalLog:
         log.append([frame])
         durable = self._storage.sync_log(log)
         durable.add_done_callback(self._wake)
-        # Shielded: who gives up waiting must not take the news from followers.
+        # Shielded: a cancelled append must not take the notification from followers.
         await asyncio.shield(durable)
         return receipt
 
@@ -168,14 +176,14 @@ class LocalLog:
             )
 
     async def _wait_for_room(self, size_bytes: int) -> None:
-        """Return only if nothing speaks against an append now; the caller appends in the same turn."""
+        """Return only if an append may begin now; the caller appends in the same turn."""
         self._check_open()
         if self._storage.refusal == "journal":
-            # Its files are let go by a checkpoint: waiting for one is the back-pressure.
+            # A checkpoint releases its files: waiting for one is the back-pressure.
             try:
                 await self._storage.checkpoint()
             except StorageError:
-                pass  # what stands in the way is said by `refusal`
+                pass  # `refusal` says why
             self._check_open()
         resource = self._storage.refusal
         if resource is not None:
@@ -195,13 +203,15 @@ class LocalLog:
     async def batches(
         self, start: int | None = None, stop: int | None = None, *, follow: bool = False, max_bytes: int = MIB
     ) -> AsyncIterator[Batch]:
-        """Whole batches, verified, from the one with offset `start` (default: the first) up to `stop`.
+        """Yield whole, verified batches, from the one with offset `start` (the first) to `stop`.
 
-        The first batch may begin before `start`, the last may reach beyond `stop`: `Batch.records(start,
-        stop)` cuts, and `laminar.batch.arrow.pyarrow_out.to_arrow` gives columns. Without `follow` it ends at
-        the end of now; with it, it waits for more. About `max_bytes` are read at once. Raises
-        `OffsetOutOfRange`, also when the next offset was given up meanwhile, and `DamagedRange` for a damaged
-        batch: `next_offset` of it is where one may go on.
+        The first batch may begin before `start`, the last may reach beyond `stop`:
+        `Batch.records(start, stop)` cuts, and `Batch.to_arrow` gives columns. Without `follow` it
+        ends at the present end; with it, it waits for more. About `max_bytes` are read at once.
+
+        Raises:
+            OffsetOutOfRange: There is no such offset, or the next one was trimmed meanwhile.
+            DamagedRange: A batch is damaged; reading may continue at its `next_offset`.
         """
         self._check_open()
         offset = self.start_offset if start is None else start
@@ -220,7 +230,7 @@ class LocalLog:
                 raise self._out_of_range(offset)
             index = await self._log.find_offset(offset)
             if index is None:
-                continue  # given up meanwhile
+                continue  # trimmed meanwhile
             for frame in await self._log.read(index, self._log.durable_index, max_bytes=max_bytes):
                 batch = Batch(frame, verified=True)
                 if last is not None and batch.base_offset >= last:
@@ -232,13 +242,16 @@ class LocalLog:
     async def read(
         self, start: int | None = None, stop: int | None = None, *, follow: bool = False
     ) -> AsyncIterator[Record]:
-        """Records from offset `start` (default: the first) up to, not including, `stop`; as `batches`."""
+        """Yield records from offset `start` (default: first) up to, not including, `stop`.
+
+        Raises as `batches` does.
+        """
         async for batch in self.batches(start, stop, follow=follow):
             for record in batch.records(start, stop):
                 yield record
 
     async def record(self, offset: int) -> Record:
-        """The record at `offset`: any, in any order. Raises as `batches`."""
+        """Return the record at `offset`: any, in any order. Raises as `batches` does."""
         self._check_open()
         if not self.start_offset <= offset < self.end_offset:
             raise self._out_of_range(offset)
@@ -249,7 +262,7 @@ class LocalLog:
         return next(Batch(frame, verified=True).records(offset, offset + 1))
 
     async def value(self, offset: int) -> Buffer:
-        """The value of the record at `offset`: as `record`, and cheaper where memory has it."""
+        """Return the value of the record at `offset`: cheaper than `record` if memory has it."""
         self._check_open()
         if self.start_offset <= offset < self.end_offset:
             found = self._log.value_nowait(offset)
@@ -258,7 +271,10 @@ class LocalLog:
         return (await self.record(offset)).value
 
     async def to_arrow(self, start: int | None = None, stop: int | None = None) -> pyarrow.Table:
-        """Records from `start` up to, not including, `stop` as an Arrow table; needs the extra `arrow`."""
+        """Return records from `start` up to, not including, `stop` as an Arrow table.
+
+        Needs the extra `arrow`.
+        """
         from laminar.batch.arrow.pyarrow_out import table  # pyarrow is an extra
 
         first = self.start_offset if start is None else start
@@ -271,21 +287,27 @@ class LocalLog:
         return whole.slice(skipped, whole.num_rows - skipped - cut)
 
     def offset_at(self, time_ms: int) -> int:
-        """The first offset of the batches appended at `time_ms` (ms since the epoch) or later."""
+        """Return the first offset of the batches appended at `time_ms` or later.
+
+        The time is in ms since the epoch.
+        """
         self._check_open()
         index = self._log.index_of_time(time_ms)
         if index > self._log.durable_index:
             return self.end_offset
         return self._log.index_entry(index).base_offset
 
-    # Giving up old records
+    # Trimming
 
     async def truncate_before(self, offset: int) -> int:
-        """Give up records before `offset`, as far as whole batches allow; durable when this returns.
+        """Trim records before `offset`, as far as whole batches allow; durable on return.
 
-        Returns the new `start_offset`: `offset`, or where the batch begins that holds it. Room on the disk
-        comes back by whole segments. Offsets are never used again, also when all records are given up.
-        Raises `OffsetOutOfRange` beyond the end; before the start there is nothing to do.
+        Returns the new `start_offset`: `offset`, or the start of the batch that holds it. Disk space
+        is released in whole segments. Offsets are never reused, even if all records are trimmed.
+        Before the start there is nothing to do.
+
+        Raises:
+            OffsetOutOfRange: The offset is beyond the end.
         """
         self._check_open()
         if offset > self.end_offset:
@@ -321,14 +343,17 @@ class LocalLog:
         self._check_open()
 
     def _wake(self, durable: asyncio.Future[None]) -> None:
-        durable.exception()  # is the appender's; if that gave up, nobody's
+        durable.exception()  # the appender's; if that was cancelled, it is ignored
         followers, self._followers = self._followers, []
         for future in followers:
             if not future.done():
                 future.set_result(None)
 
     def end(self, why: str) -> None:
-        """No more calls: the folder is closed, or the log deleted. Who waits is told."""
+        """Refuse further calls, as the folder is closed or the log deleted.
+
+        Readers that wait get the refusal too.
+        """
         self._ended = why
         followers, self._followers = self._followers, []
         for future in followers:

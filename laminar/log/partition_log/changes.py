@@ -1,7 +1,7 @@
-"""What waits for the journal, and what must stay in memory until it is in a segment.
+"""The queue of changes before the journal, and the cache of frames not yet in segments.
 
-Loop side only. Every recorded change gets a running number; "durable up to n" and "written up to n" are
-then plain comparisons, and no completion can be mistaken for one of an older entry at the same index.
+The loop's thread only. Every recorded change gets a running number; "durable up to n" and "written up to n"
+are then plain comparisons, and no completion can be mistaken for that of an older entry at the same index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True)
 class Write:
-    """A batch into a segment."""
+    """A batch to write into a segment."""
 
     files: LogFiles
     segment: SegmentFile
@@ -40,9 +40,10 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Entry `index` and all behind it go: `removed` segments as a whole, `segment` from `position` on.
+    """Entry `index` and all after it are removed.
 
-    `end_term` and `end_offset` are those behind the entry that is then the last.
+    `removed` segments as a whole, `segment` from `position` on. `end_term` and `end_offset` are those
+    after the entry that is then the last.
     """
 
     files: LogFiles
@@ -57,7 +58,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class MoveLogStart:
-    """The log now begins behind `start`; `removed` segments lie before it."""
+    """The log now begins after `start`; `removed` segments lie before it."""
 
     files: LogFiles
     start: LogStart
@@ -66,7 +67,7 @@ class MoveLogStart:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The log goes to the trash, and the term and vote of replica `replica_id` (0: none) are forgotten."""
+    """The log goes to the trash; term and vote of replica `replica_id` (0: none) are removed."""
 
     files: LogFiles
     replica_id: int
@@ -74,7 +75,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """`files` takes the place of `old`, which goes to the trash."""
+    """`files` replaces `old`, which goes to the trash."""
 
     files: LogFiles
     old: LogFiles
@@ -82,6 +83,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class SetRecovering:
+    """A replica's recovery state, incarnation and least term."""
+
     files: LogFiles
     recovering: bool
     power_lost: bool
@@ -98,7 +101,7 @@ class Unsynced:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """From here on another flush policy."""
+    """From here on the log has another flush policy."""
 
     files: LogFiles
     policy: FlushPolicy
@@ -120,26 +123,26 @@ Pending: TypeAlias = tuple[bytes, Buffer, Action]
 
 
 class RecordedLog(Protocol):
-    """A log as the queue and group commit see it: it is notified of how far its changes got."""
+    """A log as the queue and group commit see it: it is notified of the progress of its changes."""
 
     policy: FlushPolicy
 
     @property
     def unsynced_records(self) -> int:
-        """Records that were acknowledged before a sync covered them."""
+        """Number of records that were acknowledged and not yet synced."""
 
     def counts_up_to(self, number: int) -> None:
-        """All changes up to the running `number` are as durable as they must be to count."""
+        """Count changes up to the running `number` as durable enough to acknowledge."""
 
     def synced_up_to(self, number: int) -> bool:
-        """All changes up to the running `number` are durable. Return whether all of this log is synced."""
+        """Count changes up to the running `number` as synced; return whether all of this log is."""
 
     def evict_frame(self, index: int, frame: Buffer) -> None:
-        """Let a frame go that is in its segment, if it is still the one at that index."""
+        """Release a frame that is in its segment, if it is still the one at that index."""
 
 
 class ChangeQueue:
-    """The queue of changes in front of the journal, and the memory of recent frames behind it."""
+    """The queue of changes before the journal, and the cache of recent frames after it."""
 
     __slots__ = (
         "_recent",
@@ -158,11 +161,12 @@ class ChangeQueue:
     def __init__(self, recent_limit: int) -> None:
         self.pending: deque[Pending] = deque()
         self.pending_bytes = 0
-        # Running numbers: of the last change recorded, and of the last that is in its segment. The second is
-        # set by the writer's thread; reading it late only keeps a frame in memory for longer.
+        # Running numbers: of the last change recorded, and of the last that is in its segment. The
+        # segment writer's thread sets the second; reading it late only keeps a frame in memory for
+        # longer.
         self.recorded = 0
         self.written = 0
-        # In the order in which they came: a set of logs would be in another order in each run.
+        # In order of arrival: a set would be ordered differently in each run.
         self.touched: dict[RecordedLog, None] = {}
         # Whether something in the queue must be durable before it counts: all but batches of `interval` logs.
         self.must_sync = False
@@ -174,7 +178,7 @@ class ChangeQueue:
         self._recent_limit = recent_limit
 
     def record(self, head: bytes, payload: Buffer, action: Action) -> int:
-        """Put one change in the queue, which must be durable before it counts; returns its running number."""
+        """Queue one change that must be durable before it counts; return its running number."""
         self.must_sync = True
         self.pending.append((head, payload, action))
         self.pending_bytes += RECORD.size + len(payload)
@@ -184,7 +188,7 @@ class ChangeQueue:
         return self.recorded
 
     def record_batch(self, log: RecordedLog, index: int, head: bytes, frame: Buffer, action: Write) -> int:
-        """Put one batch in the queue, and keep its frame in memory; returns its running number.
+        """Queue one batch, and keep its frame in memory; return its running number.
 
         After the last of several the caller sets `must_sync` where it has to, and calls `on_record`.
         """
@@ -199,7 +203,7 @@ class ChangeQueue:
         return number
 
     def take(self, max_bytes: int) -> list[Pending]:
-        """The oldest changes, as many as fit in `max_bytes`, and at least one if there is any."""
+        """Return the oldest changes that fit in `max_bytes`; at least one, if there is any."""
         pending = self.pending
         if self.pending_bytes <= max_bytes:
             taken = list(pending)
@@ -218,7 +222,7 @@ class ChangeQueue:
         return taken
 
     def _evict_some(self) -> None:
-        """Let the oldest frames go that are in their segments, down to the limit."""
+        """Release the oldest frames that are in their segments, down to the limit."""
         recent = self._recent
         while self._recent_bytes > self._recent_limit and recent[0][0] <= self.written:
             _, owner, old_index, old_frame = recent.popleft()
@@ -226,7 +230,7 @@ class ChangeQueue:
             owner.evict_frame(old_index, old_frame)
 
     def first_unwritten(self, log: RecordedLog) -> int | None:
-        """The lowest index of this log whose frame may not be in its segment yet; None: all are."""
+        """Return the lowest index of this log that may not be in its segment; None if all are."""
         found = None
         for number, owner, index, _ in reversed(self._recent):
             if number <= self.written:
@@ -236,7 +240,7 @@ class ChangeQueue:
         return found
 
     def evict_written(self) -> None:
-        """Let everything go that is in its segment."""
+        """Release every frame that is in its segment."""
         recent = self._recent
         while recent and recent[0][0] <= self.written:
             _, owner, index, frame = recent.popleft()
@@ -245,4 +249,5 @@ class ChangeQueue:
 
     @property
     def recent_bytes(self) -> int:
+        """Bytes of frames in memory."""
         return self._recent_bytes

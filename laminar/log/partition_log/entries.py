@@ -1,8 +1,8 @@
-"""What a log holds: its entries, found by index, offset, time or tag.
+"""The entries of a log, found by index, offset, time or tag.
 
-What is asked with `await` goes to a reader thread where memory does not have the rows. The same question
-without `await` is for Raft's core, which is a pure state machine and cannot wait: it asks for old entries
-seldom, for one row each, and gets it with one small read of the index, here and now.
+A lookup that is awaited uses a reader thread if memory does not have the index rows. The same lookup without
+`await` is for Raft's core, a pure state machine that cannot wait: it asks for old entries rarely, for one row
+each, and gets it with one small read of the index in the loop's thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LogEntries:
     def __init__(
         self, readers: SegmentReader, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
     ) -> None:
-        """`segments` come from recovery: dense, durable, and reaching back to `start`."""
+        """Begin with the `segments` found by recovery: dense, durable, reaching back to `start`."""
         self._readers = readers
         self.log_id = log_id
         self.name = name
@@ -44,7 +44,8 @@ class LogEntries:
         self._firsts = [segment.first_index for segment in self.segments]
         # Bytes of all segments.
         self.size_bytes = sum(segment.size for segment in self.segments)
-        # Raised by whatever makes an answer read from the files doubtful.
+        # Raised by every change after which an answer read from the files may be wrong: truncation, a
+        # new start, deletion.
         self.truncations = 0
         self.take_end()
 
@@ -52,7 +53,7 @@ class LogEntries:
         return f"<entries {self.first_index}..{self.last_index} of {self.name}>"
 
     def take_end(self) -> None:
-        """Take the end of the log from its last row; from its start where there is none."""
+        """Take the end of the log from its last row, or from its start if there is none."""
         if self.segments:
             last = self.segments[-1].last_row
             self.last_index, self.last_term = last.index, last.term
@@ -65,14 +66,14 @@ class LogEntries:
     # Changes
 
     def add_segment(self, segment: Segment) -> None:
-        """Go on in a new, empty segment."""
+        """Continue in a new, empty segment."""
         for sealed in self.segments[-2:]:
             sealed.evict_entries()
         self.segments.append(segment)
         self._firsts.append(segment.first_index)
 
     def remove_from(self, index: int) -> list[SegmentFile]:
-        """Remove entry `index` and all after it; return the files of the segments that are gone with them."""
+        """Remove entry `index` and all after it; return the files of the segments removed with them."""
         removed: list[SegmentFile] = []
         while self.segments and self.segments[-1].first_index >= index:
             self._firsts.pop()
@@ -89,7 +90,7 @@ class LogEntries:
         return removed
 
     def move_start(self, start: LogStart) -> list[SegmentFile]:
-        """Let the log begin after `start`; return the files of the segments that lie before it."""
+        """Make the log begin after `start`; return the files of the segments that lie before it."""
         removed: list[SegmentFile] = []
         while self.segments and self.segments[0].last_index <= start.index:
             segment = self.segments.pop(0)
@@ -105,27 +106,29 @@ class LogEntries:
 
     @property
     def first_index(self) -> int:
+        """Index of the first entry."""
         return self.start.index + 1
 
     @property
     def segment_first_indexes(self) -> list[int]:
-        """The first index of each segment, lowest first."""
+        """First index of each segment, lowest first."""
         return list(self._firsts)
 
     def sealed(self) -> Iterator[tuple[int, int, int]]:
-        """(last index, append time of its last batch in ms, size in bytes) of each segment that the log has
-        gone on from, oldest first; all but the last segment.
+        """Yield (last index, append time of its last batch in ms, size) of each sealed segment.
+
+        Oldest first: all but the last segment. The size is in bytes.
         """
         for segment in self.segments[:-1]:
             last = segment.last_row
             yield last.index, last.append_time_ms, segment.size
 
     def term(self, index: int) -> int | None:
-        """The term of an entry, or of the one before the first; None outside. Unknown (damaged): None too.
+        """Return the term of an entry, or of the one before the first; None outside or if damaged.
 
-        It may wait for the disk, for one small read: only in a segment in which the term changed, so for
-        entries around an election that are no longer in memory. An append to a follower that is far behind
-        asks for one of them; the loop can bear that, as it bears a page fault.
+        It may wait for the disk, for one small read: only in a segment in which the term changed, so
+        for entries around an election that are no longer in memory. An append to a follower that is
+        far behind asks for one of them; the loop can bear that, as it bears a page fault.
         """
         if index == self.last_index:
             return self.last_term
@@ -142,36 +145,42 @@ class LogEntries:
         return segment.term(index) or None
 
     def index_entry(self, index: int) -> IndexEntry:
-        """What the index knows of an entry that the log holds. May wait for the disk, as `term`.
+        """Return what the index knows of an entry that the log holds. May wait for the disk.
 
-        Raft's core asks for the sizes of what it sends next to a follower, so for rows in a row: one read
-        serves a hundred of them. Whoever can wait asks `find_index_entry`.
+        Raft's core asks for the sizes of what it sends next to a follower, so for consecutive
+        entries: one read serves a hundred of them. A caller that can await uses `find_index_entry`.
         """
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
         return self.segment_of(index).index_entry(index)
 
     async def find_index_entry(self, index: int) -> IndexEntry:
-        """As `index_entry`, without blocking the loop. Raises `EntriesTrimmed` if it goes meanwhile."""
+        """Return what `index_entry` does, without blocking the loop.
+
+        Raises:
+            EntriesTrimmed: The entry was removed meanwhile.
+        """
 
         def look() -> IndexEntry:
             if not self.start.index < index <= self.last_index:
-                raise EntriesTrimmed(f"entry {index} of {self.name} was cut while it was looked for")
+                raise EntriesTrimmed(f"entry {index} of {self.name} was removed while it was looked up")
             return self.segment_of(index).index_entry_nowait(index)
 
         return await self._find(look)
 
     def segment_of(self, index: int) -> Segment:
-        """The segment that holds an entry of the log."""
+        """Return the segment that holds an entry of the log."""
         last = self.segments[-1]
         if index >= last.first_index:
             return last
         return self.segments[bisect_right(self._firsts, index) - 1]
 
     def index_of_offset(self, offset: int) -> int | None:
-        """The entry that holds the record at `offset`; None when none does (yet, or any more).
+        """Return the entry that holds the record at `offset`; None if none does (yet, or any more).
 
-        Raises `DamagedRange` when nothing tells any more which entry it is. May wait for the disk, for a
-        few small reads; whoever can wait asks `find_offset`.
+        May wait for the disk, for a few small reads; a caller that can await uses `find_offset`.
+
+        Raises:
+            DamagedRange: Damage left no way to tell which entry it is.
         """
         try:
             return self._offset_nowait(offset)
@@ -179,7 +188,7 @@ class LogEntries:
             return _here_and_now(lambda: self._offset_nowait(offset))
 
     async def find_offset(self, offset: int) -> int | None:
-        """As `index_of_offset`, without keeping the loop."""
+        """Return what `index_of_offset` does, without blocking the loop."""
         try:
             return self._offset_nowait(offset)
         except IndexNotCached:
@@ -197,7 +206,8 @@ class LogEntries:
         rows, place = segment.rows_at(index - segment.first_index)
         first_offset = row_offset(rows, place)
         if first_offset > offset:
-            # Never what begins behind the offset asked for: whoever reads on from it would miss records.
+            # Never an entry that begins after the offset: a reader that continues from it would
+            # miss records.
             raise DamagedRange(
                 first_index=index - 1,
                 last_index=index - 1,
@@ -209,14 +219,14 @@ class LogEntries:
         return index
 
     def index_of_time(self, time_ms: int) -> int:
-        """The first entry appended at `time_ms` or later; `last_index + 1` when there is none.
+        """Return the first entry appended at `time_ms` or later, or `last_index + 1`.
 
-        May wait for the disk, for a few small reads; whoever can wait asks `find_time`.
+        May wait for the disk, for a few small reads; a caller that can await uses `find_time`.
         """
         return _here_and_now(lambda: self._time_nowait(time_ms))
 
     async def find_time(self, time_ms: int) -> int:
-        """As `index_of_time`, without keeping the loop."""
+        """Return what `index_of_time` does, without blocking the loop."""
         return await self._find(lambda: self._time_nowait(time_ms))
 
     def _time_nowait(self, time_ms: int) -> int:
@@ -231,15 +241,18 @@ class LogEntries:
         return entries.start + found
 
     async def find_tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
-        """The first of these entries whose tags have `bit`, and the one behind the run that it begins.
+        """Return the first of these entries whose tags have `bit`, and the entry after its run.
 
-        Both are `last_index + 1` if there is none. Looks at rows only; where a run is long it may be cut.
-        Raises `EntriesTrimmed` when entries go meanwhile.
+        Both are `last_index + 1` if there is none. It examines index rows only; a long run may be
+        split.
+
+        Raises:
+            EntriesTrimmed: Entries were removed meanwhile.
         """
         return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
 
     async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
-        """As `find_tagged`, of entries that are not staged."""
+        """Return what `find_tagged` does, for entries that are not staged."""
         return await self._find_run(first_index, last_index, row_is_shown)
 
     async def _find_run(
@@ -247,7 +260,7 @@ class LogEntries:
     ) -> tuple[int, int]:
         def look() -> tuple[int, int]:
             if not self.start.index < index <= last_index <= self.last_index:
-                raise EntriesTrimmed(f"entry {index} of {self.name} was cut while it was looked for")
+                raise EntriesTrimmed(f"entry {index} of {self.name} was removed while it was looked up")
             segment = self.segment_of(index)
             return segment.run(index, min(last_index, segment.last_index), wanted)
 
@@ -257,11 +270,11 @@ class LogEntries:
             if behind > found or found > last_index:
                 return found, behind
             index = found
-            # A hundred rows at a time: others get their turn.
+            # A hundred rows at a time, then others on the loop get their turn.
             await asyncio.sleep(0)
 
     async def _find(self, look: Callable[[], T]) -> T:
-        """What `look` finds, after the rows that it lacks have been read by a thread."""
+        """Return what `look` finds, after a thread has read the rows that it lacks."""
         while True:
             try:
                 return look()

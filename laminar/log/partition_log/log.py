@@ -1,8 +1,8 @@
 """One partition's log as its replica sees it: what it holds, and what of it is durable.
 
-Loop side: every change takes effect in memory at once and is recorded for the journal; the files follow in
-the writer's thread. A log does not decide anything: it obeys the leader's segment borders, refuses what
-does not chain, and knows neither Raft nor the records in a batch. Invariants:
+Every change takes effect in memory at once and is recorded for the journal; the files follow in the segment
+writer's thread. A log decides nothing: it obeys the leader's segment boundaries, refuses what does not chain,
+and knows neither Raft nor the records in a batch. The loop's thread only. Invariants:
 
 1. `first_index == start.index + 1`, and entries are dense from there to `last_index`.
 2. A frame leaves memory only when it is in its segment.
@@ -57,7 +57,7 @@ EMPTY = LogStart()
 
 
 class Log:
-    """See the module. Made by `Storage`; call it from the loop's thread only."""
+    """One partition's log. Made by `Storage`."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class Log:
         incarnation: int = 0,
         least_term: int = 0,
     ) -> None:
-        """`segments` come from recovery: dense, durable, and reaching back to `start`."""
+        """Begin with the `segments` found by recovery: dense, durable, reaching back to `start`."""
         self.log_id = files.log_id
         self.name = files.name
         self.files = files
         self.recovering = recovering
-        # That it may have forgotten no more than an `interval` log's last, unsynced entries.
+        # Whether it may have forgotten no more than an `interval` log's last, unsynced entries.
         self.power_lost = power_lost
         self.incarnation = incarnation
         self.least_term = least_term
         self.policy = files.policy
-        # What of it is damaged, and must not be served.
+        # Damage in it: never served.
         self.quarantine = Quarantine()
-        # Puts the bytes of a damaged entry back; set by the registry of damage of an open storage.
+        # Puts the bytes of a damaged entry back; set by the damage registry of an open storage.
         self.repairer: Callable[[int, Buffer], Awaitable[None]] | None = None
         self._changes = changes
         self._segment_size_bytes = segment_size_bytes
@@ -98,20 +98,20 @@ class Log:
             self._entries, self._recent, self.quarantine, readers, directory=files.directory
         )
         self._offer_lookups()
-        # (running number, last index, offset behind it) of each append that does not count yet, oldest first;
-        # and of each of an `interval` log that is not synced.
+        # (running number, last index, offset after it) of each append that does not count yet, oldest
+        # first; and of each of an `interval` log that is not synced.
         self._undurable: deque[tuple[int, int, int]] = deque()
         self._unsynced: deque[tuple[int, int, int]] = deque()
         self.durable_index = self.last_index
-        # Where what is synced ends, while anything is in `_unsynced`.
+        # The end of what is synced, while anything is in `_unsynced`.
         self._synced_index, self._synced_offset = self.last_index, self.next_offset
-        # Whether entries count when they are written. Never in recovery: what it appends, it syncs.
+        # Whether entries count when they are written. Never in recovery: it syncs what it appends.
         self._interval = False
         # Whether the journal says that entries may be acknowledged before they are synced.
         self._told_unsynced = False
 
     def _offer_lookups(self) -> None:
-        """Offer what the parts of the log answer as its own methods, without a call in between."""
+        """Offer the answers of the log's parts as its own methods, without a call in between."""
         entries, reader = self._entries, self._reader
         self.term = entries.term
         self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
@@ -136,24 +136,27 @@ class Log:
 
     @property
     def first_index(self) -> int:
+        """Index of the first entry."""
         return self._entries.first_index
 
     @property
     def last_index(self) -> int:
+        """Index of the last entry, durable or not."""
         return self._entries.last_index
 
     @property
     def last_term(self) -> int:
-        """The term of the last entry, or of the one before the first in an empty log."""
+        """Term of the last entry, or of the one before the first in an empty log."""
         return self._entries.last_term
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last record, durable or not."""
+        """Offset after the last record, durable or not."""
         return self._entries.next_offset
 
     @property
     def last_append_time_ms(self) -> int:
+        """Append time of the last entry."""
         return self._entries.last_append_time_ms
 
     @property
@@ -163,25 +166,25 @@ class Log:
 
     @property
     def truncations(self) -> int:
-        """Raised by whatever makes an answer read from the files doubtful."""
+        """Counter of the changes after which an answer read from the files may be wrong."""
         return self._entries.truncations
 
     @property
     def replaying(self) -> bool:
-        """Whether what is read of this log comes from the disk these days: then `read` keeps a pace."""
+        """Whether recent reads of this log came from the disk: then `read` is throttled."""
         return self._reader.replaying
 
     @property
     def segment_first_indexes(self) -> list[int]:
-        """The first index of each segment, lowest first."""
+        """First index of each segment, lowest first."""
         return [segment.first_index for segment in self._entries.segments]
 
     def sealed_segments(self) -> list[Segment]:
-        """All segments but the last: nothing is appended to them any more."""
+        """Return all segments but the last: nothing is appended to them any more."""
         return self._entries.segments[:-1]
 
     def segments(self) -> list[Segment]:
-        """All segments, the oldest first; the last is written to."""
+        """Return all segments, the oldest first; the last is the active one."""
         return self._entries.segments[:]
 
     def watch_damage(
@@ -190,38 +193,41 @@ class Log:
         on_damage: Callable[[Damage], None],
         repairer: Callable[[int, Buffer], Awaitable[None]],
     ) -> None:
-        """Call `on_damage` with each damage that a read finds, once; `repairer` puts bytes back."""
+        """Call `on_damage` once with each damage that a read finds; `repairer` puts bytes back."""
         self._reader.on_damage = on_damage
         self.repairer = repairer
 
     async def repair(self, index: int, frame: Buffer) -> None:
-        """Put the bytes of a damaged entry back, from another replica; rules: `DamageRegistry.repair`.
+        """Restore the bytes of a damaged entry from another replica, by `DamageRegistry.repair`.
 
-        Raises `RepairRefused` for bytes that are not the missing ones, and `DiskError`.
+        Raises:
+            RepairRefused: The bytes are not the missing ones.
+            DiskError: They cannot be written.
         """
         assert self.repairer is not None, f"{self!r} has no registry of damage: it is not of an open storage"
         await self.repairer(index, frame)
 
     @property
     def failure(self) -> StorageError | None:
-        """A failed segment write or sync stops this log alone; everybody else goes on."""
+        """Failure of a segment's write or sync, which stops this log alone; None if none."""
         return self.files.failure
 
     @property
     def synced_index(self) -> int:
-        """Up to here it survives a power loss of this machine. Of a `commit` log the same as durable."""
+        """Last entry that survives a power loss; of a `commit` log the durable index."""
         return min(self._synced_index, self.durable_index) if self._unsynced else self.durable_index
 
     @property
     def unsynced_records(self) -> int:
-        """Records of an `interval` log that a power loss of this machine may take."""
+        """Number of records of an `interval` log that a power loss of this machine may take."""
         return max(self.next_offset - self._synced_offset, 0) if self._unsynced else 0
 
     @property
     def written_index(self) -> int:
-        """Entries up to here lie in their segments; of a log that failed nothing is known to.
+        """Last entry that is in its segment, as are all before it.
 
-        What was cut counts until it is written, too: so it may be less than what is there.
+        Of a failed log it is the start's index. A truncated frame counts until it is written, too: so
+        it may be less than what is there.
         """
         if self.files.failure is not None:
             return self.start.index
@@ -237,11 +243,14 @@ class Log:
     # Changes
 
     def append(self, frames: Sequence[Buffer]) -> None:
-        """Add stamped frames at the end; they are in memory at once, durable when a later `sync` is done.
+        """Add stamped frames at the end: in memory at once, durable when a later `sync` is done.
 
-        The frames are kept by reference and must not change any more. Header checksum, index, previous
-        term, offsets and time are checked; bodies are the caller's to verify, where they came in.
-        Raises `BrokenChain` for the first frame that does not fit (those before it stay appended).
+        The frames are kept by reference and must not change any more. Header checksum, index,
+        previous term, offsets and time are checked; bodies were verified where they arrived.
+
+        Raises:
+            BrokenChain: The first frame that does not fit; those before it stay appended.
+            StorageError: The log has failed.
         """
         self._check_works()
         entries = self._entries
@@ -295,7 +304,8 @@ class Log:
                 head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
                 number = changes.record_batch(self, index, head, frame, write)
                 if kind == _CONFIGURATION:
-                    # Who lost the last interval asks all voters it knows of: it must not forget who they are.
+                    # A replica that lost its last interval asks all voters that it knows
+                    # of, so it must not forget them.
                     must_sync = True
                 entries.size_bytes += size
                 last_index, last_term, next_offset, last_time = index, term, base_offset + count, time_ms
@@ -312,7 +322,10 @@ class Log:
                     changes.on_record()
 
     def _tell_unsynced(self) -> None:
-        """Durable before the first entry is acknowledged: a start after a loss of power then knows."""
+        """Record that entries may be acknowledged unsynced; durable before the first one is.
+
+        So a start after a power loss knows.
+        """
         self._told_unsynced = True
         self._changes.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
 
@@ -324,12 +337,13 @@ class Log:
         self._changes.unsynced[self] = None
 
     def _offset_after(self, index: int) -> int:
-        """The offset behind an entry that was appended lately, or behind the log's start."""
+        """Return the offset after an entry that was appended lately, or after the log's start."""
         return self.start.offset if index <= self.start.index else self.index_entry(index).next_offset
 
     def _check_works(self) -> None:
-        """A failed log takes no change any more: its records are carried from checkpoint to checkpoint as
-        they are.
+        """Raise the failure of a failed log.
+
+        It takes no more changes: its records are carried from checkpoint to checkpoint as they are.
         """
         if self.files.failure is not None:
             raise self.files.failure
@@ -343,7 +357,8 @@ class Log:
     def truncate(self, index: int) -> None:
         """Remove entry `index` and all after it. Only entries that were not committed.
 
-        Raises `StorageError` when the log has failed; so do the other changes.
+        Raises:
+            StorageError: The log has failed; so do the other changes.
         """
         self._check_works()
         assert self.start.index < index, f"truncation at {index} of {self!r}: it would cut the log's start"
@@ -375,16 +390,17 @@ class Log:
         self._changes.record(head, PAIR.pack(index, cut_term or 0), cut)
 
     def _forget_from(self, index: int, waiting: deque[tuple[int, int, int]], done_index: int) -> None:
-        """Forget what waits from `index` on: a later completion must not count it."""
+        """Remove what waits from `index` on: a later completion must not count it."""
         while waiting and waiting[-1][1] >= index:
             number, _, _ = waiting.pop()
             if index - 1 > (waiting[-1][1] if waiting else done_index):
                 waiting.append((number, index - 1, self.next_offset))
 
     def set_start(self, *, index: int, term: int, offset: int, time_ms: int = 0) -> None:
-        """Let the log begin behind `index`, which it holds with that term, or with which an empty log begins.
+        """Make the log begin after `index`, which it holds with that term.
 
-        `time_ms` is the append time of that entry; taken from the log where it holds the entry.
+        Or begin a new log there. `time_ms` is the append time of that entry; it is taken from the log
+        if it holds the entry.
         """
         if (index, term, offset) == (self.start.index, self.start.term, self.start.offset):
             return
@@ -394,7 +410,7 @@ class Log:
             assert self.start.index < index <= self.last_index, f"start at {index} of {self!r}"
             row = self.index_entry(index)
             if row.kind != UNKNOWN_KIND:
-                # What is damaged here says nothing; the caller knows it from the group.
+                # A damaged entry says nothing; the caller knows the values from the group.
                 assert (row.term, row.next_offset) == (term, offset), (
                     f"start {index}, {term}, {offset}: {row}, {self!r}"
                 )
@@ -414,10 +430,10 @@ class Log:
     def set_recovering(
         self, *, recovering: bool, incarnation: int, power_lost: bool = False, least_term: int = 0
     ) -> None:
-        """Record that this replica may have forgotten something (or no longer), and its incarnation.
+        """Record whether this replica may have forgotten something, and its incarnation.
 
-        `least_term`: it takes part in no term before this one, in which it may have voted for what it does
-        not know of. It is recorded with the mark and never falls.
+        `least_term`: it takes part in no term below this one, in which it may have voted for
+        something it no longer knows. It never falls.
         """
         self._check_works()
         assert incarnation >= self.incarnation, (
@@ -437,7 +453,7 @@ class Log:
         )
 
     def copy_recovering(self, old: Log) -> None:
-        """Take over what is recorded of the replica whose log this one will replace."""
+        """Take over the recovery state of the log that this one will replace."""
         self.set_recovering(
             recovering=old.recovering,
             incarnation=old.incarnation,
@@ -446,7 +462,7 @@ class Log:
         )
 
     def set_policy(self, policy: FlushPolicy) -> None:
-        """Go on under another flush policy: it holds for what is appended from now on."""
+        """Continue under another flush policy, for what is appended from now on."""
         self._check_works()
         self.policy = policy
         self._interval = policy.is_interval
@@ -460,38 +476,41 @@ class Log:
     # Called by the storage
 
     def begin(self) -> None:
-        """Recovery is over: the flush policy counts from now on."""
+        """End recovery: from now on the flush policy applies."""
         self._interval = self.policy.is_interval
 
     def stop_clean(self) -> None:
-        """Everything is synced, and a last checkpoint says so. What is appended nevertheless tells before."""
+        """Prepare for a clean end: everything is synced, and a last checkpoint says so.
+
+        An append after it records first that entries may be unsynced.
+        """
         self._told_unsynced = False
 
     def counts_up_to(self, number: int) -> None:
-        """All changes up to the running `number` are as durable as they must be to count."""
+        """Count all changes up to the running `number` as durable enough to acknowledge."""
         waiting = self._undurable
         while waiting and waiting[0][0] <= number:
             self.durable_index = waiting.popleft()[1]
 
     def synced_up_to(self, number: int) -> bool:
-        """All changes up to the running `number` are durable. Returns whether all of this log is synced."""
+        """Count all changes up to the running `number` as synced; return whether all of this log is."""
         waiting = self._unsynced
         while waiting and waiting[0][0] <= number:
             _, self._synced_index, self._synced_offset = waiting.popleft()
         return not waiting
 
     def evict_frame(self, index: int, frame: Buffer) -> None:
-        """Let a frame go that is in its segment, if it is still the one at that index."""
+        """Release a frame that is in its segment, if it is still the one at that index."""
         if self._recent.get(index) is frame:
             del self._recent[index]
 
     def detach(self) -> None:
-        """The log is deleted or replaced: what is read of its files from now on says nothing."""
+        """Count the log as deleted or replaced: what is read of its files from now on may be wrong."""
         self._entries.truncations += 1
         self._changes.unsynced.pop(self, None)
 
     def grown(self, segment: Segment, size: int) -> None:
-        """A repair has put bytes behind those that a segment had: it has `size` now, if that is more."""
+        """Count bytes that a repair put after those that a segment had; `size` is its new size."""
         if size > segment.size:
             self._entries.size_bytes += size - segment.size
             segment.size = size

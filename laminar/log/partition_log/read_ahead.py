@@ -1,9 +1,8 @@
-"""Frames read before they are asked for: whoever reads small pieces in sequence gets larger reads.
+"""Read-ahead: a reader of small consecutive ranges gets larger reads.
 
-A reader that takes one record after the other would cost a system call for each. Where reads follow each
-other the next one takes more, up to a limit, and what it found waits here, verified, for as long as the
-bytes that all logs share allow. It knows frames by log and index; a log that changed asks with another
-number of changes, and so finds nothing of before.
+One system call per record would be too many. Where reads follow each other the next one takes more, up to a
+limit, and the frames found wait here, verified, within a bound that all logs share. It knows frames by log
+and index; a truncated log asks with another count of truncations, and so finds no older frames.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Sequence
 
 from laminar.log.disk.disk import Buffer
 
-# The first read of a sequence takes so much, each of the following twice as much as the one before.
+# Bytes of the first read of a sequence; each following read takes twice as many as the one before.
 FIRST_BYTES = 16 * 1024
 MOST_BYTES = 256 * 1024
-# Where so many readers of one log stopped is remembered.
+# The number of readers of one log that are remembered.
 _READERS = 16
 
 _Key = tuple[int, int, int]
 
 
 class ReadAheadCache:
-    """Frames of all logs of a storage, those read longest ago leaving first. The loop's thread only."""
+    """Frames of all logs of a storage, read longest ago out first. The loop's thread only."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -33,10 +32,11 @@ class ReadAheadCache:
         self.size_bytes = 0
 
     def get(self, log_id: int, changes: int, index: int) -> Buffer | None:
+        """Return the frame of an entry, or None."""
         return self._frames.get((log_id, changes, index))
 
     def put(self, log_id: int, changes: int, first_index: int, frames: Sequence[Buffer]) -> None:
-        """Keep frames that follow each other; they share one buffer, so they stay or go together."""
+        """Keep consecutive frames; they share one buffer, so they stay or go together."""
         keys = [(log_id, changes, first_index + place) for place in range(len(frames))]
         self._drop(keys[0])
         size = sum(map(len, frames))
@@ -62,11 +62,11 @@ class SequentialReadDetector:
         self._next_bytes: dict[int, int] = {}
 
     def bytes_at(self, index: int) -> int:
-        """What a read at `index` should take; 0 if none has stopped there."""
+        """Return how many bytes a read at `index` should take; 0 if none has stopped there."""
         return self._next_bytes.get(index, 0)
 
     def stopped(self, index: int, *, took_bytes: int) -> None:
-        """A read ended with entry `index`: the next is of the one behind it, or of the same once more."""
+        """Note that a read ended with entry `index`: the next begins after it, or reads it again."""
         following = min(max(2 * took_bytes, FIRST_BYTES), MOST_BYTES)
         known = self._next_bytes
         known.pop(index - 1, None)

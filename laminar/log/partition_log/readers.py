@@ -1,7 +1,7 @@
-"""Reading frames back from segments: one `pread` for a range, and nothing served unverified.
+"""Read frames back from segments: one `pread` per range, and nothing served unverified.
 
-The loop tries without waiting; what the page cache does not hold goes to a small pool of threads with a
-limit of its own, so a consumer that replays cold data does not slow the writers.
+The loop tries without waiting; what the page cache does not hold goes to a small pool of threads with a limit
+of its own, so a consumer that replays cold data does not slow the writers.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# So much is served from memory before others on the loop get their turn: a tenth of a millisecond.
+# Bytes served from memory before others on the loop get their turn: a tenth of a millisecond.
 _TURN_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
 class ReadRange:
-    """Entries that lie one behind the other in one segment's file; `size` bytes altogether."""
+    """Consecutive entries of one segment file; `size` bytes altogether."""
 
     segment: SegmentFile
     rows: list[IndexEntry]
     size: int
 
     def damage(self) -> Damage:
-        """The first entry, named as damaged."""
+        """Return the damage of its first entry."""
         row = self.rows[0]
         return Damage(
             first_index=row.index,
@@ -57,7 +57,7 @@ class ReadRange:
 
 
 def intact_frames(data: Buffer, rows: Sequence[IndexEntry]) -> list[Buffer]:
-    """The frames of `data` up to the first that is damaged or is not the one its row names."""
+    """Return the frames of `data` up to the first that is damaged or not the one its row names."""
     view = memoryview(data).toreadonly()
     base = rows[0].position
     frames: list[Buffer] = []
@@ -71,10 +71,10 @@ def intact_frames(data: Buffer, rows: Sequence[IndexEntry]) -> list[Buffer]:
 
 
 class SegmentReader:
-    """The ways to a segment's bytes and rows, for all logs of a storage."""
+    """Reads the bytes and index rows of segments, for all logs of a storage."""
 
     def __init__(self, disk: Disk, settings: StorageSettings, *, executor: Executor | None = None) -> None:
-        """`executor` in place of threads of our own: tests and the simulator run reads in turn."""
+        """Use `executor` in place of threads of its own: tests and the simulator run reads in turn."""
         self.resources = Resources(disk, open_files=settings.open_files, row_bytes=settings.row_bytes)
         self.ahead = ReadAheadCache(settings.ahead_bytes)
         self._threads = settings.reader_threads
@@ -84,9 +84,9 @@ class SegmentReader:
         self._closed = False
         self._pace_bytes_per_s = settings.cold_bytes_per_s
         self._piece_bytes = settings.cold_piece_bytes
-        # When the cold reads so far fit the pace, by the loop's clock.
+        # When the cold reads so far will fit the rate limit, by the loop's clock.
         self._paced_until_s = 0.0
-        # Whether commits are under way, which cold reads must not hold up.
+        # Whether commits are in progress, which cold reads must not delay.
         self.beside_commits: Callable[[], bool] = lambda: False
         self._unturned_bytes = 0
         self.cold_reads = 0
@@ -101,7 +101,7 @@ class SegmentReader:
         return self._executor
 
     def read_nowait(self, piece: ReadRange) -> list[Buffer] | None:
-        """Its whole frames up to the first damaged one; None when a thread must do it."""
+        """Return the intact frames up to the first damaged one; None if a thread must read them."""
         file = piece.segment.opened
         if file is None or piece.size > self._inline_bytes:
             return None
@@ -112,7 +112,7 @@ class SegmentReader:
         return None if data is None else intact_frames(data, piece.rows)
 
     def frame_nowait(self, segment: SegmentFile, position: int, size: int) -> Buffer | None:
-        """Bytes of one frame, unverified; None when a thread must do it."""
+        """Return the bytes of one frame, unverified; None if a thread must read them."""
         file = segment.opened
         if file is None or size > self._inline_bytes:
             return None
@@ -122,20 +122,24 @@ class SegmentReader:
             return None
 
     async def read(self, piece: ReadRange, *, reader: Hashable) -> list[Buffer]:
-        """As `read_nowait`, in the pool, when it is this reader's turn. Raises `DiskError`."""
+        """Return what `read_nowait` does, read in the pool when it is this reader's turn.
+
+        Raises:
+            DiskError: The file cannot be read.
+        """
         self.cold_reads += 1
         await self._throttle(piece.size)
         return await self._in_turn(reader, piece.size, read_frames, piece)
 
     def cold_bytes(self, most_bytes: int) -> int:
-        """How much of `most_bytes` one cold read should take now."""
+        """Return how much of `most_bytes` one cold read should take now."""
         return min(most_bytes, self._piece_bytes) if self.beside_commits() else most_bytes
 
     async def yield_to_loop(self, size_bytes: int, *, replaying: bool) -> None:
-        """After a read that had to wait for nobody: let the loop turn now and then.
+        """Let the loop turn now and then, after a read that did not have to wait.
 
-        A reader for whom everything is in memory would keep the loop for himself; one who replays what the
-        kernel has just read ahead would keep the disk from those who commit.
+        A reader that finds everything in memory would occupy the loop; one that replays what the
+        kernel has just read ahead would keep the disk from commits, so it is throttled.
         """
         if replaying and self.beside_commits():
             await self._throttle(size_bytes)
@@ -146,7 +150,7 @@ class SegmentReader:
             await asyncio.sleep(0)
 
     async def _throttle(self, size_bytes: int) -> None:
-        """Beside commits, wait until what was read before fits the pace."""
+        """Wait, during commits, until earlier reads fit the rate limit."""
         now_s = asyncio.get_running_loop().time()
         if not self.beside_commits():
             self._paced_until_s = now_s
@@ -157,15 +161,20 @@ class SegmentReader:
             await asyncio.sleep(start_s - now_s)
 
     async def load(self, cold: IndexNotCached, *, reader: Hashable) -> None:
-        """Rows that were not in memory, read in the pool. Raises `DiskError`."""
+        """Read missing index rows in the pool.
+
+        Raises:
+            DiskError: The files cannot be read.
+        """
         chunk = cold.segment.chunk(cold.number)
         rows = await self._in_turn(reader, chunk.count * ROW_SIZE, load_chunk, chunk)
         cold.segment.loaded(chunk, rows)
 
     async def compare(self, segment: Segment, row: IndexEntry, *, reader: Hashable) -> None:
-        """A frame is not what its row says: compare the rows around it with the frames, once.
+        """Check the rows around a frame that is not what its row says against the frames, once.
 
-        Raises `DiskError`.
+        Raises:
+            DiskError: The files cannot be read.
         """
         chunk = segment.suspect(row)
         rows = await self._in_turn(reader, chunk.count * ROW_SIZE, check_chunk, chunk, row)
@@ -183,7 +192,7 @@ class SegmentReader:
             self._turns.release(size_bytes)
 
     def statistics(self) -> dict[str, int]:
-        """Counters and gauges."""
+        """Return counters and gauges."""
         return {
             "cold_reads": self.cold_reads,
             "reads_waiting": self._turns.waiting,
@@ -194,13 +203,18 @@ class SegmentReader:
         }
 
     def close(self) -> None:
+        """Wait for the threads, and refuse further reads."""
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=True)
 
 
 def read_frames(piece: ReadRange) -> list[Buffer]:
-    """The whole frames of a piece up to the first damaged one. Blocks. Raises `DiskError`."""
+    """Return the intact frames of a range up to the first damaged one. Blocks.
+
+    Raises:
+        DiskError: The file cannot be read.
+    """
     try:
         data = piece.segment.data().pread(piece.size, piece.rows[0].position)
     except DiskError as error:
@@ -211,7 +225,7 @@ def read_frames(piece: ReadRange) -> list[Buffer]:
 
 
 def _one_by_one(piece: ReadRange) -> list[Buffer]:
-    """A sector (or the file) cannot be read: what lies before it is whole all the same."""
+    """Return the intact frames before the first unreadable sector, read one by one."""
     frames: list[Buffer] = []
     for row in piece.rows:
         try:

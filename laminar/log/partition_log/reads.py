@@ -1,7 +1,7 @@
-"""A log's bytes: reads, of which none keeps the loop waiting for a cold file.
+"""Read a log's frames without ever blocking the loop on a cold file.
 
-What memory does not have is read by a reader thread; every frame that comes from a file is verified. Where
-entries lie, `lookups` finds. Apart from `Log`, which changes, because a reader needs nothing of that.
+What memory does not have is read by a reader thread; every frame that comes from a file is verified.
+`LogEntries` finds where entries lie.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from laminar.log.segment.index_rebuild import check_chunk
 from laminar.log.segment.quarantine import Damage, Quarantine
 from laminar.log.segment.segment import IndexNotCached
 
-# One read from the disk: large enough for its speed, small enough that others get their turn.
+# Bytes of one read from the disk: large enough for its speed, small enough that others get their turn.
 _MOST_BYTES = 4 * 1024 * 1024
-# The kernel reads far ahead of a reader in sequence: what follows a read that had to wait for the disk comes
-# from there as well, for so many bytes at least, though it is in memory when it is asked for.
+# The kernel reads far ahead of a sequential reader: after a read that had to wait, at least this many further
+# bytes count as read from the disk too, although they are in memory when asked for.
 _REPLAY_BYTES = 64 * 1024 * 1024
 
 
 class LogReader:
-    """Reads the frames of one log: from memory, the page cache, or by a thread. The loop's thread only."""
+    """Reads the frames of one log: from memory, the page cache, or by a thread.
+
+    The loop's thread only.
+    """
 
     def __init__(
         self,
@@ -44,25 +47,28 @@ class LogReader:
         *,
         directory: str,
     ) -> None:
-        """`recent` holds, by index, the frames that are in memory; the log adds and removes them.
+        """Read by `entries`; `recent` holds, by index, the frames in memory.
 
-        `directory` is the log's own, to be named in errors.
+        The log maintains both. `directory` is the log's own, to be named in errors.
         """
         self._entries = entries
         self._recent = recent
         self._quarantine = quarantine
         self._readers = readers
         self._directory = directory
-        # Called with each damage that a read finds, once.
+        # Called once with each damage that a read finds.
         self.on_damage: Callable[[Damage], None] | None = None
         self._sequences = SequentialReadDetector()
         self._replay_bytes = 0
 
     def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
-        """Whole frames from `first_index` on, at least one, then up to `max_bytes`; None: ask `read`.
+        """Return whole frames from `first_index` on; None if `read` must be used.
 
-        Every frame that comes from a file is verified. Raises `DamagedRange` when the first frame is
-        damaged; frames before a damaged one are returned.
+        At least one frame, then up to `max_bytes`. Every frame that comes from a file is verified;
+        frames before a damaged one are returned.
+
+        Raises:
+            DamagedRange: The first frame is damaged.
         """
         entries = self._entries
         assert entries.first_index <= first_index <= last_index <= entries.last_index, (
@@ -107,7 +113,10 @@ class LogReader:
         return frames
 
     def _read_small(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
-        """As `read_nowait`, for a reader that takes little at a time; none where that needs a closer look."""
+        """Return what `read_nowait` does, for small reads.
+
+        None or nothing if that needs a closer look.
+        """
         entries = self._entries
         ahead = self._readers.ahead
         frame = ahead.get(entries.log_id, entries.truncations, first_index)
@@ -136,11 +145,11 @@ class LogReader:
         return frames
 
     def value_nowait(self, offset: int) -> memoryview | None:
-        """The value of the record at `offset`, its batch read from the file and verified by this very call.
+        """Return the value of the record at `offset`, its batch read and verified by this call.
 
-        None where memory does not have it, where it is compressed or damaged, and where there is no such
-        record: `find_offset` and `read` say which. It is what they and `Batch.value` do, for one record of a
-        batch and without an object on the way: 5 µs instead of 15 with batches of 4 KiB.
+        None if memory does not have it, if it is compressed or damaged, and if there is no such
+        record: `find_offset` and `read` tell which. It does what they and `Batch.value` do, for one
+        record of a batch and without an object in between: 5 µs instead of 15 with batches of 4 KiB.
         """
         entries = self._entries
         if self._quarantine or not entries.start.offset <= offset < entries.next_offset:
@@ -162,7 +171,7 @@ class LogReader:
         return verified_value(frame, index, term, offset - base_offset) if frame is not None else None
 
     def _read_one(self, index: int) -> list[Buffer] | None:
-        """The commonest small read, of one entry somewhere: what `_piece` and `intact_frames` do, for one."""
+        """Read a single entry, the most frequent small read, without a `ReadRange`."""
         segment = self._entries.segment_of(index)
         try:
             rows, place = segment.rows_at(index - segment.first_index)
@@ -178,7 +187,7 @@ class LogReader:
     def _asked_for(
         self, frames: list[Buffer], first_index: int, last_index: int, max_bytes: int, wide: int
     ) -> list[Buffer]:
-        """Those of the frames just read that were asked for; all are kept if they came by reading ahead."""
+        """Return those of the frames just read that were asked for; keep all if read ahead."""
         if wide:
             self._readers.ahead.put(self._entries.log_id, self._entries.truncations, first_index, frames)
         count = size = 0
@@ -192,13 +201,16 @@ class LogReader:
 
     @property
     def replaying(self) -> bool:
-        """Whether what is read of this log comes from the disk these days: then `read` keeps a pace."""
+        """Whether recent reads of this log came from the disk: then `read` is throttled."""
         return self._replay_bytes > 0
 
     async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """As `read_nowait`, waiting for the disk in a reader thread where it must be asked.
+        """Return what `read_nowait` does, waiting for the disk in a reader thread if necessary.
 
-        Raises `EntriesTrimmed` when the entries are cut while they are read.
+        Raises:
+            EntriesTrimmed: The entries were removed while they were read.
+            DamagedRange: The first frame is damaged.
+            StorageError: The file cannot be read.
         """
         entries = self._entries
         while True:
@@ -223,13 +235,13 @@ class LogReader:
                 if frames:
                     return frames
                 continue
-            # A truncation may have taken the bytes away while they were read: what came says nothing.
+            # A truncation may have removed the bytes while they were read: ignore what came.
             last_index = min(last_index, entries.last_index)
             if not entries.first_index <= first_index <= last_index:
-                raise EntriesTrimmed(f"entry {first_index} of {entries.name} was cut while it was read")
+                raise EntriesTrimmed(f"entry {first_index} of {entries.name} was removed while it was read")
 
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """As `read`, waiting for the disk here: for tools and tests that have no loop to keep."""
+        """Return what `read` does, blocking here: for tools and tests without a loop."""
         while True:
             found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
             if found is not None:
@@ -249,7 +261,7 @@ class LogReader:
             segment.verified(chunk, check_chunk(chunk, row))
 
     async def _read_cold(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer]:
-        """Frames read by a thread; none when only rows were read or mended, and it is to be tried again."""
+        """Return frames read by a thread; none if only rows were read or rebuilt: then try again."""
         entries = self._entries
         wide = self._sequences.bytes_at(first_index) if max_bytes < AHEAD_BYTES else 0
         try:
@@ -273,14 +285,16 @@ class LogReader:
         return self._asked_for(frames, first_index, last_index, max_bytes, wide)
 
     def _is_unverified(self, piece: ReadRange) -> bool:
-        """Whether its first row may be wrong, and not the frame."""
+        """Return whether its first row may be wrong, and not the frame."""
         index = piece.rows[0].index
         return self._entries.segment_of(index).is_unverified(index)
 
     def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> ReadRange:
-        """A contiguous range of one segment, up to `max_bytes`, that is in its file and not known as damaged.
+        """Return a contiguous range of one segment, up to `max_bytes`, in its file and not damaged.
 
-        Raises `DamagedRange` when the first is, and `IndexNotCached` when its row is not in memory.
+        Raises:
+            DamagedRange: The first entry is damaged.
+            IndexNotCached: Its row is not in memory.
         """
         if self._quarantine:
             damage = self._quarantine.at(index)
@@ -304,7 +318,7 @@ class LogReader:
         return ReadRange(segment.file, rows, size)
 
     def found_damaged(self, piece: ReadRange) -> DamagedRange:
-        """Put the first entry of a piece into quarantine, tell of it, and name it as an error."""
+        """Quarantine the first entry of a range, report it, and return it as an error."""
         damage = piece.damage()
         if piece.rows[0].kind == UNKNOWN_KIND:
             damage = self._whole_unknown(damage)
@@ -313,7 +327,10 @@ class LogReader:
         return damage.error(self._directory)
 
     def _whole_unknown(self, damage: Damage) -> Damage:
-        """Entries without any witness lie in one run of a segment, whose first row stands for all bytes."""
+        """Return the damage widened to the whole run of unknown entries in the segment.
+
+        Entries without any witness lie in one run of a segment, whose first row stands for all bytes.
+        """
         segment = self._entries.segment_of(damage.first_index)
         first = last = damage.first_index
         while first > segment.first_index and segment.index_entry(first - 1).kind == UNKNOWN_KIND:
@@ -333,9 +350,10 @@ class LogReader:
         )
 
     async def digest(self, last_index: int) -> str:
-        """SHA-256 (hex) over the frames from the first to `last_index`, back to back.
+        """Return the SHA-256 (hex) of the frames from the first to `last_index`, back to back.
 
-        Raises `EntriesTrimmed` when the log's start moves past the reader.
+        Raises:
+            EntriesTrimmed: The log's start moved past the reader.
         """
         entries = self._entries
         digest = hashlib.sha256()
@@ -344,7 +362,7 @@ class LogReader:
         while index <= last_index:
             if index < entries.first_index:
                 raise EntriesTrimmed(
-                    f"entry {index} of {entries.name} was given up while the log was digested"
+                    f"entry {index} of {entries.name} was trimmed while the log was digested"
                 )
             frames = await self.read(index, last_index, max_bytes=_MOST_BYTES)
             await loop.run_in_executor(self._readers.executor, _update, digest, frames)

@@ -1,10 +1,10 @@
-"""Reading a journal back, in memory: which frames count, which are torn, which were lost to damage.
+"""Read a journal back: which frames count, which are torn, which were lost to damage.
 
 It reads files and changes none: recovery decides by it what to write. By the rules of
 docs/storage.md#recovery an LSN that is missing below a later frame's `durable_lsn` was durable once, so its
-loss is damage; one that no later frame vouches for is the torn tail, and dropped. Where memory was kept
-since (only the process ended) nothing is torn but the very last frame: each whole frame, and the end mark,
-prove all before them.
+loss is damage; one that no later frame vouches for is the torn tail, and dropped. If memory was kept since
+(only the process ended) nothing is torn but the very last frame: each whole frame, and the end mark, prove
+all before them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class FoundFrame:
     stored: memoryview
 
     def records(self) -> Iterator[tuple[RecordKind, int, memoryview]]:
+        """Yield (kind, key, payload) of each record."""
         body = self.stored[HEAD_SIZE : HEAD_SIZE + self.head.length]
         return decode_records(body, self.head.records)
 
@@ -50,11 +51,11 @@ class FoundFrame:
 class ScanResult:
     """What a journal says.
 
-    `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only their
-    hard states count. `unsure` frames lie above the newest `durable_lsn` and must be written again before
-    anything is built on them. `damaged`: records are missing that counted; `votes_lost_before` is then the
-    LSN below which hard states may be missing (0: none are). `memory_kept`: only the process has ended since,
-    so what was written is there, synced or not.
+    `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only
+    their hard states count. `unsure` frames lie above the newest `durable_lsn` and must be written again
+    before anything relies on them. `damaged`: records are missing that counted; `votes_lost_before` is
+    then the LSN below which hard states may be missing (0: none are). `memory_kept`: only the process has
+    ended since, so what was written is there, synced or not.
     """
 
     kept: list[FoundFrame] = field(default_factory=list)
@@ -68,10 +69,11 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All whole frames of a checkpoint's generation behind it, and the end mark.
+    """All whole frames of a checkpoint's generation after it, and the end mark.
 
-    `short`: a journal file is missing, or shorter than it was when its first frame was written, or than where
-    the checkpoint ends in it. No loss of power does that: files are filled with zeros and synced before use.
+    `short`: a journal file is missing, or shorter than it was when its first frame was written, or than
+    where the checkpoint ends in it. No power loss does that: files are filled with zeros and synced
+    before use.
     """
 
     frames: list[FoundFrame]
@@ -80,7 +82,7 @@ class Found:
 
 
 def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
-    """What is whole of a home's journal behind its checkpoint."""
+    """Return the whole frames of a journal after its checkpoint."""
     frames: list[FoundFrame] = []
     highest_lsn = checkpoint.lsn
     numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
@@ -102,7 +104,7 @@ def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
                 position += BLOCK_SIZE
                 continue
             end = position + head.stored_size
-            # A file that is used again may still end in frames of its former use: their LSNs are lower.
+            # A reused file may still end in frames of its former use: their LSNs are lower.
             if head.lsn > highest_lsn:
                 highest_lsn = head.lsn
                 stored = data[position : position + HEAD_SIZE + head.length]
@@ -117,9 +119,10 @@ def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
 
 
 def _read_all(file: File, start: int) -> Buffer:
-    """A journal file from `start` on. Blocks that cannot be read are zeros: no frame, as after rot.
+    """Return a file from `start` on; unreadable blocks are zeros: no frame, like damaged ones.
 
-    Else one bad sector, perhaps of a frame that no checkpoint needs, would keep the whole home from opening.
+    Else one bad sector, perhaps of a frame that no checkpoint needs, would keep the whole store from
+    opening.
     """
     size = max(file.size() - start, 0)
     try:
@@ -142,7 +145,7 @@ def _read_all(file: File, start: int) -> Buffer:
 def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = False) -> ScanResult:
     """Sort the frames found into what counts and what does not. Pure.
 
-    `same_boot`: the machine was not started again since the checkpoint's generation began.
+    `same_boot`: the machine was not booted since the checkpoint's generation began.
     """
     frames, end = found.frames, found.end
     verdict = ScanResult(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
@@ -151,7 +154,7 @@ def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = F
         verdict.highest_lsn = max(verdict.highest_lsn, end.lsn)
         durable_lsn = max(durable_lsn, end.durable_lsn)
     verdict.memory_kept = same_boot and (end is None or not end.failed)
-    # Frames up to here were written for certain, and none of them may be missing.
+    # Frames up to here were certainly written, and none of them may be missing.
     written_lsn = durable_lsn
     if verdict.memory_kept:
         written_lsn = max([written_lsn, *(frame.head.lsn for frame in frames), end.lsn if end else 0])
@@ -165,20 +168,21 @@ def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = F
         assert lsn >= expected, f"LSN {lsn} where {expected} was expected"
         if lsn > expected:
             if expected > written_lsn:
-                # A promise more than was given does no harm; one less would let a replica vote twice.
+                # An additional promise does no harm; a missing one would let a replica vote
+                # twice.
                 late = frames[place:]
                 verdict.votes_only = [each for each in late if each.head.flags & FrameFlag.HARD_STATE]
                 torn = True
                 break
             verdict.damaged = True
-            # A twin says itself what stood in the frame before it.
+            # A twin says itself what the frame before it held.
             unknown = lsn - expected - bool(frame.head.flags & FrameFlag.TWIN)
             if unknown >= 2 and frame.head.hard_state_lsn >= expected:
                 verdict.votes_lost_before = lsn
         verdict.kept.append(frame)
         expected = lsn + 1
     if end is not None and not torn and expected <= written_lsn:
-        # The end of the journal is gone, and only the end mark tells.
+        # The end of the journal is lost, and only the end mark reveals it.
         verdict.damaged = True
         if written_lsn + 1 - expected >= 2 and end.hard_state_lsn >= expected:
             verdict.votes_lost_before = written_lsn + 1

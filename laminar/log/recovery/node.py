@@ -1,8 +1,8 @@
-"""A node's start: every journal recovered, and the logs dealt out anew when the number of shards changed.
+"""A node's start: recover every journal, and reassign logs if the shards changed.
 
-Runs in a process of its own before any shard opens (docs/storage.md#recovery). Shards' homes carry the
-number of a map; the map, written last, says which homes count. So a crash at any step leaves either the
-old homes, untouched in meaning, or the new ones.
+It runs in a process of its own before any shard opens (docs/storage.md#recovery). The shards' store
+directories carry the number of a layout; the layout document, written last, says which of them count. So a
+crash at any step leaves either the old ones, untouched in meaning, or the new ones.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ShardOf = Callable[[ReplicaEntry, int], int]
 
 
 class ShardLayout(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which homes count: those of `number`, one for each of `shards`.
+    """The shard layout of a data folder: layout `number` has `shards` store directories.
 
-    `made`: each of them is there. Not before the end of the first start, so that a home which is missing
-    then was never used.
+    `made`: each of them exists. False until the end of the first start, so that one that is missing then
+    was never used.
     """
 
     number: int
@@ -44,19 +44,22 @@ class ShardLayout(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def shard_store(data_directory: str, shards: ShardLayout, shard: int) -> str:
+    """Return the path of a shard's store directory, `shards/{number}-{shard}`."""
     return os.path.join(data_directory, "shards", f"{shards.number}-{shard}")
 
 
 def controller_store(data_directory: str) -> str:
+    """Return the path of the controller's store directory."""
     return os.path.join(data_directory, "controller")
 
 
 def logs_directory(data_directory: str) -> str:
+    """Return the path of the directory that holds the logs of all shards."""
     return os.path.join(data_directory, "logs")
 
 
 def trash_directory(data_directory: str) -> str:
-    """Where the folders of deleted and replaced logs go (see `SegmentWriter.move_to_trash`)."""
+    """Return the path of the trash, where deleted and replaced logs go."""
     return os.path.join(data_directory, "trash")
 
 
@@ -69,10 +72,12 @@ def recover_node(
     settings: StorageSettings | None = None,
     rng: random.Random | None = None,
 ) -> ShardLayout:
-    """Recover every home of a node, for `shards` shards from now on; returns the map to open homes by.
+    """Recover every store directory of a node, for `shards` shards; return the layout.
 
-    `shard_of(entry, shards)` is the shard that owns a replica. Blocks. Raises `StorageError`; then nothing
-    is lost, and it may be tried again.
+    `shard_of(entry, shards)` is the shard that owns a replica. Blocks.
+
+    Raises:
+        StorageError: Nothing is lost, and it may be retried.
     """
     assert shards > 0, f"a node with {shards} shards"
     node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
@@ -81,7 +86,7 @@ def recover_node(
     found = _read_map(disk, data_directory, document)
     current = found or ShardLayout(1, shards, made=False)
     _check_stores(disk, data_directory, current)
-    # Also what was only read: it may have been in the page cache alone.
+    # Also if it was only read: it may have been in the page cache alone.
     document.write(msgspec.msgpack.encode(current))
     node.remove_stores(lambda number: number != current.number)
     if disk.exists(controller_store(data_directory)):
@@ -110,11 +115,14 @@ def recover_node(
 
 
 def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayout | None:
-    """The map; None before the first start has written one.
+    """Return the layout; None before the first start has written one.
 
-    One that is missing or damaged is told by the homes there: of one number alone, as while their number
-    changes there are two, and without a gap. Raises `DamagedDocument` where they do not tell it: what counts
-    is then for a person to say, and no home is touched.
+    A missing or damaged document is derived from the store directories: they must be of one number, as
+    there are two while their number changes, and without a gap.
+
+    Raises:
+        DamagedDocument: They do not tell it. What counts is then for a person to say; nothing was
+            touched.
     """
     problem = f"no map in {data_directory}"
     try:
@@ -141,7 +149,7 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
 
 
 def _stores(disk: Disk, data_directory: str) -> list[tuple[int, int]]:
-    """(number, shard) of every home that is there, in order."""
+    """Return (number, shard) of every existing store directory, in order."""
     names = disk.list(os.path.join(data_directory, "shards"))
     return sorted((int(match[1]), int(match[2])) for match in map(_STORE.fullmatch, names) if match)
 
@@ -151,10 +159,14 @@ def _names(stores: list[tuple[int, int]]) -> str:
 
 
 def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None:
-    """Raise `DamagedDocument` for a map that is an older copy: homes of another number hold the replicas, and
-    of its own some are gone. All that are not its own would be removed.
+    """Refuse a layout that is an older copy, and one whose store directories are all missing.
 
-    And where all homes are gone, and logs are there: no damage takes all, and what is lost once stays lost.
+    Store directories of another number hold the replicas then, and of its own some are missing; all that
+    are not its own would be removed. If all are missing and there are logs: no damage takes all, and what
+    is lost once stays lost.
+
+    Raises:
+        DamagedDocument: In both cases; nothing was changed.
     """
     found = _stores(disk, data_directory)
     missing = {(current.number, shard) for shard in range(current.shards)} - set(found)
@@ -185,7 +197,7 @@ def _refuse_without_stores(disk: Disk, data_directory: str, missing: int, curren
 
 
 def _holds_replicas(disk: Disk, store: str) -> bool:
-    """Whether a home's manifest names any, or cannot be read."""
+    """Return whether a store directory's manifest names any replica, or cannot be read."""
     manifest = Manifest(disk, store)
     try:
         manifest.look()
@@ -204,14 +216,15 @@ class _Node:
         self._rng = rng
 
     def begin_missing(self, stores: list[str]) -> None:
-        """Begin those that a former start made, and that are gone, as homes without a manifest: no replica of
-        theirs is born again.
+        """Make missing store directories that existed before, with a manifest that says so.
+
+        No replica that was there is born again.
         """
         for store in stores:
             documents = [Document(self._disk, store, name) for name in ("manifest", "checkpoint")]
             if self._disk.exists(store) and any(document.exists() for document in documents):
                 continue
-            _log.warning("%s is missing: replicas that it held, if it held any, are lost", store)
+            _log.warning("%s is missing: the replicas in it, if any, are lost", store)
             self._disk.make_directory(store)
             Manifest(self._disk, store).replace([], known=False)
 
@@ -227,9 +240,9 @@ class _Node:
         )
 
     def remove_stores(self, unwanted: Callable[[int], bool]) -> None:
-        """Homes of another map: left over from a change that did not finish, or that did.
+        """Remove the store directories of another layout, left by a change of their number.
 
-        What was set aside in them stays, beside them.
+        What was preserved in them is kept, beside them.
         """
         directory = os.path.join(self._data_directory, "shards")
         for name in self._disk.list(directory):
@@ -245,9 +258,9 @@ class _Node:
         self._disk.sync_directory(directory)
 
     def deal(self, old: list[Recovered], wanted: ShardLayout, shard_of: ShardOf) -> None:
-        """Write the homes of the wanted map: durable checkpoints and manifests, that nobody reads yet.
+        """Write the store directories of the wanted layout, which are not read before it is written.
 
-        What an old home may lack may belong to any of the new ones.
+        What an old store directory may lack may belong to any of the new ones.
         """
         known = all(store.manifest.known for store in old)
         entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]
@@ -273,7 +286,7 @@ class _Node:
                 if entry.replica_id in lost:
                     lost.discard(entry.replica_id)
                     writer.lost.add(entry.replica_id)
-            # What no manifest names yet is kept: data is deleted on an explicit word only.
+            # What no manifest names yet is kept: data is deleted on an explicit request only.
             writers[0].logs |= logs
             writers[0].hard_states |= hard_states
             writers[0].lost |= lost

@@ -1,6 +1,6 @@
-"""Logs made from what was replayed, and their files made to agree with them.
+"""Make the logs from what was replayed, and their files agree with them.
 
-Segments are touched here for the first time, when what was read of the journal is certain (`home.py`).
+Segments are touched here for the first time, when what was read of the journal is certain (`store.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("laminar.recovery")
 
 
 class Rebuild:
-    """Logs made from what was replayed, and their files made to agree with them."""
+    """Makes the logs from what was replayed, and their files agree with them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Rebuild:
         self._writer = writer
 
     def run(self, replay: Replay) -> dict[int, Log]:
-        """All logs, durable, under a checkpoint of the new generation."""
+        """Return all logs, durable, under a checkpoint of the new generation."""
         writer, changes = self._writer, self._changes
         logs = {log_id: self._log(replayed) for log_id, replayed in replay.logs.items()}
         writer.hard_states = dict(replay.hard_states)
@@ -52,7 +52,7 @@ class Rebuild:
         writer.replaced = dict(replay.replaced)
         writer.apply_recovered([action for _, _, action in changes.take(changes.pending_bytes)])
         for log in logs.values():
-            # Marks made on the way, and logs without any action.
+            # Recovery states set on the way, and logs without any action.
             log.files.recovering, log.files.incarnation = log.recovering, log.incarnation
             log.files.power_lost, log.files.least_term = log.power_lost, log.least_term
         for replayed in replay.gone:
@@ -91,7 +91,7 @@ class Rebuild:
             loaded = self._load(files, start, replayed.base_last, goes_on)
         preserve_damaged_tail(self._disk, files, loaded, replayed.base_last, everything=replayed.found_loss)
         damaged = replayed.found_loss or loaded.short or loaded.unknown
-        # A mark that was there for another reason stays what it was.
+        # A recovery state that had another reason keeps it.
         only_power = (replayed.power_lost or not replayed.recovering) and not damaged
         log = Log(
             files,
@@ -102,7 +102,7 @@ class Rebuild:
             segments=loaded.segments,
             recovering=replayed.recovering or damaged or replayed.lost_power,
             power_lost=(replayed.recovering or replayed.lost_power) and only_power,
-            # Also of one that is marked: what it has acknowledged since may be gone too.
+            # Also if it was recovering already: what it has acknowledged since may be lost too.
             incarnation=replayed.incarnation + (damaged or replayed.lost_power),
             least_term=replayed.least_term,
         )
@@ -119,10 +119,10 @@ class Rebuild:
         return log
 
     def _load_notes(self, log: Log, loaded: Loaded) -> None:
-        """What was known of its damage, as far as it is still of the same entries, and the holes in it."""
+        """Load the record of a log's damage, as far as it is of the same entries, and its holes."""
         problem = log.quarantine.load(self._disk, log.files.directory)
         if problem is not None:
-            _log.warning("%s: notes of damage are lost: %s", log.name, problem)
+            _log.warning("%s: the record of its damage is lost: %s", log.name, problem)
         before = log.quarantine.encode()
         for damage in log.quarantine:
             inside = log.start.index < damage.first_index and damage.last_index <= log.last_index
@@ -140,11 +140,11 @@ class Rebuild:
                 _log.error("%s: %s", log.name, hole.error(log.files.directory))
         if log.quarantine.encode() == before:
             return
-        # What the journal writes again is whole again: a later start must not think otherwise.
+        # What the journal writes again is intact again: a later start must not think otherwise.
         try:
             document(self._disk, log.files.directory).write(log.quarantine.encode())
         except DiskError as error:
-            _log.warning("%s: notes of damage cannot be renewed: %s", log.name, error)
+            _log.warning("%s: the record of its damage cannot be rewritten: %s", log.name, error)
 
     def _load(self, files: LogFiles, start: LogStart, last_index: int, goes_on: bool) -> Loaded:
         files.start = start

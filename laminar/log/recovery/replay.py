@@ -1,7 +1,7 @@
-"""What a journal's records come to, applied in memory.
+"""Replay a journal's records in memory.
 
-Of each log: what of its segments still counts, and what comes behind. Of each replica: its newest promise,
-and whether that may be lost. Which frames count was judged before (`journal_scan.py`); no file is touched
+Of each log: what of its segments still counts, and what follows them. Of each replica: its newest promise,
+and whether that may be lost. Which frames count was decided before (`journal_scan.py`); no file is touched
 here.
 """
 
@@ -41,7 +41,7 @@ class TailFrame:
 
 @dataclass(slots=True)
 class Replayed:
-    """One log while the journal is replayed: what of its segments still counts, and what comes behind."""
+    """One log during replay: what of its segments still counts, and what follows them."""
 
     log_id: int
     name: str
@@ -52,10 +52,11 @@ class Replayed:
     incarnation: int = 0
     tail: list[TailFrame] = field(default_factory=list)
     policy: FlushPolicy = COMMIT
-    # Entries may have been acknowledged before they were synced.
+    # Whether entries may have been acknowledged before they were synced.
     unsynced: bool = False
     power_lost: bool = False
-    # This very recovery found that something may be gone: a new incarnation, also of one that is marked.
+    # Whether this very recovery found that something may be lost: a new incarnation, even if already
+    # recovering.
     found_loss: bool = False
     # Or that memory was lost since entries were acknowledged that were perhaps not synced.
     lost_power: bool = False
@@ -63,16 +64,17 @@ class Replayed:
 
     @property
     def last_index(self) -> int:
+        """Index of the last entry so far."""
         return self.tail[-1].index if self.tail else self.base_last
 
     def full(self, frame: memoryview) -> bool:
-        """A batch. Returns whether it continues the log, as far as that is known without the segments."""
+        """Apply a batch; return whether it continues the log, as far as known without the segments."""
         index: int
         _, flags, index, term, prev_term, base_offset, *_ = LOG_FIELDS.unpack_from(frame)
         if not self.start.index < index <= self.last_index + 1:
             return False
         chained = index == self.last_index + 1
-        # Behind a gap a truncation may be missing: what comes later stands.
+        # After a gap a truncation may be missing: what comes later counts.
         self.truncate(index)
         before = self.tail[-1].term if self.tail else self.base_term
         if before is not None and before != prev_term:
@@ -81,6 +83,7 @@ class Replayed:
         return chained
 
     def truncate(self, index: int) -> None:
+        """Apply a truncation: entry `index` and all after it are removed."""
         while self.tail and self.tail[-1].index >= index:
             self.tail.pop()
         if index <= self.base_last:
@@ -89,15 +92,18 @@ class Replayed:
             self.base_term = self.start.term if self.base_last == self.start.index else None
 
     def change_policy(self, interval_ms: int, interval_records: int) -> None:
+        """Apply another flush policy."""
         self.policy = FlushPolicy(interval_ms=interval_ms, interval_records=interval_records)
         self.unsynced &= self.policy.is_interval
 
     def marked(self, why: int, incarnation: int, least_term: int) -> None:
+        """Apply a recovery state."""
         self.recovering, self.power_lost = why != RecoveryReason.NO, why == RecoveryReason.POWER_LOST
         self.incarnation = incarnation
         self.least_term = least_term
 
     def move_start(self, start: LogStart) -> None:
+        """Apply a new start of the log."""
         if start.index > self.last_index:
             self.tail.clear()
             self.base_last, self.base_term = start.index, start.term
@@ -116,6 +122,7 @@ class Replay:
         self.replaced = dict(checkpoint.replaced)
 
     def run(self, verdict: ScanResult) -> None:
+        """Apply the frames that count."""
         if verdict.votes_lost_before:
             self.lost |= self.hard_states.keys()
         known_again: set[int] = set()
@@ -123,7 +130,8 @@ class Replay:
             for kind, key, payload in frame.records():
                 self._apply(kind, key, payload)
                 if kind is RecordKind.HARD_STATE:
-                    # A promise that comes behind the gap is the newest one. Before the gap it may not be.
+                    # A promise after the gap is the newest one. Before the gap it may not
+                    # be.
                     if frame.head.lsn >= verdict.votes_lost_before:
                         known_again.add(key)
                     elif verdict.votes_lost_before:
@@ -151,7 +159,8 @@ class Replay:
                 self._apply(RecordKind(carried), key, payload[CARRIED.size :])
         elif key in self.logs:
             self._apply_to_log(kind, self.logs[key], payload)
-        # Else: a log whose creation fell into a gap. Its replica is in the manifest and finds itself lost.
+        # Else: a log whose creation fell into a gap. Its replica is in the manifest and is found
+        # lost.
 
     def _apply_to_log(self, kind: RecordKind, log: Replayed, payload: memoryview) -> None:
         if kind is RecordKind.FULL:

@@ -1,4 +1,7 @@
-"""Bytes that nobody can serve and that are no torn tail: kept for a person, before recovery deletes them."""
+"""Preserve unreadable bytes that are no torn tail, before recovery removes them.
+
+They are for manual inspection.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ _COPY_BYTES = 1 << 20
 
 
 def preserve_store(disk: Disk, store: str) -> str:
-    """Copy what a person may still make sense of, before the new generation deletes it; returns where to.
+    """Copy checkpoints, journal and manifests of a store directory; return where to.
 
-    Copies, durable before anything is deleted: a crash in between finds all of it again.
+    They are copies, durable before anything is deleted: after a crash in between all of it is found
+    again.
     """
     numbers = [int(name[8:]) for name in disk.list(store) if re.fullmatch(r"damaged-\d+", name)]
     aside = os.path.join(store, f"damaged-{max(numbers, default=0) + 1}")
@@ -54,12 +58,14 @@ def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
 def preserve_damaged_tail(
     disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool
 ) -> None:
-    """Keep what the log's start is about to remove and nobody has proved worthless, beside the log's files.
+    """Preserve, beside the log's files, damaged bytes that the log's start is about to remove.
 
-    Those are segments of which nothing could be told, and what lies where entries up to `base_last`, which a
-    checkpoint names, are missing: no torn tail. It cannot be served, as nobody knows what it was. With
-    `everything` (a part of the journal is gone) what lies behind the log's end, too. Raises `DiskError`
-    where there is no room for it: then nothing was removed.
+    These are unidentifiable segments, and what lies where entries up to `base_last`, which a checkpoint
+    names, are missing: that is no torn tail. It cannot be served, as it is unknown what it was. With
+    `everything` (a part of the journal is lost) also what lies after the log's end.
+
+    Raises:
+        DiskError: There is no room for it; then nothing was removed.
     """
     gone = [file for file in loaded.stale if everything and file.first_index > files.start.index]
     kept = []
@@ -77,14 +83,14 @@ def preserve_damaged_tail(
             kept.append((last.file.path, last.size, copy))
     for path, position, copy in kept:
         _log.error(
-            "%s: %s cannot be told apart from position %d on; its bytes from there are kept in %s",
+            "%s: %s is not readable from position %d on; its bytes from there are kept in %s",
             files.name,
             path,
             position,
             copy,
         )
     if loaded.short:
-        _log.error("%s: entries up to %d were durable, and are not there", files.name, base_last)
+        _log.error("%s: entries up to %d were durable, and are missing", files.name, base_last)
     if kept:
         disk.sync_directory(files.directory)
 

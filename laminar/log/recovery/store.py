@@ -1,11 +1,11 @@
-"""Coming back: one shard's home, from its newest checkpoint and the journal behind it.
+"""Recovery of one store directory, from its newest checkpoint and the journal after it.
 
 The order is that of docs/storage.md#recovery: read in memory, make certain what was only read, then touch
 segments, sync, and begin a new generation with a checkpoint. Until that checkpoint is durable nothing that
 was read before is changed in a way that a second crash could not repeat. It runs before there is a loop.
 
-The order is kept here. `journal_scan.py` judges the journal's frames, `replay.py` applies them in memory, and
-`rebuild.py` makes the logs of them.
+The order is kept here. `journal_scan.py` classifies the journal's frames, `replay.py` applies them in memory,
+and `rebuild.py` makes the logs of them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from laminar.log.recovery.salvage import preserve_store
 
 _log = logging.getLogger("laminar.recovery")
 
-# Of a home in which nothing was ever written.
+# The checkpoint of a store directory in which nothing was ever written.
 _NONE = Checkpoint(generation=0, seed=0, lsn=0, journal_file=0, journal_position=0, logs=[], hard_states={})
 
 
 @dataclass(slots=True)
 class Recovered:
-    """A home whose logs are as durable as they ever were, with a new generation open."""
+    """A store directory whose logs are as durable as they ever were, with a new generation open."""
 
     store: str
     lock: Lock
@@ -55,7 +55,7 @@ class Recovered:
     lost_hard_states: set[int]
 
     def close(self) -> None:
-        """For a caller who wanted recovery only."""
+        """Release everything, for a caller that wanted recovery only."""
         self.readers.close()
         self.journal.close()
         for log in self.logs.values():
@@ -73,12 +73,15 @@ def recover_store(
     readers: SegmentReader,
     forget: bool = False,
 ) -> Recovered:
-    """Recover one home; it stays locked. Makes a new one where there is none. Blocks.
+    """Recover one store directory, which stays locked; make a new one if missing. Blocks.
 
-    A home whose manifest is lost is refused. With `forget` what it holds is set aside, and its manifest is
-    begun anew and says that it is not known what was here: for those who can ask elsewhere.
+    A store directory whose manifest is lost is refused. With `forget` its content is preserved under
+    another name, and a new manifest says that it is not known what was here: for callers that can ask the
+    catalog.
 
-    Raises `DiskError`; then it may be tried again from the start.
+    Raises:
+        DiskError: It may be retried from the start.
+        DamagedDocument: The manifest is lost, and `forget` is not set.
     """
     disk.make_directory(store)
     disk.make_directory(logs_directory)
@@ -102,7 +105,8 @@ def recover_store(
         if forgotten:
             manifest.replace(manifest.entries, set_aside=True)
         elif not manifest.written:
-            # From now on a home without one has lost it. On a full disk it is written with the first replica.
+            # From now on a store directory without a manifest has lost it. On a full disk it is
+            # written with the first replica.
             with contextlib.suppress(DiskError):
                 manifest.replace([])
     except BaseException:
@@ -123,12 +127,12 @@ def recover_store(
 
 
 def _read_manifest(disk: Disk, store: str, *, forget: bool) -> tuple[Manifest, bool]:
-    """The manifest, and whether it was lost, so that nothing tells whose the home's content is.
+    """Return the manifest, and whether it was lost, so that nothing tells whose the content is.
 
-    Then a copy of that is kept, and the manifest says so before anything of it goes.
+    Then a copy of the content is preserved, and the manifest says so before anything of it is removed.
     """
     manifest = Manifest(disk, store)
-    problem = "a former start found it lost, and was cut off"
+    problem = "a former start found it lost, and was interrupted"
     try:
         manifest.load()
     except DamagedDocument as error:
@@ -143,7 +147,7 @@ def _read_manifest(disk: Disk, store: str, *, forget: bool) -> tuple[Manifest, b
     aside = preserve_store(disk, store)
     manifest.replace([], known=False, set_aside=False)
     _log.critical(
-        "%s: no manifest can be read: %s. So nothing here tells which replicas it held: they are lost. Its "
+        "%s: no manifest can be read: %s. So it is unknown which replicas were here: they are lost. Its "
         "manifest, checkpoints and journal are kept in %s, and the logs' folders stay where they are",
         store,
         problem,
@@ -153,7 +157,7 @@ def _read_manifest(disk: Disk, store: str, *, forget: bool) -> tuple[Manifest, b
 
 
 def _holds_something(disk: Disk, store: str) -> bool:
-    """Whether a home without a manifest has ever held a log or a vote."""
+    """Return whether a store directory without a manifest has ever held a log or a vote."""
     try:
         payload = Document(disk, store, "checkpoint").read()
     except DamagedDocument:
@@ -166,7 +170,7 @@ def _holds_something(disk: Disk, store: str) -> bool:
 
 
 def _read_checkpoint(disk: Disk, store: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
-    """The newest whole checkpoint, and whether all that a home must have held is gone with it."""
+    """Return the newest whole checkpoint, and whether everything is lost with a damaged one."""
     document, problem = Document(disk, store, "checkpoint"), "it is missing"
     try:
         payload = document.read()
@@ -189,7 +193,10 @@ def _read_checkpoint(disk: Disk, store: str, manifest: Manifest) -> tuple[Checkp
 
 
 def _never_used(disk: Disk, store: str) -> bool:
-    """Whether no journal file holds more than its opening frame: then the first start ended early."""
+    """Return whether no journal file holds more than its opening frame.
+
+    Then the first start ended early.
+    """
     for number in journal_numbers(disk, store):
         file = disk.open(os.path.join(store, journal_name(number)))
         try:

@@ -1,8 +1,8 @@
-"""A segment's frames one after the other, each with every byte checked, whatever may have happened to some.
+"""Scan a segment frame by frame, checking every byte, whatever damage it holds.
 
-It only reads, keeps nothing, and decides nothing about healing: who verifies a folder is told what
-is whole and where bytes lie that are not. `laminar.log.segment.index_rebuild` does the like for a start,
-where bodies need not be read. A sector that can't be read counts as zeros.
+It only reads, and decides nothing about repair: the verification of a folder learns which frames are intact
+and where bytes lie that are not. `laminar.log.segment.index_rebuild` does the like for a start, where bodies
+need not be read. An unreadable sector counts as zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class IntactFrame:
-    """A frame with both checksums right."""
+    """A frame whose checksums both hold."""
 
     header: Header
     row: IndexEntry
@@ -28,7 +28,7 @@ class IntactFrame:
 
 @dataclass(slots=True)
 class Gap:
-    """Bytes that are not the frame that belongs there. `row`: what header or index say of it."""
+    """Bytes that are not the frame that belongs there; `row` is what header or index say of it."""
 
     first_index: int
     last_index: int | None
@@ -39,7 +39,7 @@ class Gap:
 
 
 class Window:
-    """Views on a file's bytes, read in large pieces from the front to the back."""
+    """Views of a file's bytes, read in large ranges from front to back."""
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file
@@ -48,7 +48,7 @@ class Window:
         self._data = memoryview(b"")
 
     def view(self, position: int, size: int) -> memoryview:
-        """Up to `size` bytes at `position`; fewer at the end of the file."""
+        """Return up to `size` bytes at `position`; fewer at the end of the file."""
         size = min(size, self._size - position)
         if not self._start <= position or position + size > self._start + len(self._data):
             wanted = min(max(size, _WINDOW_BYTES), self._size - position)
@@ -60,9 +60,9 @@ class Window:
 def scan_frames(
     file: File, *, size: int, first_index: int, hints: Buffer = b""
 ) -> Iterator[IntactFrame | Gap]:
-    """All frames in the first `size` bytes, which begin with that of entry `first_index`.
+    """Yield all frames and gaps in the first `size` bytes, which begin with entry `first_index`.
 
-    `hints` are the rows of the segment's index: a whole one bridges a damaged header.
+    `hints` are the rows of the segment's index: an intact one bridges a damaged header.
     """
     window = Window(file, size)
     position, index = 0, first_index
@@ -74,7 +74,14 @@ def scan_frames(
         else:
             row = row_of(header, position)
             if position + row.size > size:
-                hole = Gap(row.index, None, position, size - position, "the frame ends behind the file", row)
+                hole = Gap(
+                    row.index,
+                    None,
+                    position,
+                    size - position,
+                    "the frame ends after the end of the file",
+                    row,
+                )
             else:
                 try:
                     verify(window.view(position, row.size))
@@ -92,7 +99,10 @@ def scan_frames(
 def _gap(
     window: Window, size: int, hints: Buffer, position: int, index: int, first_index: int, why: str
 ) -> Gap:
-    """A damaged header: bridged by the entry's own row, else up to the next whole header behind it."""
+    """Return the gap of a damaged header.
+
+    It ends where the entry's own row says, else at the next intact header.
+    """
     slot = index - first_index
     if len(hints) >= (slot + 1) * ROW_SIZE and row_is_whole(hints, slot):
         row = unpack_row(hints, slot, index)
@@ -116,7 +126,7 @@ def _gap(
 
 
 def row_of(header: Header, position: int) -> IndexEntry:
-    """What the index says of a frame at `position`."""
+    """Return the index entry of a frame at `position`."""
     return IndexEntry(
         index=header.index,
         term=header.term,

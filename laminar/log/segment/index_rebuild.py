@@ -1,9 +1,9 @@
-"""Rows made from the frames themselves, where an index file does not hold.
+"""Rebuild index rows from the frames, where an index file is missing or damaged.
 
-A segment is walked header by header. Where a header is damaged, a whole row of the index file that agrees
-about the position is the second witness of what lies there; without one the next whole header is searched,
-and what lies between has no known term. It changes nothing but rows in an index file, and runs in any
-thread; a walk of a whole segment takes its time, so not on the loop.
+A segment is scanned header by header. At a damaged header, an intact row of the index file that agrees about
+the position is the second witness of what lies there; without one the next intact header is searched, and the
+term of what lies between is unknown. It changes nothing but rows in an index file, and runs in any thread;
+rebuilding a whole segment takes long, so never on the loop.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
 
 _BASE_OFFSET = fields("base_offset")
 
-# A damaged header hides where the next frame begins; the search for it reads pieces of this size.
+# A damaged header hides where the next frame begins; the search for it reads ranges of this size.
 _SEARCH_BYTES = 1 << 20
 _SECTOR_BYTES = 4096
-# What a row can say of the records of one entry.
+# The largest number of records that a row can hold.
 _MOST_RECORDS = (1 << 32) - 1
-# Headers of small frames are read many at once.
+# Headers of small frames are read in windows of this size.
 _WINDOW_BYTES = 64 * 1024
 
 
 def header_row(header: Buffer, position: int) -> IndexEntry | None:
-    """The row of the frame whose header this is; None if it is not whole."""
+    """Return the index entry of the frame with this header; None if the header is not intact."""
     if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
         return None
     kind, _, index, term, _, base_offset, count, length, time_ms, tag_mask, checksum = LOG_FIELDS.unpack_from(
@@ -51,7 +51,7 @@ def header_row(header: Buffer, position: int) -> IndexEntry | None:
 
 
 class _Headers:
-    """Headers of a segment's frames, with few reads where frames are small."""
+    """The headers of a segment's frames, read with few calls where frames are small."""
 
     def __init__(self, data: File, size: int) -> None:
         self.data = data
@@ -61,7 +61,7 @@ class _Headers:
         self._last = 0
 
     def at(self, position: int) -> memoryview:
-        """The bytes at `position`: a whole header, or fewer at the end."""
+        """Return the bytes at `position`: a whole header, or fewer at the end."""
         start = position - self._at
         if not 0 <= start <= len(self._window) - HEADER_SIZE:
             near = position - self._last < _WINDOW_BYTES // 2
@@ -72,14 +72,17 @@ class _Headers:
         return self._window[start : start + HEADER_SIZE]
 
     def index_entry(self, position: int, index: int | None) -> IndexEntry | None:
-        """The row of the frame whose whole header lies at `position`; None if none does, or of another."""
+        """Return the index entry of the frame at `position`; None unless its header is intact.
+
+        With `index`, also None if the frame is that of another entry.
+        """
         row = header_row(self.at(position), position)
         if row is None or (index is not None and row.index != index) or position + row.size > self.size:
             return None
         return row
 
     def search(self, position: int, wanted: range) -> IndexEntry | None:
-        """The first whole header at `position` or behind it whose index is wanted."""
+        """Return the first frame at or after `position` with an intact header and a wanted index."""
         while position < self.size:
             piece = bytes(read_damaged(self.data, min(_SEARCH_BYTES, self.size - position), position))
             at = piece.find(MAGIC)
@@ -93,7 +96,7 @@ class _Headers:
 
 
 def read_damaged(data: File, size: int, position: int) -> Buffer:
-    """The bytes there, with zeros for those in sectors that cannot be read."""
+    """Return the bytes at a position, with zeros for sectors that cannot be read."""
     try:
         return data.pread(size, position)
     except DiskError as error:
@@ -121,11 +124,11 @@ def rebuild_rows(
     hinted_size: int = 0,
     last_index: int | None = None,
 ) -> bytearray:
-    """Rows of the entries `wanted`, the first of which lies at `position` and begins at `offset`.
+    """Return rows of the entries `wanted`, the first at `position` and beginning at `offset`.
 
-    `hints` are rows as an index file has them, from the first wanted entry on; they are believed of bytes
-    below `size`, and below `hinted_size` where the file should be so long. Fewer come back where the frames
-    end, or where nothing whole follows a damaged header up to entry `last_index`.
+    `hints` are rows from the index file, from the first wanted entry on; they are believed for bytes
+    below `size`, and below `hinted_size` if the file should be that long. Fewer rows come back where the
+    frames end, or where nothing intact follows a damaged header up to entry `last_index`.
     """
     headers = _Headers(data, size)
     rows = bytearray()
@@ -149,7 +152,7 @@ def rebuild_rows(
 
 
 def packed(row: IndexEntry) -> bytes:
-    """The row as an index file has it."""
+    """Return the index entry as a packed row."""
     return pack_row(
         row.term,
         row.base_offset,
@@ -163,7 +166,7 @@ def packed(row: IndexEntry) -> bytes:
 
 
 def _entry_from_index(hints: Buffer, slot: int, index: int, position: int) -> IndexEntry | None:
-    """The index file's own row, where it is whole and agrees about the position."""
+    """Return the index file's own entry, if its row is intact and agrees about the position."""
     if not row_is_whole(hints, slot):
         return None
     row = unpack_row(hints, slot, index)
@@ -171,10 +174,10 @@ def _entry_from_index(hints: Buffer, slot: int, index: int, position: int) -> In
 
 
 def _fill_gap(index: int, position: int, offset: int, found: IndexEntry) -> bytes:
-    """Rows for the damaged entries from `index` up to the one found behind them.
+    """Return rows for the damaged entries from `index` up to `found`, the next intact one.
 
     Their terms are unknown (0). The first stands for all bytes and offsets between, so that a reader who
-    skips it goes on at the right offset. Their time is that of the one found: times never go back.
+    skips it continues at the right offset. Their time is that of `found`: times never go back.
     """
     time_ms = found.append_time_ms
     count = min(max(found.base_offset - offset, 0), _MOST_RECORDS)
@@ -184,10 +187,10 @@ def _fill_gap(index: int, position: int, offset: int, found: IndexEntry) -> byte
 
 
 def missing_rows(before: IndexEntry, count: int, next_offset: int) -> bytes:
-    """Rows for a hole: `count` entries behind `before` that lie nowhere, up to `next_offset`.
+    """Return `count` placeholder rows (UNKNOWN_KIND, size 0) for entries missing after `before`.
 
-    The first stands for all their records, as far as a row can say, so that each of their offsets belongs to
-    the hole and not to what follows it.
+    The first stands for all their records up to `next_offset`, as far as a row can hold their number, so
+    that each of these offsets belongs to the gap and not to what follows it.
     """
     position, time_ms = before.position + before.size, before.append_time_ms
     offset = before.next_offset
@@ -203,7 +206,11 @@ def missing_rows(before: IndexEntry, count: int, next_offset: int) -> bytes:
 
 
 def load_chunk(chunk: Chunk) -> bytes:
-    """Its rows from the index file; made anew from the frames where they do not hold. Raises `DiskError`."""
+    """Return a chunk's rows from the index file, rebuilt from the frames if they do not hold.
+
+    Raises:
+        DiskError: The files cannot be read.
+    """
     rows = chunk.file.read_rows(chunk.slot, chunk.count)
     if whole_rows(rows, chunk.count) == chunk.count:
         return rows
@@ -211,9 +218,9 @@ def load_chunk(chunk: Chunk) -> bytes:
 
 
 def check_chunk(chunk: Chunk, row: IndexEntry) -> bytes | None:
-    """The chunk made anew, if another frame than the row's lies at its position; None if it is right.
+    """Return the rebuilt chunk if another entry's frame lies at the row's position.
 
-    Also None where the frame is damaged: the row is then what is known of it.
+    Else return None. Also None if the frame is damaged: the row is then what is known of it.
     """
     try:
         data = chunk.file.data()
@@ -229,6 +236,7 @@ def check_chunk(chunk: Chunk, row: IndexEntry) -> bytes | None:
 
 
 def _rebuild_chunk(chunk: Chunk, hints: Buffer) -> bytes:
+    """Rebuild a chunk's rows from the frames, write them to the index file, and return them."""
     data = chunk.file.data()
     size = min(chunk.size, data.size())
     anchor = _first_known(chunk, _Headers(data, size))
@@ -266,7 +274,10 @@ def _first_offset(data: File) -> int:
 
 
 def _first_known(chunk: Chunk, headers: _Headers) -> IndexEntry | None:
-    """The nearest row before the chunk that is right, from which a walk may begin; None: from the start."""
+    """Return the nearest correct index entry before the chunk.
+
+    None means that the scan must begin at the start of the file.
+    """
     slot = chunk.slot - 1
     while slot >= 0:
         index = chunk.file.first_index + slot
@@ -280,7 +291,10 @@ def _first_known(chunk: Chunk, headers: _Headers) -> IndexEntry | None:
 
 
 def whole_index(file: SegmentFile, wanted: range, *, size: int, hinted_size: int, offset: int) -> bytearray:
-    """All rows of a segment from its frames, its index file being a witness; see `rebuild_rows`."""
+    """Return all rows of a segment, rebuilt from its frames; see `rebuild_rows`.
+
+    The rows of its index file serve as witnesses.
+    """
     hints = file.read_rows(0, len(wanted))
     return rebuild_rows(
         file.data(), wanted, position=0, offset=offset, size=size, hints=hints, hinted_size=hinted_size

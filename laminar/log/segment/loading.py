@@ -1,12 +1,13 @@
-"""The segments of a log found at a start, by their names, the checkpoint, and the last row of each.
+"""Find the segments of a log at a start.
 
-It decides which entries of a log are there and where they lie, behind the checkpoint; it changes nothing
-on disk. Other rows are read when they are wanted (`laminar.log.segment.segment`). Where the last row of an
-index file does not hold, or is not that of the frame it names, the file is made anew from the frames.
+They are found by name, by the checkpoint, and by the last row of each. It decides which entries of a log
+exist and where they lie, according to the checkpoint; it changes nothing on disk. Other rows are read on
+demand (`laminar.log.segment.segment`). If the last row of an index file is damaged, or is not that of the
+frame it names, the index is rebuilt from the frames.
 
-Entries that the checkpoint names and no file holds are a *hole*. Inside a log, before a segment that is
-there, they keep their indexes and offsets, in rows that say so, and whoever asks for them gets an error. At
-the end of the log nothing says what they were: the log ends before them, and is `short`.
+Entries that the checkpoint names and no file holds are a *hole*. Inside a log, before an existing segment,
+they keep their indexes and offsets, in placeholder rows, and reading them is an error. At the end of the log
+nothing tells what they were: the log ends before them, and is `short`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _ANY_SIZE = 1 << 62
 class Loaded:
     """The segments of a log up to `last_index`.
 
-    `stale` are segments on disk that belong to entries cut or dropped since, `unreadable` those of entries
-    that the log should have, of which nothing could be told. `holes` are damages known already. `short` says
-    that entries the checkpoint names are missing at the end; `unknown` that some inside could not be
-    identified.
+    `stale` are segments on disk of entries that were truncated or trimmed since, `unreadable` those of
+    entries that the log should have but that could not be identified. `made_anew` are those with a
+    rebuilt index. `holes` are damages known already. `short` says that entries the checkpoint names are
+    missing at the end; `unknown` that some inside could not be identified.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -54,9 +55,10 @@ class Loaded:
 
 
 def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool = False) -> Loaded:
-    """Rows of the entries behind `files.start` up to `last_index`, as far as the segments hold them.
+    """Return the segments with the entries after `files.start` up to `last_index`.
 
-    `goes_on`: the last segment is to be continued, so it counts even if all it holds lies before the start.
+    `goes_on`: the last segment will be appended to, so it counts even if all it holds lies before the
+    start.
     """
     loaded = Loaded()
     firsts = sorted(int(name[:-4]) for name in disk.list(files.directory) if _is_segment(name))
@@ -98,18 +100,19 @@ def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool
 
 
 def _end_of(loaded: Loaded, start: LogStart) -> IndexEntry:
-    """The row of the last entry so far; of the one before the log's first where there is none yet."""
+    """Return the index entry of the last entry so far, or of the log's start."""
     if loaded.segments:
         return loaded.segments[-1].last_row
     return IndexEntry(start.index, 0, start.offset, 0, 0, 0, start.time_ms, UNKNOWN_KIND, 0)
 
 
 def _leave_hole(loaded: Loaded, files: LogFiles, following: Segment) -> None:
-    """Rows for the entries that are missing before a segment that is there. They count as those of the
-    segment before them; at the log's start, as those of a segment of their own.
+    """Add placeholder rows for the entries that are missing before an existing segment.
+
+    They count as entries of the segment before them; at the log's start, of a segment of their own.
     """
     while loaded.segments and loaded.segments[-1] not in loaded.made_anew:
-        # All its rows are needed, as its index file is to be written anew.
+        # All its rows are needed, as its index file is to be rewritten.
         old = loaded.segments.pop()
         segment = _made_anew(old.file, old.last_index, _end_of(loaded, files.start), sealed=True)
         if not segment.count:
@@ -134,7 +137,7 @@ def _kinds(segment: Segment, start: LogStart) -> set[int]:
 
 
 def _holes_in(segment: Segment) -> list[Damage]:
-    """The entries of a segment whose rows are all in memory that are not in its file: run by run."""
+    """Return the runs of entries that are not in the segment's file; all rows must be in memory."""
     size = segment.file.data_size()
     runs: list[list[IndexEntry]] = []
     before = None
@@ -151,7 +154,7 @@ def _holes_in(segment: Segment) -> list[Damage]:
 
 
 def _hole_at_end(segment: Segment) -> list[Damage]:
-    """The hole with which a segment ends, as an earlier start has left it there."""
+    """Return the hole at the end of a segment, as an earlier start left it."""
     last = first = segment.last_row
     while first.kind == UNKNOWN_KIND and first.index > segment.first_index:
         row = segment.index_entry(first.index - 1)
@@ -179,9 +182,9 @@ def _is_segment(name: str) -> bool:
 
 
 def _load(file: SegmentFile, log_id: int, last: int, before: IndexEntry) -> Segment | None:
-    """The segment up to entry `last`, with its last row only; None where the index file does not hold it.
+    """Return the segment up to entry `last`, with its last row only; None if the index is wrong.
 
-    `before` is the row of the last entry that is there before it.
+    `before` is the index entry of the last existing entry before it.
     """
     count = last - file.first_index + 1
     packed = file.read_rows(count - 1, 1)
@@ -194,7 +197,7 @@ def _load(file: SegmentFile, log_id: int, last: int, before: IndexEntry) -> Segm
         return None
     first_offset = before.next_offset
     if file.first_index != before.index + 1:
-        # The log begins inside of it, or a hole lies before it.
+        # The log begins inside it, or a hole lies before it.
         first = file.read_rows(0, 1)
         if not row_is_whole(first, 0):
             return None
@@ -206,27 +209,27 @@ def _load(file: SegmentFile, log_id: int, last: int, before: IndexEntry) -> Segm
     segment = Segment(file.first_index, file, first_offset=first_offset)
     segment.hold(packed, held_from=count - 1)
     if row.kind == UNKNOWN_KIND:
-        segment.size = max(segment.size, file.data_size())  # a repair has begun to fill the hole at its end
+        segment.size = max(segment.size, file.data_size())  # a repair began to fill the hole at its end
     return segment
 
 
 def _lies_there(file: SegmentFile, row: IndexEntry) -> bool:
-    """Whether the frame that the row names lies in the file, as far as its header can tell."""
+    """Return whether the frame that the row names lies in the file, by what its header tells."""
     data = file.data()
     if row.position + row.size > data.size():
         return False
     if row.kind == UNKNOWN_KIND:
         return True
     header = read_damaged(data, HEADER_SIZE, row.position)
-    # A whole header of another entry: the row is wrong. A damaged one: the row is what is known of it.
+    # An intact header of another entry: the row is wrong. A damaged one: the row is what is known of it.
     return is_header_of(header, row) or header_row(header, row.position) is None
 
 
 def _made_anew(file: SegmentFile, last: int, before: IndexEntry, *, sealed: bool) -> Segment:
-    """The segment with rows from its frames, as many as there are up to entry `last`.
+    """Return the segment with rows rebuilt from its frames, as many as there are up to `last`.
 
-    Of a `sealed` one the index file is believed about what is cut off its end, too: it is sure that there
-    were entries.
+    For a `sealed` one the index file is also believed about what its end lacks: there certainly were
+    entries.
     """
     size = file.data().size()
     first_offset = before.next_offset if file.first_index > before.index else 0

@@ -16,7 +16,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 
 class LogFiles:
-    """One log as its files have it. The loop only asks it for new segments; the rest is the writer's."""
+    """One log as its files have it. The segment writer's thread changes it."""
 
     __slots__ = (
         "directory",
@@ -46,7 +46,7 @@ class LogFiles:
         self.directory = os.path.join(logs_directory, directory_name(name, log_id))
         self.name = name
         self.log_id = log_id
-        # Whether the directory is there. Set by the writer; durable with the next checkpoint.
+        # Whether the directory exists. Set by the writer; durable with the next checkpoint.
         self.made = False
         self.start = LogStart()
         self.end_index = 0
@@ -65,12 +65,13 @@ class LogFiles:
         self.failure: StorageError | None = None
 
     def new_segment(self, first_index: int, *, exists: bool = False) -> SegmentFile:
-        """A segment that has no files yet, or has them (as one that recovery found)."""
+        """Return a segment without files, or with `exists` one whose files recovery found."""
         return SegmentFile(
             self.resources, self.directory, first_index=first_index, log_id=self.log_id, exists=exists
         )
 
     def state(self) -> LogState:
+        """Return the log as a checkpoint records it."""
         return LogState(
             log_id=self.log_id,
             name=self.name,

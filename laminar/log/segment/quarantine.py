@@ -1,9 +1,9 @@
-"""What is known to be damaged in one log, and what its segments were when they were last verified.
+"""What is known to be damaged in one log, and what its segments were when last verified.
 
-Loop side, in memory; `laminar.log.integrity.damage_registry` makes it durable as a small document in the
-log's folder, so it moves and goes with the log. A note says where damaged bytes lie and what they were: they
-are never served, and stay as they are until the batch is repaired or the entry goes. It decides nothing about
-healing.
+In memory, on the loop; `laminar.log.integrity.damage_registry` makes it durable as a small document in the
+log's directory, which is moved and deleted with the log. It records where damaged bytes lie and what they
+were: they are never served, and stay as they are until the batch is repaired or the entry is removed. It
+decides nothing about repair.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _NAME = "health"
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries `first_index` to `last_index` (both included) whose bytes are not what was written.
+    """Entries `first_index` to `last_index` (both included) with damaged bytes.
 
-    `term` is that of the entry as the index row has it; 0 where no witness is left, and then the range may
-    hold several entries. `segment` is the first index of its segment; `position` and `size` are bytes there.
+    `term` is the entry's term according to the index; 0 if no witness is left, and then the range may
+    hold several entries. `segment` is the first index of its segment; `position` and `size` are bytes
+    there.
     """
 
     first_index: int
@@ -39,7 +40,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     found_ms: int = 0
 
     def error(self, directory: str) -> DamagedRange:
-        """What a reader is told."""
+        """Return the error that a reader gets; `directory` is the log's."""
         return DamagedRange(
             first_index=self.first_index,
             last_index=self.last_index,
@@ -52,9 +53,9 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A sealed segment as it was found whole, up to its last entry, and the SHA-256 of its bytes.
+    """A sealed segment that was found intact up to its last entry, and the SHA-256 of its bytes.
 
-    By index and term of its last entry it is the same segment on every replica that holds it.
+    With the same index and term of the last entry it is the same segment on every replica.
     """
 
     last_index: int
@@ -65,7 +66,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the segment that is written to was verified, and when. `segment` is its first index."""
+    """How far the active segment was verified, and when. `segment` is its first index."""
 
     segment: int
     last_index: int
@@ -76,7 +77,7 @@ class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
 class _Notes(msgspec.Struct):
     damages: list[Damage]
     sealed: dict[int, Sealed]
-    # What notes of an earlier version do not have.
+    # Missing in documents of an earlier version.
     unsealed: Unsealed | None = None
 
 
@@ -84,7 +85,7 @@ _decoder = msgspec.msgpack.Decoder(_Notes)
 
 
 class Quarantine:
-    """See the module."""
+    """The damages of one log, and its verified segments."""
 
     __slots__ = ("_damages", "_firsts", "sealed", "suspicious", "unsealed")
 
@@ -94,11 +95,11 @@ class Quarantine:
         # By the segment's first index.
         self.sealed: dict[int, Sealed] = {}
         self.unsealed: Unsealed | None = None
-        # Rot rarely comes alone: since damage was found, all of this log is to be read again soon.
+        # Damage rarely comes alone: after one was found, all of this log is to be read again soon.
         self.suspicious = False
 
     def __bool__(self) -> bool:
-        """Whether anything is damaged."""
+        """Return whether anything is damaged."""
         return bool(self._damages)
 
     def __len__(self) -> int:
@@ -108,19 +109,19 @@ class Quarantine:
         return iter(tuple(self._damages))
 
     def at(self, index: int) -> Damage | None:
-        """The damage that holds an entry."""
+        """Return the damage that holds an entry, or None."""
         place = bisect_right(self._firsts, index) - 1
         if place < 0 or self._damages[place].last_index < index:
             return None
         return self._damages[place]
 
     def intact_up_to(self, index: int, last_index: int) -> int:
-        """The last of the entries from `index` to `last_index` before a damaged one."""
+        """Return the last of the entries from `index` to `last_index` before a damaged one."""
         place = bisect_right(self._firsts, index)
         return min(last_index, self._firsts[place] - 1) if place < len(self._firsts) else last_index
 
     def add(self, damage: Damage) -> bool:
-        """Note a damage; False if it was known. One that holds an older note takes its place."""
+        """Record a damage; return False if it was known. It replaces damages that it covers."""
         known = self.at(damage.first_index)
         if known is not None and known.last_index >= damage.last_index:
             return False
@@ -133,11 +134,11 @@ class Quarantine:
         return True
 
     def clear(self, index: int) -> None:
-        """Forget the damage that holds an entry."""
+        """Remove the damage that holds an entry."""
         self._keep([each for each in self._damages if not each.first_index <= index <= each.last_index])
 
     def truncate(self, index: int) -> None:
-        """Entry `index` and all behind it are gone."""
+        """Remove what is recorded of entry `index` and all after it."""
         if self._damages:
             self._keep([each for each in self._damages if each.first_index < index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index >= index]:
@@ -146,7 +147,7 @@ class Quarantine:
             self.unsealed = None
 
     def trim_before(self, index: int) -> None:
-        """Entries up to `index` are gone."""
+        """Remove what is recorded of entries up to `index`."""
         if self._damages:
             self._keep([each for each in self._damages if each.last_index > index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index <= index]:
@@ -155,7 +156,7 @@ class Quarantine:
             self.unsealed = None
 
     def forget_verified(self, first_index: int) -> None:
-        """A segment is no longer as it was when it was verified."""
+        """Remove a segment from the verified ones: it has changed since."""
         self.sealed.pop(first_index, None)
         if self.unsealed is not None and self.unsealed.segment == first_index:
             self.unsealed = None
@@ -165,13 +166,14 @@ class Quarantine:
         self._firsts = [each.first_index for each in self._damages]
 
     def encode(self) -> bytes:
-        """As `load` reads it."""
+        """Return the content of the document that `load` reads."""
         return msgspec.msgpack.encode(_Notes(self._damages, self.sealed, self.unsealed))
 
     def load(self, disk: Disk, directory: str) -> str | None:
-        """Take what was noted in a log's folder; says what was wrong with a document that cannot be read.
+        """Load the document of a log's directory; return what was wrong with an unreadable one.
 
-        Then the notes are lost, which costs nothing but time: reads and the scrubber find the damage again.
+        Then what it recorded is lost, which costs nothing but time: reads and the scrubber find the
+        damage again.
         """
         try:
             payload = document(disk, directory).read()
@@ -184,5 +186,5 @@ class Quarantine:
 
 
 def document(disk: Disk, directory: str) -> Document:
-    """Where a log's notes lie."""
+    """Return the document in which a log's damage is recorded."""
     return Document(disk, directory, _NAME)

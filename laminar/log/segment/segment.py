@@ -1,8 +1,8 @@
-"""A segment as the loop knows it: how much it holds, and its rows.
+"""A segment as the loop knows it: how much it holds, and its index rows.
 
-Only the last rows of a segment stay in memory, and those that its index file does not hold yet; older ones
-come from the file by chunks, into the cache that all logs of a storage share. So a log of any size takes
-little memory, and opening it reads a row a segment. Touched by the loop only.
+Only the last rows of a segment stay in memory, and those not in its index file yet; older ones are read from
+the file in chunks, into a cache shared by all logs of a storage. So a log of any size takes little memory,
+and opening it reads one row per segment. The loop's thread only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from laminar.log.format.index_entry import (
 from laminar.log.segment.index_rebuild import load_chunk
 from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
 
-# The last rows stay in memory, so many at least; what is above is let go of in larger steps.
+# At least this many of the last rows stay in memory; what is above is released in larger steps.
 _TAIL_ROWS = 128
 _TAIL_BYTES = 4 * _TAIL_ROWS * ROW_SIZE
-# A search guesses so often, then it halves.
+# A search guesses this many times, then it bisects.
 _GUESSES = 4
 
 
 class IndexNotCached(Exception):
-    """The rows wanted are not in memory: `Segment.load` them, or let a thread do it, and ask again."""
+    """The index rows wanted are not in memory: `Segment.load` them, and ask again.
+
+    Any thread may load them.
+    """
 
     def __init__(self, segment: Segment, number: int) -> None:
         super().__init__(number)
@@ -42,7 +45,7 @@ class IndexNotCached(Exception):
 
 
 def _slot_of_offset(rows: Buffer, offset: int) -> int:
-    """The first row of these that ends behind `offset`; there must be one."""
+    """Return the first of these rows that ends after `offset`; there must be one."""
     count = len(rows) // ROW_SIZE
     first = row_offset(rows, 0)
     span = row_next_offset(rows, count - 1) - first
@@ -55,9 +58,10 @@ def _slot_of_offset(rows: Buffer, offset: int) -> int:
 
 
 class Segment:
-    """What the loop knows of a segment. `size`: its bytes; `tail`: its last rows, one at least.
+    """What the loop knows of a segment: its `size` in bytes, and its last rows in `tail`.
 
-    `held_from` is the slot of the first row in `tail`; those before it are in the index file.
+    There is at least one. `held_from` is the slot of the first row in `tail`; those before it are in the
+    index file.
     """
 
     __slots__ = (
@@ -75,15 +79,16 @@ class Segment:
     def __init__(self, first_index: int, file: SegmentFile, *, first_offset: int) -> None:
         self.first_index = first_index
         self.first_offset = first_offset
-        # The append time of its first entry; 0 where it is not known, after a start.
+        # The append time of its first entry; 0 if unknown, after a start.
         self.begun_ms = 0
         self.file = file
         self.tail = bytearray()
         self.held_from = 0
         self.size = 0
-        # How often the loop cut it; the file follows.
+        # How often the loop truncated it; the file follows.
         self.truncations = 0
-        # Chunks whose rows were compared with the frames after a read had found others: once is enough.
+        # Chunks whose rows were checked against the frames after a read had found other frames: once
+        # is enough.
         self.compared_chunks: set[int] = set()
 
     def hold(self, rows: Buffer, *, held_from: int = 0) -> None:
@@ -95,42 +100,51 @@ class Segment:
 
     @property
     def count(self) -> int:
-        """Entries in it."""
+        """Number of entries."""
         return self.held_from + len(self.tail) // ROW_SIZE
 
     @property
     def last_index(self) -> int:
+        """Index of the last entry."""
         return self.first_index + self.held_from + len(self.tail) // ROW_SIZE - 1
 
     @property
     def last_row(self) -> IndexEntry:
-        """The row of its last entry; always in memory."""
+        """Index entry of the last entry; always in memory."""
         return unpack_row(self.tail, len(self.tail) // ROW_SIZE - 1, self.last_index)
 
     @property
     def next_offset(self) -> int:
-        """The offset behind its records."""
+        """Offset after the last record."""
         return row_next_offset(self.tail, len(self.tail) // ROW_SIZE - 1)
 
     @property
     def last_term(self) -> int:
-        """The term of its last entry (0: unknown)."""
+        """Term of the last entry (0: unknown)."""
         return row_term(self.tail, len(self.tail) // ROW_SIZE - 1)
 
     def rows_at(self, slot: int) -> tuple[Buffer, int]:
-        """Rows in memory, and where among them the one of `slot` is. Raises `IndexNotCached`."""
+        """Return rows in memory, and the place of the row of `slot` among them.
+
+        Raises:
+            IndexNotCached: The row is not in memory.
+        """
         held = slot - self.held_from
         if held >= 0:
             return self.tail, held
         number, place = slot // CHUNK_ROWS, slot % CHUNK_ROWS
         chunk = self.file.rows_cache.get(self.file, number)
-        # It may have been read when the file held fewer rows of it.
+        # It may have been cached when the file held fewer rows of it.
         if chunk is None or len(chunk) <= place * ROW_SIZE:
             chunk = self._load_nowait(number)
         return chunk, place
 
     def index_entry_nowait(self, index: int) -> IndexEntry:
-        """The row of an entry. Raises `IndexNotCached`."""
+        """Return the index entry of an entry.
+
+        Raises:
+            IndexNotCached: It is not in memory.
+        """
         rows, place = self.rows_at(index - self.first_index)
         return unpack_row(rows, place, index)
 
@@ -144,7 +158,11 @@ class Segment:
                 index += 1
 
     def index_entry(self, index: int) -> IndexEntry:
-        """As `index_entry_nowait`, waiting for the disk if need be. Raises `DiskError`."""
+        """Return the index entry of an entry; may read the index file.
+
+        Raises:
+            DiskError: The file cannot be read.
+        """
         try:
             return self.index_entry_nowait(index)
         except IndexNotCached as cold:
@@ -152,11 +170,11 @@ class Segment:
             return self.index_entry_nowait(index)
 
     def term(self, index: int) -> int:
-        """The term of an entry (0: unknown); may wait for the disk, as `index_entry`."""
+        """Return the term of an entry (0: unknown); may read the index file."""
         return self.index_entry(index).term
 
     def chunk(self, number: int) -> Chunk:
-        """What there is to be read of a chunk."""
+        """Return the description of a chunk, as a thread needs it to read the rows."""
         count = min(CHUNK_ROWS, self.held_from - number * CHUNK_ROWS)
         assert count > 0, f"chunk {number} of {self.file.path}, which holds {self.held_from} rows"
         return Chunk(self.file, number, count, self.truncations, self.last_index, self.size, self.next_offset)
@@ -171,20 +189,27 @@ class Segment:
         return rows
 
     def load(self, number: int) -> None:
-        """Read a chunk, here and now; rows that do not hold are made anew. Raises `DiskError`."""
+        """Read a chunk in this thread; rows that do not hold are rebuilt.
+
+        Raises:
+            DiskError: The files cannot be read.
+        """
         chunk = self.chunk(number)
         self.loaded(chunk, load_chunk(chunk))
 
     def loaded(self, chunk: Chunk, rows: bytes) -> None:
-        """Take rows that were read, unless the segment was cut meanwhile."""
+        """Cache rows that were read, unless the segment was truncated meanwhile."""
         if chunk.truncations == self.truncations:
             self.file.rows_cache.put(self.file, chunk.number, rows)
 
     def run(self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]) -> tuple[int, int]:
-        """The first of these entries whose row is `wanted`, and the one behind the run that it begins.
+        """Return the first entry whose row is `wanted`, and the entry after its run.
 
-        Twice the one behind them all, if there is none. Looks at the rows that lie together in memory only:
-        an answer that ends at `last_index` of them is to be gone on from. Raises `IndexNotCached`.
+        Both are the entry after all of them if there is none. It examines only rows that lie together
+        in memory: if the answer ends there, ask again from it.
+
+        Raises:
+            IndexNotCached: The first row is not in memory.
         """
         rows, place = self.rows_at(first_index - self.first_index)
         behind = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
@@ -197,11 +222,16 @@ class Segment:
         return first_index + slot - place, first_index + end - place
 
     def index_of_offset(self, offset: int) -> int:
-        """Return the entry that holds the record at `offset` of this segment. Raises `IndexNotCached`."""
+        """Return the entry that holds the record at `offset` of this segment.
+
+        Raises:
+            IndexNotCached: Rows needed are not in memory.
+        """
         low_offset, high_offset = self.first_offset, row_offset(self.tail, 0)
         if offset >= high_offset:
             return self.first_index + self.held_from + _slot_of_offset(self.tail, offset)
-        # Batches of one log hold about as many records each: so a guess finds the right chunk at once.
+        # Batches of one log hold about the same number of records, so a guess finds the right chunk
+        # at once.
         low, high = 0, (self.held_from - 1) // CHUNK_ROWS
         guesses = 0
         while True:
@@ -220,20 +250,22 @@ class Segment:
             elif first <= offset or number == low:
                 return self.first_index + number * CHUNK_ROWS + _slot_of_offset(rows, offset)
             else:
-                # It lies before, or (behind a gap of damaged entries) this is the first that ends behind it.
+                # It lies before, or (after a gap of damaged entries) this is the first entry
+                # that ends after it.
                 high, high_offset = number - 1, first
                 before = self._whole_chunk(high)
                 if row_next_offset(before, len(before) // ROW_SIZE - 1) <= offset:
                     return self.first_index + number * CHUNK_ROWS
 
     def frame_of_offset(self, offset: int, behind: int) -> tuple[int, tuple[int, int, int, int, int]] | None:
-        """The entry that holds the record at `offset`, and of its row what `unpack_frame_row` gives.
+        """Return the entry that holds the record at `offset`, and its `unpack_frame_row` values.
 
-        None where no entry of this segment holds it.
+        None if no entry of this segment holds it. Like `index_of_offset`, for single records: one
+        guess at the row itself, which is right where batches hold about the same number of records;
+        else the search. `behind` is the offset after the segment's records.
 
-        As `index_of_offset`, for reading single records: one guess at the row itself, which is right where
-        batches hold about as many records each; else the search. `behind`: the offset behind the segment's
-        records. Raises `IndexNotCached`.
+        Raises:
+            IndexNotCached: Rows needed are not in memory.
         """
         first_offset = self.first_offset
         count = self.held_from + len(self.tail) // ROW_SIZE
@@ -250,34 +282,37 @@ class Segment:
         return (index, found) if found[1] <= offset else None
 
     def _whole_chunk(self, number: int) -> Buffer:
-        """All rows of a chunk that the file holds. Raises `IndexNotCached`."""
+        """Return all rows of a chunk that the file holds."""
         return self.rows_at(min((number + 1) * CHUNK_ROWS, self.held_from) - 1)[0]
 
     def is_unverified(self, index: int) -> bool:
-        """Whether the row of an entry comes from the index file and was not compared with the frames yet."""
+        """Return whether an entry's row was never checked against the frames.
+
+        Such a row comes from the index file.
+        """
         slot = index - self.first_index
         return slot < self.held_from and slot // CHUNK_ROWS not in self.compared_chunks
 
     def suspect(self, row: IndexEntry) -> Chunk:
-        """The chunk that holds a row, to be compared with the frames (`check_chunk`)."""
+        """Return the chunk that holds a row, to be checked against the frames (`check_chunk`)."""
         return self.chunk((row.index - self.first_index) // CHUNK_ROWS)
 
     def verified(self, chunk: Chunk, rows: bytes | None) -> None:
-        """Take the rows of a chunk that was compared; None: it was right."""
+        """Count a chunk as checked; `rows` are the rebuilt ones, None if it was right."""
         if chunk.truncations == self.truncations:
             self.compared_chunks.add(chunk.number)
             if rows is not None:
                 self.loaded(chunk, rows)
 
     def add(self, row: bytes, end: int) -> None:
-        """One more entry, which ends at position `end`."""
+        """Add one entry, which ends at position `end`."""
         self.tail += row
         self.size = end
         if len(self.tail) > _TAIL_BYTES:
             self.evict_entries()
 
     def evict_entries(self) -> None:
-        """Let rows go that the index file holds."""
+        """Release rows that the index file holds."""
         if self.file.truncations != self.truncations:
             return  # it still holds rows that were cut
         kept = min(self.file.rows_written, self.count - _TAIL_ROWS)
@@ -286,7 +321,7 @@ class Segment:
             self.held_from = kept
 
     def replace_rows(self, index: int, rows: bytes) -> None:
-        """Other rows for the entries from `index` on; the index file has them already."""
+        """Replace the rows of the entries from `index` on; the index file has the new ones already."""
         slot = index - self.first_index
         for number in range(slot // CHUNK_ROWS, (slot + len(rows) // ROW_SIZE - 1) // CHUNK_ROWS + 1):
             self.file.rows_cache.drop(self.file, number)
@@ -296,7 +331,7 @@ class Segment:
             self.tail[at : at + len(rows) - held] = rows[held:]
 
     def truncate(self, index: int) -> None:
-        """Remove entry `index` and all after it; one before it stays. May wait for the disk."""
+        """Remove entry `index` and all after it; one before it stays. May read the index file."""
         assert index > self.first_index, f"cut of {index} would empty the segment {self.first_index}"
         slot = index - self.first_index
         last = self.index_entry(index - 1)

@@ -1,7 +1,7 @@
-"""The two files of one segment, changed by the writer's thread and read by any.
+"""The two files of one segment, changed by the segment writer's thread and read by any.
 
-They hold frames back to back and rows back to back; their name is the first index. An index file is a
-hint: it may be missing, short or stale, and is then made anew from the frames
+They hold frames back to back and index rows back to back; their name is the first index. An index file is a
+hint: it may be missing, short or stale, and is then rebuilt from the frames
 (`laminar.log.segment.index_rebuild`). What the loop knows of a segment is a `Segment`
 (`laminar.log.segment.segment`).
 """
@@ -24,26 +24,30 @@ INDEX_HEAD_SIZE = _INDEX_HEAD.size
 _INDEX_MAGIC = b"LMNX"
 _INDEX_VERSION = 1
 
-# Rows wait in memory for so many, or for the next checkpoint: until then the journal stands for them.
+# Rows are written in groups of this size, or with the next checkpoint: until then the journal stands for
+# them.
 _ROWS_AT_ONCE = 256
 # Rows read together: 7 KiB, checked in 0.1 ms.
 CHUNK_ROWS = 128
 
 
 def segment_name(first_index: int) -> str:
+    """Return the file name of a segment."""
     return f"{first_index:020d}.log"
 
 
 def index_name(first_index: int) -> str:
+    """Return the file name of a segment's index."""
     return f"{first_index:020d}.index"
 
 
 def index_head(first_index: int, log_id: int) -> bytes:
+    """Return the head of an index file."""
     return _INDEX_HEAD.pack(_INDEX_MAGIC, _INDEX_VERSION, ROW_SIZE, first_index, log_id)
 
 
 class SegmentFile:
-    """The files of one segment. Written by one thread; read by any."""
+    """The files of one segment. Written by one thread, read by any."""
 
     __slots__ = (
         "_data",
@@ -71,7 +75,8 @@ class SegmentFile:
         self.directory = directory
         self.first_index = first_index
         self._log_id = log_id
-        # Held by whoever changes the index file: the writer's thread, and a reader's that mends it.
+        # Held while the index file is changed: by the writer's thread, or by a reader's that rebuilds
+        # rows.
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._sync_error: DiskError | None = None
@@ -84,15 +89,17 @@ class SegmentFile:
         self.truncations = 0
         self.rows_written = 0
         self._unwritten_back = 0
-        # How often its files went: a sync beside that may find them missing.
+        # How often its files were removed: a concurrent sync may find them missing.
         self._removals = 0
 
     @property
     def path(self) -> str:
+        """Path of the data file."""
         return os.path.join(self.directory, segment_name(self.first_index))
 
     @property
     def rows_cache(self) -> RowCache:
+        """Cache of index rows, shared by all logs of a storage."""
         return self._resources.rows
 
     @property
@@ -103,11 +110,11 @@ class SegmentFile:
         return data.file
 
     def data(self) -> File:
-        """The data file, opened when needed. For a segment that was written."""
+        """Return the data file, opened if necessary. Only for a segment that was written."""
         return self._data.open()
 
     def data_size(self) -> int:
-        """The size of the data file; 0 where there is none."""
+        """Return the size of the data file; 0 if it is missing."""
         try:
             return self.data().size()
         except DiskError as error:
@@ -116,18 +123,19 @@ class SegmentFile:
             return 0
 
     def make_missing(self) -> None:
-        """An empty data file where there is none, for a repair to fill."""
+        """Make an empty data file if it is missing, for a repair to fill."""
         if not self._resources.files.disk.exists(self.path):
             self._make()
 
     def _make(self) -> None:
-        """The data file, empty. Its directory must be synced before anything relies on it."""
+        """Make an empty data file. Its directory must be synced before anything relies on it."""
         self._data.truncate(0, create=True)
         self._exists = True
 
     def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> None:
-        """Append frames at `position`, and their rows. Where it raises for want of room it may be called
-        again with the same.
+        """Append frames at `position`, and their rows.
+
+        If it fails for lack of disk space it may be called again with the same arguments.
         """
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._write_rows()
@@ -152,7 +160,7 @@ class SegmentFile:
             self._rows = []
 
     def _make_index(self) -> None:
-        """The index file, with no rows: made with the first of them."""
+        """Make an index file without rows; called with the first rows to write."""
         if not self._index_made:
             self._index.truncate(0, create=True)
             self._index.pwritev([index_head(self.first_index, self._log_id)], 0)
@@ -172,11 +180,11 @@ class SegmentFile:
             self.truncations += 1
 
     def holds_rows(self, rows: int) -> None:
-        """The index file holds so many rows that count; the next goes behind them."""
+        """Take it that the index file holds `rows` valid rows; the next goes after them."""
         self.rows_written = rows
 
     def rewrite_index(self, rows: Buffer) -> None:
-        """Make the index file anew from all rows that it is to hold."""
+        """Rewrite the index file with all rows that it is to hold."""
         with self._lock:
             self._index_made = False
             self._make_index()
@@ -185,7 +193,7 @@ class SegmentFile:
             self.rows_written = len(rows) // ROW_SIZE
 
     def read_head(self) -> bytes:
-        """The head of the index file; less where it is missing or short."""
+        """Return the head of the index file; shorter if the file is missing or short."""
         try:
             return bytes(self._index.open().pread(INDEX_HEAD_SIZE, 0))
         except DiskError as error:
@@ -194,7 +202,7 @@ class SegmentFile:
             return b""
 
     def read_rows(self, slot: int, count: int) -> bytes:
-        """Rows from the index file as they lie there, in any thread; fewer where it is missing or short."""
+        """Return rows as the index file has them; fewer if it is missing or short. Any thread."""
         try:
             return bytes(self._index.open().pread(count * ROW_SIZE, INDEX_HEAD_SIZE + slot * ROW_SIZE))
         except DiskError as error:
@@ -203,7 +211,7 @@ class SegmentFile:
             return b""
 
     def read_rows_nowait(self, slot: int, count: int) -> Buffer | None:
-        """All these rows from memory; None when a thread must read them."""
+        """Return all these rows from the page cache; None if a thread must read them."""
         index = self._index
         index.used = True
         file = index.file
@@ -215,7 +223,7 @@ class SegmentFile:
             return None
 
     def mend_rows(self, slot: int, rows: bytes, *, truncations: int) -> None:
-        """Put rows that were made from the frames into the index file, if it was not cut or removed since."""
+        """Write rebuilt rows to the index file, unless it was truncated or removed since."""
         with self._lock:
             if self.truncations == truncations and self._exists:
                 file = self._index.open(create=True)
@@ -224,7 +232,7 @@ class SegmentFile:
                 self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
 
     def repair(self, position: int, frame: Buffer, slot: int, rows: bytes) -> None:
-        """Put a whole frame where a damaged one lies, and the rows from `slot` on; durable on return."""
+        """Write an intact frame over a damaged one, and the rows from `slot` on; durable on return."""
         counted_on = self._data.unsynced
         self._data.pwritev([frame], position)
         self._sync_now(self._data, counted_on=counted_on)
@@ -236,9 +244,10 @@ class SegmentFile:
         self._sync_now(self._index, counted_on=counted_on)
 
     def _sync_now(self, handle: Handle, *, counted_on: bool) -> None:
-        """Sync one file behind a write. `counted_on`: it holds more that a checkpoint will rely on.
+        """Sync one file after a write.
 
-        Then a failure is also that checkpoint's: the disk tells of it once.
+        `counted_on`: it holds more data that a checkpoint will rely on. Then a failure is also that
+        checkpoint's, as the disk reports it only once.
         """
         with self._sync_lock:
             try:
@@ -247,17 +256,18 @@ class SegmentFile:
                 if counted_on:
                     self._sync_error = error
                 else:
-                    handle.synced(handle.writes)  # nobody relies on it: what was written may be tried again
+                    handle.synced(handle.writes)  # nothing relies on it: the write may be tried again
                 raise
 
     @property
     def unsynced(self) -> bool:
-        """Whether its data file holds more than was synced, so that it stays open."""
+        """Whether the data file holds unsynced data, so that it stays open."""
         return self._exists and self._data.unsynced
 
     def prepare_sync(self) -> None:
-        """Hand all rows to the file: what a sync is to cover. In the writer's thread; `sync` may follow in
-        another one.
+        """Write all rows to the file, so that a sync covers them. The segment writer's thread.
+
+        `sync` may follow in another thread.
         """
         if self._exists:
             self._write_rows()
@@ -269,13 +279,13 @@ class SegmentFile:
         return self._exists
 
     def sync(self) -> None:
-        """Everything written before `prepare_sync` is durable when this returns (names: see the directory).
+        """Make everything written before `prepare_sync` durable (for names, see the directory).
 
-        It runs beside the writer, which may remove the files meanwhile: then there is nothing to sync. Files
-        written to stay open until they are synced: one that is opened anew may not hear of an error that
-        came in between.
+        It runs beside the writer, which may remove the files meanwhile: then there is nothing to
+        sync. Written files stay open until they are synced: one that is reopened may not report an
+        error that happened in between.
         """
-        # Of an error the kernel tells one caller only; here all hear of it.
+        # The kernel reports an error to one caller only; here all callers get it.
         with self._sync_lock:
             if self._sync_error is not None:
                 raise self._sync_error
@@ -290,8 +300,8 @@ class SegmentFile:
                 raise
 
     def remove(self) -> None:
-        """Unlink both files. Open ones are readable until the last reader lets go of them."""
-        # First, as whoever syncs them now may find them missing from here on.
+        """Unlink both files. Open ones stay readable until their last reader releases them."""
+        # First, as a concurrent sync may find the files missing from here on.
         self._exists = False
         self._removals += 1
         disk = self._resources.files.disk
@@ -304,23 +314,24 @@ class SegmentFile:
         self.rows_written = 0
 
     def forget(self) -> None:
-        """Its files are unlinked or in the trash: nothing of them will be synced."""
+        """Release both files: they are unlinked or in the trash, and will not be synced."""
         self._exists = False
         self._removals += 1
         self._data.forget()
         self._index.forget()
 
     def close(self) -> None:
+        """Close both files."""
         self._data.close()
         self._index.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that an index file holds, as a thread is asked for them.
+    """Rows that an index file holds, described for a thread that reads them.
 
-    `truncations` is how often the segment had been truncated; `last_index` its last entry, `next_offset` the
-    offset after it, `size` the bytes of its frames.
+    `truncations` is how often the segment had been truncated; `last_index` its last entry, `next_offset`
+    the offset after it, `size` the bytes of its frames.
     """
 
     file: SegmentFile
@@ -333,10 +344,10 @@ class Chunk:
 
     @property
     def slot(self) -> int:
-        """Of its first row."""
+        """Slot of its first row."""
         return self.number * CHUNK_ROWS
 
     @property
     def first_index(self) -> int:
-        """The entry of its first row."""
+        """Index of its first row's entry."""
         return self.file.first_index + self.slot

@@ -1,8 +1,8 @@
-"""What lies where in a folder of logs, found by looking only: homes, logs, segments, and who holds them.
+"""Scan a folder of logs, read-only: store directories, logs, segments, and who holds them.
 
 It reads documents and names, opens nothing for writing and takes no lock, so it may be pointed at a running
 node's folder; what it finds is then of different moments. It knows a node's data folder, a folder of logs of
-a program's own, one log's folder and one segment. What the bytes say is for `inspection` and
+a user's program, one log's directory and one segment. What the bytes say is for `inspection` and
 `verification`.
 """
 
@@ -29,7 +29,7 @@ _SEGMENT = re.compile(r"(\d{20})\.(?:log|index)")
 
 @dataclass(slots=True, kw_only=True)
 class SegmentPlace:
-    """A segment's two files. A size of None: that file is not there."""
+    """A segment's two files. A size of None: that file is missing."""
 
     directory: str
     first_index: int
@@ -38,18 +38,20 @@ class SegmentPlace:
 
     @property
     def path(self) -> str:
+        """Path of the data file."""
         return os.path.join(self.directory, segment_name(self.first_index))
 
     @property
     def index_path(self) -> str:
+        """Path of the index file."""
         return os.path.join(self.directory, index_name(self.first_index))
 
 
 @dataclass(slots=True, kw_only=True)
 class LogPlace:
-    """One log: what its folder's name, its home's checkpoint and its manifest say.
+    """One log: what its directory's name, its store's checkpoint and its manifest say.
 
-    `log_id` is None where the folder's name does not tell it; `state` None where no checkpoint names it.
+    `log_id` is None if the directory's name does not tell it; `state` None if no checkpoint names it.
     """
 
     directory: str
@@ -62,9 +64,10 @@ class LogPlace:
 
 @dataclass(slots=True, kw_only=True)
 class StorePlace:
-    """The home of a shard, of the controller, or of a folder of logs; None where nothing whole is left.
+    """The store directory of a shard, a controller or a folder of logs.
 
-    `known`: its manifest names all replicas that were here; not where it was lost, and begun anew.
+    None stands for a document of which no copy is whole. `known`: its manifest names all replicas that
+    were here; False if it was lost and begun again.
     """
 
     directory: str
@@ -76,9 +79,9 @@ class StorePlace:
 
 @dataclass(slots=True, kw_only=True)
 class Folder:
-    """`kind` is "node", "logs", "log" or "segment". `live`: some process has it open.
+    """A folder of `kind` "node", "logs", "log" or "segment". `live`: some process has it open.
 
-    `lock` is what that process holds, where there is such a thing.
+    `lock` is what that process holds, if there is such a file.
     """
 
     path: str
@@ -90,7 +93,12 @@ class Folder:
 
 
 def look(disk: ReadOnlyDisk, path: str) -> Folder:
-    """What `path` is, and what is in it. Raises `NotALogFolder`, or `DiskError`."""
+    """Return what `path` is, and what is in it.
+
+    Raises:
+        NotALogFolder: It is none of the four kinds.
+        DiskError: It cannot be read.
+    """
     if not disk.exists(path):
         raise NotALogFolder(f"{path}: there is no such file or folder")
     if not disk.is_directory(path):
@@ -129,7 +137,7 @@ def _of_logs(disk: ReadOnlyDisk, path: str) -> Folder:
 
 
 def _of_log(disk: ReadOnlyDisk, path: str) -> Folder:
-    """One log, with what the folder around it says of it, if there is one."""
+    """Return one log, with what the folder around it says of it, if there is one."""
     around = os.path.dirname(os.path.dirname(path))
     try:
         outer = look(disk, around) if around not in ("", path) else None
@@ -165,7 +173,7 @@ def _store(disk: ReadOnlyDisk, directory: str) -> StorePlace:
 
 
 def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
-    """The newest whole copy of a document; None where there is none. Its owner may be replacing it."""
+    """Return the newest whole copy of a document, or None. Its owner may be replacing it."""
     for _ in range(10):
         try:
             return Document(disk, directory, name).read()
@@ -178,7 +186,7 @@ def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
 
 
 def _logs(disk: ReadOnlyDisk, directory: str, stores: list[StorePlace]) -> list[LogPlace]:
-    """The logs on disk and those that a checkpoint names, by name."""
+    """Return the logs on disk and those that a checkpoint names, by name."""
     states: dict[int, LogState] = {}
     entries: dict[int, ReplicaEntry] = {}
     for store in stores:
@@ -214,7 +222,7 @@ def _log(disk: ReadOnlyDisk, directory: str) -> LogPlace:
 
 
 def size_of(disk: ReadOnlyDisk, path: str) -> int | None:
-    """Bytes in a file; None where it is not there (any more)."""
+    """Return the bytes in a file; None if it does not exist (any more)."""
     try:
         file = disk.open(path)
     except DiskError as error:

@@ -1,8 +1,8 @@
 """What a folder of logs holds, in numbers, from documents, names and the ends of segments.
 
-Few bytes are read, whatever the size of the logs (the journal behind the checkpoint, of a home that nobody
-has open), and none are changed. What is only in the journal yet is counted, not shown. Whether all of them
-are whole is `verification`'s to say.
+Few bytes are read, whatever the size of the logs (the journal after the checkpoint, of a store that no
+process has open), and none are changed. What is only in the journal yet is counted, not shown. Whether all is
+intact is for `verification` to say.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ Description = dict[str, Any]
 
 
 def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
-    """The folder as one document of plain values; times in ms since the epoch, sizes in bytes.
+    """Return the folder as one document of plain values.
 
-    `live`: a process has it open, so the numbers may be of different moments. Raises `NotALogFolder`, or
-    `DiskError`.
+    Times are in ms since the epoch, sizes in bytes. `live`: a process has it open, so the numbers may be
+    of different moments.
+
+    Raises:
+        NotALogFolder: It is no folder of logs.
+        DiskError: It cannot be read.
     """
     disk = disk or ReadOnlyDisk()
     folder = look(disk, os.path.abspath(path))
@@ -118,12 +122,15 @@ def _segment(disk: ReadOnlyDisk, place: SegmentPlace) -> Description:
 
 
 def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[IndexEntry | None, IndexEntry | None]:
-    """The first frame by its header; the last by the index's last row, and on from it header by header."""
+    """Return the first and last index entry of a segment.
+
+    The first comes from its header; the last from the index's last row, and from the headers after it.
+    """
     try:
         file = disk.open(place.path)
     except DiskError as error:
         if error.is_missing:
-            return None, None  # given up while we look
+            return None, None  # trimmed meanwhile
         raise
     try:
 
@@ -146,7 +153,7 @@ def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[IndexEntr
 
 
 def _last_row(disk: ReadOnlyDisk, place: SegmentPlace) -> IndexEntry | None:
-    """The last row of the index file, if it is whole."""
+    """Return the index entry of the index file's last row, if it is intact."""
     count = ((place.index_size or 0) - INDEX_HEAD_SIZE) // ROW_SIZE
     if count <= 0:
         return None

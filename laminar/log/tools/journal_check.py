@@ -1,9 +1,9 @@
-"""A journal at rest, held byte by byte against what may stand in it.
+"""Verify an idle journal byte by byte against what may be in it.
 
-A file holds frames of one generation one behind the other, each padded with zeros to its border. Behind the
-last one lies room: zeros, or, in a file that is used again, what is left of older frames. The frames
-before the checkpoint are checked as well, though no start will read them. Reading only; what a start makes
-of a journal is `journal_scan`'s to say.
+A file holds frames of one generation back to back, each padded with zeros to its boundary. After the last one
+follows room: zeros, or, in a reused file, what is left of older frames. The frames before the checkpoint are
+checked as well, though no start will read them. Reading only; what a start makes of a journal is for
+`journal_scan` to say.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laminar.log.segment.index_rebuild import read_damaged
 
 @dataclass(frozen=True, slots=True)
 class JournalFinding:
-    """`size` bytes from `position` on that should not be so; a `note` where they may carry no meaning."""
+    """`size` bytes from `position` on that are wrong; a `note` if they may carry no meaning."""
 
     file: str
     position: int
@@ -41,7 +41,7 @@ class JournalFinding:
 
 
 def check_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Iterator[JournalFinding]:
-    """What is wrong in the journal files of the checkpoint's generation. Files before it are skipped."""
+    """Yield what is wrong in the journal files of the checkpoint's generation, from its file on."""
     numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
     if checkpoint.journal_file not in numbers:
         missing = os.path.join(store, journal_name(checkpoint.journal_file))
@@ -76,13 +76,13 @@ def check_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Iterator[Jo
 def _check_end_mark(
     disk: Disk, store: str, checkpoint: Checkpoint, lsn: int | None
 ) -> Iterator[JournalFinding]:
-    """The mark that says how far the journal reaches, and whether the journal does."""
+    """Check the end mark, and whether the journal reaches as far as it says."""
     path = os.path.join(store, NAME)
     for number, slot in enumerate(read_slots(disk, store)):
         end = decode_end(slot)
         whole = bytes(len(slot)) if end is None else end.encode()
         if len(slot) != BLOCK_SIZE or slot != whole:
-            what = "the end mark is damaged, or torn by a loss of power"
+            what = "the end mark is damaged, or torn by a power loss"
             yield JournalFinding(path, number * BLOCK_SIZE, BLOCK_SIZE, what)
     last = read_end(disk, store, generation=checkpoint.generation, seed=checkpoint.seed)
     reached = max(checkpoint.lsn, lsn or 0)
@@ -92,7 +92,7 @@ def _check_end_mark(
 
 
 def _live_frames(data: memoryview, checkpoint: Checkpoint, lsn: int | None) -> list[tuple[int, FrameHead]]:
-    """Whole frames with rising LSNs from the front on; one that falls back is of the file's former use."""
+    """Return whole frames with rising LSNs from the front on; a falling one is of a former use."""
     found: list[tuple[int, FrameHead]] = []
     position = 0
     while position < len(data):
@@ -109,7 +109,7 @@ def _live_frames(data: memoryview, checkpoint: Checkpoint, lsn: int | None) -> l
 
 
 def _inside(path: str, data: memoryview, position: int, head: FrameHead) -> Iterator[JournalFinding]:
-    """The checksum holds; what it does not cover is padding, and what the records say must be sound too."""
+    """Check the padding of an intact frame, and that its records are sound."""
     end = position + HEAD_SIZE + head.length
     padding = bytes(data[end : position + head.stored_size])
     if padding.count(0) != len(padding):
@@ -127,15 +127,18 @@ def _inside(path: str, data: memoryview, position: int, head: FrameHead) -> Iter
 def _room(
     path: str, data: memoryview, position: int, checkpoint: Checkpoint, lsn: int | None
 ) -> Iterator[JournalFinding]:
-    """Behind the last frame: zeros, or what a former use left, which nothing vouches for."""
+    """Check the room after the last frame.
+
+    It holds zeros, or what a former use left, which nothing vouches for.
+    """
     rest = bytes(data[position:])
     if rest.count(0) == len(rest):
         return
-    # A frame that was the last is known by two of its three marks: a single rotten one does not hide it.
+    # The last frame is recognised by two of its three marks: a single damaged one does not hide it.
     expected = None if lsn is None else lsn + 1
     former = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
     if former is None and frame_marks(data, position, generation=checkpoint.generation, lsn=expected) >= 2:
-        what = "the last frame is damaged, or torn by a loss of power: then nobody was told of what it holds"
+        what = "the last frame is damaged, or torn by a power loss: then nothing in it was acknowledged"
         yield JournalFinding(path, position, BLOCK_SIZE, what)
         return
     first = len(rest) - len(rest.lstrip(b"\0"))

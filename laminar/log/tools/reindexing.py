@@ -1,9 +1,9 @@
-"""Index files made anew from the segments of a log that nobody has open.
+"""Rebuild the index files of logs that no process has open, from their segments.
 
-A start does the same for an index that it finds wanting, and readers mend rows as they meet them; this is
-for making all of them right at once, with a word about each. A new file takes the place of the old one by
-its name, when it is whole and synced: so it may be interrupted at any point, and begun again. Segments are
-not changed.
+A start does the same for an index that is missing or damaged, and readers rebuild rows as they meet them;
+this is for making all of them right at once, with a report on each. A new file replaces the old one by its
+name, when it is whole and synced: so it may be interrupted at any point, and repeated. Segments are not
+changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEW = ".new"
 
 
 class Reindexed(msgspec.Struct, frozen=True, kw_only=True):
-    """One index: its rows, how many of them stand for frames that can't be read, and whether it was right."""
+    """One index: its rows, how many stand for unreadable frames, and whether it changed."""
 
     file: str
     rows: int
@@ -38,16 +38,20 @@ class Reindexed(msgspec.Struct, frozen=True, kw_only=True):
 def reindex(
     path: str, *, disk: Disk | None = None, progress: Callable[[int], None] = lambda size: None
 ) -> list[Reindexed]:
-    """Make the indexes of a folder, a log or a segment anew. Blocks; takes the folder's lock.
+    """Rebuild the indexes of a folder, a log or a segment. Blocks; takes the folder's lock.
 
-    `progress` is told how many bytes of segments were done. Raises `FolderInUse`, `NotALogFolder`, or
-    `DiskError`: then what was not done yet is as it was.
+    `progress` is called with the number of bytes of segments done.
+
+    Raises:
+        FolderInUse: A process has it open.
+        NotALogFolder: It is no folder of logs.
+        DiskError: What was not done yet is as it was.
     """
     disk = disk or RealDisk()
     folder = look(ReadOnlyDisk(), os.path.abspath(path))
     done: list[Reindexed] = []
     with _locked(disk, folder):
-        # Looked at again: now it stands still.
+        # Scanned again: now nothing changes it.
         for log in look(ReadOnlyDisk(), folder.path).logs:
             offset = log.state.start.offset if log.state is not None else 0
             for place in log.segments:
@@ -60,7 +64,7 @@ def reindex(
 
 @contextmanager
 def _locked(disk: Disk, folder: Folder) -> Iterator[None]:
-    """What a node, or a program with logs of its own, holds while it runs. A copy elsewhere has no lock."""
+    """Hold the lock that a node, or a program with logs, holds while it runs. A copy has none."""
     if folder.lock is None:
         yield
         return
@@ -77,7 +81,10 @@ def _locked(disk: Disk, folder: Folder) -> Iterator[None]:
 
 
 def _reindex(disk: Disk, log: LogPlace, place: SegmentPlace, offset: int) -> tuple[Reindexed, int]:
-    """The segment's index, and the offset behind its last entry. `offset` is where its first may begin."""
+    """Rebuild a segment's index; return the result and the offset after its last entry.
+
+    `offset` is where its first entry may begin.
+    """
     stored = b"" if place.index_size is None else _read(disk, place.index_path)
     if log.log_id is not None:
         head = index_head(place.first_index, log.log_id)
@@ -109,7 +116,7 @@ def _reindex(disk: Disk, log: LogPlace, place: SegmentPlace, offset: int) -> tup
 
 def _replace(disk: Disk, place: SegmentPlace, head: bytes, rows: bytes) -> None:
     path = place.index_path + _NEW
-    disk.unlink(path)  # of a run that was interrupted
+    disk.unlink(path)  # left by an interrupted run
     file = disk.open(path, create=True, exclusive=True)
     try:
         file.pwritev([head, rows], 0)

@@ -1,13 +1,13 @@
-"""Every byte of a folder of logs held against what it should be; what is not so is named by its place.
+"""Verify every byte of a folder of logs, and name what is wrong by its place.
 
 It reads segments frame by frame, each index row against its frame, both copies of each document, and the
-journal's frames (`journal_check`), and changes nothing. Where the checkpoint ends, a crash may have left
-bytes that the next start writes again or cuts: what is strange behind it is a *note*, not damage. On a
-folder that is in use only what lies before the checkpoint stands still; the rest is left out.
+journal's frames (`journal_check`), and changes nothing. After the checkpoint a crash may have left bytes that
+the next start writes again or cuts: what is wrong there is a *note*, not damage. In a folder that is in use
+only what lies before the checkpoint stands still; the rest is left out.
 
 The chain that must hold over all segments of a log (laminarmq's P9): each begins with the entry of its name,
-where the one before ended, by index, term and offset; inside, each frame follows the one before, and row k
-of the index is that of frame k.
+where the one before ended, by index, term and offset; inside, each frame follows the one before, and row k of
+the index is that of frame k.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look, 
 from laminar.log.tools.journal_check import check_journal
 
 _COPY = re.compile(r"(.+)-\d+\.[ab]")
-# A document in use is looked at so often, with pauses, before it counts as damaged.
+# A document in use is read this often, with pauses, before it counts as damaged.
 _PATIENCE = 20
 _PAUSE_S = 0.02
-# What is strange in a log in use is looked at so often again before it counts.
+# What is wrong in a log in use is read this often again before it counts.
 _LOOKS = 2
 Progress = Callable[[int], None]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that are not what they should be: `size` of them, 0 where they are missing.
+    """Bytes that are not what they should be: `size` of them, 0 if they are missing.
 
-    `severity`: "damage", or "note" for what the next start mends by itself. Offsets where they are known.
+    `severity`: "damage", or "note" for what the next start mends by itself. Offsets if they are known.
     """
 
     file: str
@@ -58,7 +58,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verified(msgspec.Struct, kw_only=True):
-    """The result. `unverified` says what could not be, and why."""
+    """The result of a verification. `unverified` says what could not be verified, and why."""
 
     path: str
     kind: str
@@ -72,11 +72,12 @@ class Verified(msgspec.Struct, kw_only=True):
 
     @property
     def damaged(self) -> bool:
+        """Whether any finding is damage."""
         return any(finding.severity == "damage" for finding in self.findings)
 
     @property
     def verdict(self) -> Literal["damaged", "whole", "in part", "nothing"]:
-        """`in part`: what was read is whole, and not all was read; `nothing`: no segment was."""
+        """The verdict; `in part`: not all was read, `nothing`: no segment was."""
         if self.damaged:
             return "damaged"
         if not self.unverified:
@@ -86,7 +87,7 @@ class Verified(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class _Chain:
-    """The end of what was read so far of a log; None: not known, behind a hole."""
+    """The end of what was read so far of a log; None if unknown, after a gap."""
 
     index: int | None = None
     term: int | None = None
@@ -95,7 +96,7 @@ class _Chain:
 
 
 def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
-    """How much `verify` will read, about: what its progress counts towards."""
+    """Return about how much `verify` will read: what its progress counts towards."""
     disk = disk or ReadOnlyDisk()
     folder = look(disk, os.path.abspath(path))
     segments = [segment for log in folder.logs for segment in log.segments]
@@ -114,7 +115,10 @@ def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
 def verify(
     path: str, *, disk: ReadOnlyDisk | None = None, progress: Progress = lambda size: None
 ) -> Verified:
-    """Read everything. Blocks; `progress` is told how many bytes were done. Raises as `inspect`."""
+    """Read everything and return the findings. Blocks.
+
+    `progress` is called with the number of bytes done. Raises as `inspect` does.
+    """
     disk = disk or ReadOnlyDisk()
     folder = look(disk, os.path.abspath(path))
     return _Verification(disk, folder, progress).run()
@@ -186,7 +190,7 @@ class _Verification:
     # Documents
 
     def _documents(self, directory: str) -> None:
-        """Every copy of every document there, whatever it is about."""
+        """Check every copy of every document in a directory."""
         for name in sorted({found[1] for found in map(_COPY.fullmatch, self.disk.list(directory)) if found}):
             copies = self._copies(Document(self.disk, directory, name))
             self.files += len(copies)
@@ -205,14 +209,14 @@ class _Verification:
                 self._found(path, 0, 0, f"the {name} has one copy instead of two", severity=severity)
 
     def _copies(self, document: Document) -> list[tuple[int, str, bytes | str]]:
-        """Its copies; while somebody may be writing them, they get a moment to become whole."""
+        """Return the copies; while a process may be writing them, they get a moment to become whole."""
         for _ in range(_PATIENCE if self.folder.live else 1):
             try:
                 copies = document.copies()
             except DiskError as error:
                 if not error.is_missing:
                     raise
-                copies = []  # replaced while we looked
+                copies = []  # replaced meanwhile
             if copies and all(isinstance(payload, bytes) for _, _, payload in copies):
                 break
             time.sleep(_PAUSE_S if self.folder.live else 0)
@@ -225,7 +229,7 @@ class _Verification:
     # Logs
 
     def _look_again(self, log: LogPlace) -> None:
-        """Its owner may have cut or replaced what was read: damage is what a later look finds too."""
+        """Keep only findings that a later look confirms: the owner may have changed what was read."""
         for _ in range(_LOOKS):
             findings = {each for each in self.findings if os.path.dirname(each.file) == log.directory}
             findings |= {each for each in self.findings if each.file == log.directory}
@@ -260,7 +264,7 @@ class _Verification:
                     self.unverified.append(f"{log.directory}: {what}")
                 else:
                     self._found(log.directory, 0, 0, "segments that the checkpoint names are missing")
-        behind = 0
+        after_checkpoint = 0
         for place in log.segments:
             limit = None
             if state is None and self.folder.kind in ("node", "logs"):
@@ -271,9 +275,9 @@ class _Verification:
                 elif place.first_index == state.segment:
                     limit = state.end_position
             if limit is not None and self.folder.live:
-                # What is behind the checkpoint moves.
+                # What lies after the checkpoint may still change.
                 if limit == 0:
-                    behind += 1
+                    after_checkpoint += 1
                     continue
                 place.size = min(place.size or 0, limit)
             self._segment(log, place, chain, limit)
@@ -283,8 +287,10 @@ class _Verification:
                 if chain.index < end[0]:
                     what = f"the segment ends with entry {chain.index}, the checkpoint says {end[0]}"
                     self._found(place.path, place.size or 0, 0, what)
-        if behind:
-            self.unverified.append(f"{log.directory}: {behind} segments, as they are behind the checkpoint")
+        if after_checkpoint:
+            self.unverified.append(
+                f"{log.directory}: {after_checkpoint} segments, as they are after the checkpoint"
+            )
 
     def _segment(self, log: LogPlace, place: SegmentPlace, chain: _Chain, limit: int | None) -> None:
         self.files += 2
@@ -299,7 +305,7 @@ class _Verification:
             file = self.disk.open(place.path)
         except DiskError as error:
             if error.is_missing and self.folder.live:
-                self.unverified.append(f"{place.path}: given up while we looked")
+                self.unverified.append(f"{place.path}: trimmed meanwhile")
                 return
             raise
         try:
@@ -343,7 +349,7 @@ class _Verification:
             what = "the index has rows for entries that the segment does not have"
             self._found(place.index_path, position, size, what, severity="note" if behind else "damage")
         if have < settled and place.index_size is not None:
-            what = f"the index ends after {have} rows of {settled}; it is made anew at the next start"
+            what = f"the index ends after {have} rows of {settled}; it is rebuilt at the next start"
             self._found(place.index_path, len(rows) + INDEX_HEAD_SIZE, 0, what)
 
     def _hole(self, place: SegmentPlace, hole: Gap, chain: _Chain, severity: str) -> None:
@@ -374,9 +380,9 @@ class _Verification:
         if chain.offset is not None and header.base_offset != chain.offset:
             wrong.append(f"offset {header.base_offset} instead of {chain.offset}")
         if header.term < header.prev_term:
-            wrong.append(f"term {header.term} behind {header.prev_term}")
+            wrong.append(f"term {header.term} after {header.prev_term}")
         if chain.time_ms is not None and header.append_time_ms < chain.time_ms:
-            wrong.append(f"append time {header.append_time_ms} behind {chain.time_ms}")
+            wrong.append(f"append time {header.append_time_ms} after {chain.time_ms}")
         if header.opens_segment and row.position:
             wrong.append("it opens a segment, and lies inside of one")
         if wrong:
@@ -391,7 +397,7 @@ class _Verification:
         """The bytes of the index file; its head is checked."""
         if place.index_size is None:
             if place.size and not self.folder.live:
-                what = "the index is missing; it is made anew at the next start"
+                what = "the index is missing; it is rebuilt at the next start"
                 self._found(place.index_path, 0, 0, what, severity=severity)
             return bytes(INDEX_HEAD_SIZE)
         try:
