@@ -57,7 +57,7 @@ class Candidacy:
         "inhibited",
         "leader_id",
         "leadership",
-        "marked",
+        "recovering",
         "role",
         "second_leader",
         "term",
@@ -74,7 +74,7 @@ class Candidacy:
         settings: Settings,
         *,
         hard_state: HardState,
-        marked: bool,
+        recovering: bool,
         incarnations: Mapping[int, int],
         make_noop: MakeNoop,
         rng: random.Random,
@@ -97,7 +97,7 @@ class Candidacy:
         # Another replica that claims to lead our term, which must never happen; 0: none.
         self.second_leader = 0
         # Whether we may have forgotten what we once acknowledged; every grant of ours carries it.
-        self.marked = marked
+        self.recovering = recovering
         self.timer = ElectionTimer(timeout_ms=settings.election_timeout_ms, rng=rng, now_ms=now_ms)
         self.following = Following(identity, log, effects, term=self.term)
         self.leadership: Leadership | None = None
@@ -129,9 +129,9 @@ class Candidacy:
     def _reaches_floor(self, last_term: int, last_index: int) -> bool:
         return self._floor is not None and (last_term, last_index) >= self._floor
 
-    def _grants_marked(self, last_term: int, last_index: int) -> bool:
+    def _grants_recovering(self, last_term: int, last_index: int) -> bool:
         """Return whether a grant of ours to a log that ends there carries our mark."""
-        return self.marked and not self._reaches_floor(last_term, last_index)
+        return self.recovering and not self._reaches_floor(last_term, last_index)
 
     def release(self, floor: tuple[int, int], *, now_ms: int) -> None:
         """Let our grants to logs that end at `floor` or later count in spite of our mark."""
@@ -143,9 +143,9 @@ class Candidacy:
         if self.is_promotable():
             self.timer.retry(now_ms=now_ms)
 
-    def unmark(self) -> None:
+    def finish_recovery(self) -> None:
         """Let our grants count as any other's from now on."""
-        self.marked = False
+        self.recovering = False
         self._floor = None
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
@@ -218,15 +218,15 @@ class Candidacy:
 
     def _open_tally(self) -> VoteTally:
         self._tally = tally = VoteTally(self._log.configurations.current.voters)
-        marked = self._grants_marked(self._log.last_term, self._log.last_index)
-        tally.record(self._identity.replica_id, granted=True, marked=marked)
+        recovering = self._grants_recovering(self._log.last_term, self._log.last_index)
+        tally.record(self._identity.replica_id, granted=True, recovering=recovering)
         return tally
 
     def count(self, answer: PreVoteAnswer | VoteAnswer, *, now_ms: int) -> None:
         """Count an answer to the campaign that is under way."""
         tally = self._tally
         assert tally is not None, f"{self.role} without a tally"
-        tally.record(answer.sender, granted=answer.granted, marked=answer.marked)
+        tally.record(answer.sender, granted=answer.granted, recovering=answer.recovering)
         outcome = tally.outcome()
         if outcome is Outcome.WON:
             if self.role is Role.PRE_CANDIDATE:
@@ -266,9 +266,9 @@ class Candidacy:
             message.term > self.term and not self._in_contact(now_ms=now_ms) and self._up_to_date(message)
         )
         term = message.term if granted else self.term
-        marked = self._grants_marked(message.last_term, message.last_index)
+        recovering = self._grants_recovering(message.last_term, message.last_index)
         self._effects.messages.append(
-            PreVoteAnswer(*self._identity.head_to(message.sender), term, granted, marked)
+            PreVoteAnswer(*self._identity.head_to(message.sender), term, granted, recovering)
         )
 
     def answer_vote(self, message: Vote, *, now_ms: int) -> None:
@@ -282,9 +282,9 @@ class Candidacy:
             self.hard_state_changed = True
             self.become_follower(self.term, 0, now_ms=now_ms)
             self.timer.restart(now_ms=now_ms)
-        marked = self._grants_marked(message.last_term, message.last_index)
+        recovering = self._grants_recovering(message.last_term, message.last_index)
         self._effects.after_sync.append(
-            VoteAnswer(*self._identity.head_to(message.sender), self.term, granted, marked)
+            VoteAnswer(*self._identity.head_to(message.sender), self.term, granted, recovering)
         )
 
     def _up_to_date(self, message: PreVote | Vote) -> bool:
@@ -337,7 +337,7 @@ class Candidacy:
                 self.second_leader = sender
                 return False
             following.leader_id = sender
-            if not self.marked:
+            if not self.recovering:
                 self._floor = None  # It let a learner campaign, no more.
             self.timer.restart(now_ms=now_ms)
         if self.leader_id != sender or self.role is not Role.FOLLOWER:
@@ -358,7 +358,7 @@ class Candidacy:
             self._tracer.note("following", term=self.term, leader_id=leader_id)
         self.role = Role.FOLLOWER
         self.leader_id = leader_id
-        self.following.quiet = False
+        self.following.quiesced = False
         self._tally = None
 
     def _enter_term(self, term: int) -> None:

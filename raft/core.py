@@ -35,11 +35,11 @@ Invariants, by number; tests cite them.
 11. A replica that hears a leader neither grants a pre-vote nor lets a vote raise its term (except in a
     hand-over); a leader that hears no majority for an election timeout steps down. So a replica that is cut
     off disturbs nobody, and nobody waits for a leader that is.
-12. A replica that may have forgotten what it acknowledged is *marked*: its grants elect nobody. The mark
-    falls when it has again, in the term of one leader, all that it may have acknowledged. Before that its
+12. A replica that may have forgotten what it acknowledged is *recovering*: its grants elect no leader. That
+    ends when it holds again, in the term of one leader, all that it may have acknowledged. Before that its
     grants count for logs that reach a *floor*, the latest end among all replicas of the group
     (`release`). These rules were searched with a model checker: change none of them without the model
-    (docs/models/recovering.tla, docs/consensus.md#marks).
+    (docs/models/recovering.tla, docs/consensus.md#recovering).
 13. A group falls quiet only when everybody who was asked holds all that the leader holds, knows it committed,
     and has agreed in one round. Rest touches heartbeats and timers alone: terms, votes, logs and reads obey
     the rules above whoever sleeps.
@@ -113,13 +113,13 @@ class Core:
         settings: Settings,
         make_noop: MakeNoop,
         configurations: Iterable[tuple[int, Configuration]] = (),
-        marked: bool = False,
+        recovering: bool = False,
         trace: Trace | None = None,
     ) -> None:
         """A replica as it comes up, with what its disk holds.
 
-        `marked`: it may have forgotten something that it acknowledged. Mark and `incarnation`, which rises
-        with every such loss, must be durable before the core is made.
+        `recovering`: it may have forgotten something that it acknowledged. That flag and `incarnation`, which
+        rises with every such loss, must be durable before the core is made.
         `configuration` is in force before the first entry of `log`; `configurations` are the (index,
         configuration) of the entries in `log` that carry one, ascending. `committed_index` may be any index
         that is known to be committed, at least `log.first_index - 1`.
@@ -144,7 +144,7 @@ class Core:
             self._tracer,
             settings,
             hard_state=hard_state,
-            marked=marked,
+            recovering=recovering,
             incarnations=self._incarnations,
             make_noop=make_noop,
             rng=rng,
@@ -152,10 +152,10 @@ class Core:
         )
         # Messages and completions that were not acted upon, by reason.
         self.dropped = self._tracer.dropped
-        self._mark_fell = False
+        self._recovered = False
         # A leader has shown that this log is an older copy of itself. Nothing is done any more: the replica
-        # must come back marked, as a new incarnation.
-        self.forgetful = False
+        # must come back recovering, as a new incarnation.
+        self.log_regressed = False
         # The newest incarnation of ours that is known to have been: the next one must be above it.
         self.last_incarnation = incarnation
         # What the driver was told last.
@@ -186,9 +186,9 @@ class Core:
         return self._candidacy.leader_id
 
     @property
-    def marked(self) -> bool:
+    def recovering(self) -> bool:
         """Whether this replica may have forgotten what it once acknowledged."""
-        return self._candidacy.marked
+        return self._candidacy.recovering
 
     @property
     def defers_campaign(self) -> bool:
@@ -252,9 +252,9 @@ class Core:
         return leadership.progress if leadership is not None else {}
 
     @property
-    def cuts(self) -> int:
+    def truncations(self) -> int:
         """How often the log was cut in this life: tells `persisted` which writes a sync has covered."""
-        return self._log.cuts
+        return self._log.truncations
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -262,19 +262,19 @@ class Core:
         return self._log.uncommitted_bytes
 
     @property
-    def quiet(self) -> bool:
+    def quiesced(self) -> bool:
         """Whether this replica has neither deadlines nor messages until something wakes it."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
-        return candidacy.following.quiet if leadership is None else leadership.rest.quiet
+        return candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced
 
     @property
-    def rests_on(self) -> Collection[int]:
+    def quiesce_peers(self) -> Collection[int]:
         """While quiet: the replicas whose processes must be watched, as a leader does its followers'."""
-        if not self.quiet:
+        if not self.quiesced:
             return ()
         leadership = self._candidacy.leadership
-        return (self.leader_id,) if leadership is None else leadership.rest.asked
+        return (self.leader_id,) if leadership is None else leadership.quiescence.asked
 
     @property
     def is_electing(self) -> bool:
@@ -285,23 +285,23 @@ class Core:
         return self._log.committed_index < leadership.term_start
 
     @property
-    def is_hastened(self) -> bool:
+    def is_expedited(self) -> bool:
         """Whether the leader is gone and another is wanted as soon as if this were the only group."""
         timer = self._candidacy.timer
         return timer.suspected and timer.news_delay_ms <= MAX_NEWS_DELAY_MS
 
     @property
-    def is_calm(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether a leader has had nothing to do since its last heartbeat, so that its group may rest."""
         leadership = self._candidacy.leadership
-        return leadership is not None and not leadership.rest.quiet and leadership.is_calm
+        return leadership is not None and not leadership.quiescence.quiesced and leadership.is_idle
 
     def deadline_ms(self) -> int | None:
         """The next instant at which `expire` has something to do; None if only an input can do that."""
         candidacy = self._candidacy
         if candidacy.leadership is not None:
             return candidacy.leadership.deadline_ms()
-        if candidacy.following.quiet:
+        if candidacy.following.quiesced:
             return None
         return candidacy.timer.deadline_ms if candidacy.is_promotable() else None
 
@@ -317,7 +317,7 @@ class Core:
         """Take in a message from another replica, with the entries that travelled behind an `Append`."""
         candidacy = self._candidacy
         if (
-            self.forgetful
+            self.log_regressed
             or message.receiver != self.replica_id
             or message.group != self._group
             or message.cluster != self._cluster
@@ -339,7 +339,7 @@ class Core:
             self._incarnations[message.sender] = message.incarnation
             if candidacy.leadership is not None:
                 candidacy.leadership.reincarnated(message.sender)
-        if self.quiet:
+        if self.quiesced:
             self._disturbed_by(message, now_ms=now_ms)
         if message.term != candidacy.term and not candidacy.observe_term(message, now_ms=now_ms):
             return
@@ -360,12 +360,12 @@ class Core:
         elif isinstance(message, Heartbeat):
             if not candidacy.leader_contact(message, now_ms=now_ms):
                 return
-            if candidacy.following.has_forgotten(message):
-                self.forgetful = True
+            if candidacy.following.has_regressed(message):
+                self.log_regressed = True
                 self.last_incarnation = max(self.incarnation, message.receiver_incarnation)
-                self._tracer.note("forgetful", term=candidacy.term, held=message.held_index)
+                self._tracer.note("log_regressed", term=candidacy.term, held=message.held_index)
             else:
-                candidacy.following.heartbeat(message, may_rest=not candidacy.marked)
+                candidacy.following.heartbeat(message, may_quiesce=not candidacy.recovering)
         elif isinstance(message, PreVote):
             candidacy.answer_pre_vote(message, now_ms=now_ms)
         elif isinstance(message, Vote):
@@ -386,7 +386,9 @@ class Core:
                 # Else it would take no proposals before it has waited for us.
                 self._tracer.drop("defers_campaign", message)
                 head = self._identity.head_to(message.sender)
-                self._effects.messages.append(PreVoteAnswer(*head, candidacy.term, False, candidacy.marked))
+                self._effects.messages.append(
+                    PreVoteAnswer(*head, candidacy.term, False, candidacy.recovering)
+                )
             else:
                 candidacy.campaign(transfer=True, now_ms=now_ms)
 
@@ -394,16 +396,16 @@ class Core:
         is_leaders = message.sender == self.leader_id and message.term == self.term
         if is_leaders and isinstance(message, Heartbeat | Append):
             # The leader is awake too, and knows that we are; a heartbeat may ask us to rest on.
-            self._candidacy.following.quiet = isinstance(message, Heartbeat)
+            self._candidacy.following.quiesced = isinstance(message, Heartbeat)
         else:
-            self.wake(now_ms=now_ms)
+            self.unquiesce(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
         """Do what is due at `now_ms`; at a deadline itself it is due."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is None:
-            if not candidacy.following.quiet:
+            if not candidacy.following.quiesced:
                 candidacy.expire(now_ms=now_ms)
         elif not leadership.expire(now_ms=now_ms):
             self._tracer.note("not received" if leadership.is_unreached else "quorum lost", term=self.term)
@@ -412,17 +414,17 @@ class Core:
                 # Our log is the longest, but another's entries may come through.
                 candidacy.timer.postpone(by_ms=2 * self._settings.election_timeout_ms)
 
-    def offer_rest(self, *, absent: Collection[int] = ()) -> None:
+    def offer_quiesce(self, *, absent: Collection[int] = ()) -> None:
         """Before an `expire`: if there is nothing to do, the heartbeat asks all but `absent` to fall quiet.
 
         Offer it only while the processes of all others answer, and watch them from then on: a quiet replica
-        is woken when one it rests on (`rests_on`) is silent, gone, or has begun a new life.
+        is woken when one it rests on (`quiesce_peers`) is silent, gone, or has begun a new life.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
-            leadership.offer_rest(absent)
+            leadership.offer_quiesce(absent)
 
-    def wake(self, *, now_ms: int, heard_ms: int | None = None) -> None:
+    def unquiesce(self, *, now_ms: int, heard_ms: int | None = None) -> None:
         """End the rest: keep time again, and let the leader know, so that it beats again.
 
         `heard_ms`: when the leader's process was last heard; now, if that is not said.
@@ -430,23 +432,23 @@ class Core:
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is not None:
-            if leadership.rest.quiet:
-                leadership.wake(now_ms=now_ms, soon=True)
+            if leadership.quiescence.quiesced:
+                leadership.unquiesce(now_ms=now_ms, soon=True)
                 self._tracer.note("awake", term=self.term)
-        elif candidacy.following.quiet:
-            candidacy.following.quiet = False
+        elif candidacy.following.quiesced:
+            candidacy.following.quiesced = False
             candidacy.timer.on_contact(now_ms=now_ms if heard_ms is None else heard_ms)
             head = self._identity.head_to(self.leader_id)
             self._effects.messages.append(HeartbeatAnswer(*head, self.term, 0))
             self._tracer.note("awake", term=self.term)
 
-    def rest_without(self, gone: Collection[int]) -> bool:
+    def quiesce_without(self, gone: Collection[int]) -> bool:
         """News: the processes of these members are gone. Whether a quiet leader rests on, without a word.
 
         If not, wake it. Whoever drives it wakes it when one of them is there again.
         """
         leadership = self._candidacy.leadership
-        return leadership is not None and leadership.rest.quiet and leadership.rest_without(gone)
+        return leadership is not None and leadership.quiescence.quiesced and leadership.quiesce_without(gone)
 
     def postpone(self, *, by_ms: int) -> None:
         """The loop stalled: read what lies in the sockets before anybody is taken for silent."""
@@ -458,7 +460,7 @@ class Core:
     def campaign(self, *, now_ms: int) -> None:
         """Stand for election at once: for the first replica of a fresh group."""
         if self._candidacy.leadership is None and self._candidacy.is_promotable():
-            self.wake(now_ms=now_ms)
+            self.unquiesce(now_ms=now_ms)
             self._candidacy.campaign_prevote(now_ms=now_ms)
 
     def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
@@ -468,12 +470,12 @@ class Core:
         their leaders at once.
         """
         if self.role is Role.FOLLOWER and self.leader_id:
-            self.wake(now_ms=now_ms)
+            self.unquiesce(now_ms=now_ms)
             self._candidacy.timer.suspect(now_ms=now_ms, spread_ms=spread_ms)
 
     def expedite_election(self, *, now_ms: int) -> None:
         """Replace a leader that is gone as soon as if this were the only group: requests wait for it."""
-        if self.role is Role.FOLLOWER and self.leader_id and not self._candidacy.following.quiet:
+        if self.role is Role.FOLLOWER and self.leader_id and not self._candidacy.following.quiesced:
             self._candidacy.timer.expedite(now_ms=now_ms)
 
     def unreachable(self, replica_id: int) -> None:
@@ -559,16 +561,16 @@ class Core:
         if leadership is None:
             self._effects.reads_failed.append(context)
         else:
-            if leadership.rest.quiet:
-                leadership.wake(now_ms=now_ms, soon=False)
+            if leadership.quiescence.quiesced:
+                leadership.unquiesce(now_ms=now_ms, soon=False)
             leadership.reads.waiting.append(context)
 
-    def persisted(self, *, index: int, term: int, cuts: int) -> None:
+    def persisted(self, *, index: int, term: int, truncations: int) -> None:
         """Our disk holds the log up to entry (`index`, `term`), and all hard states recorded before it.
 
-        `cuts` is what `self.cuts` was when that entry was the last one written.
+        `truncations` is what `self.truncations` was when that entry was the last one written.
         """
-        if not self._log.persisted(index, term, cuts=cuts):
+        if not self._log.persisted(index, term, truncations=truncations):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
         elif self._candidacy.leadership is not None:
             self._candidacy.leadership.persisted(term)
@@ -578,8 +580,8 @@ class Core:
 
         Nothing else may call this: what only a replica that does not answer holds is given up.
         """
-        if self.marked:
-            self._trust_again("a person accepted the loss")
+        if self.recovering:
+            self._finish_recovery("a person accepted the loss")
 
     def release(self, *, incarnation: int, last_term: int, last_index: int, now_ms: int) -> bool:
         """All replicas of the group have said where their logs end, and this is the latest end: our floor.
@@ -590,7 +592,7 @@ class Core:
         (docs/consensus.md#when-all-replicas-have-answered). False if we are another incarnation, or lead.
         """
         leads = self._candidacy.leadership is not None
-        if incarnation != self._identity.incarnation or leads or self.forgetful:
+        if incarnation != self._identity.incarnation or leads or self.log_regressed:
             return False
         self._candidacy.release((last_term, last_index), now_ms=now_ms)
         return True
@@ -615,15 +617,15 @@ class Core:
         # In a term of its own, by its own vote: the next one. Nothing leaves before our disk has it.
         candidacy.campaign(transfer=False, now_ms=now_ms)
 
-    def _trust_again(self, why: str) -> None:
-        self._candidacy.unmark()
-        self._mark_fell = True
+    def _finish_recovery(self, why: str) -> None:
+        self._candidacy.finish_recovery()
+        self._recovered = True
         self._tracer.note("mark fell", why=why, term=self.term)
 
     def _proposing(self, *, now_ms: int) -> Leadership:
         leadership = self._leading()
-        if leadership.rest.quiet:
-            leadership.wake(now_ms=now_ms, soon=False)
+        if leadership.quiescence.quiesced:
+            leadership.unquiesce(now_ms=now_ms, soon=False)
         return leadership
 
     def _leading(self) -> Leadership:
@@ -641,14 +643,14 @@ class Core:
         if leadership is not None:
             leadership.flush()
             if leadership.finished:
-                leadership.resign()
+                leadership.transfer_on_removal()
                 self._tracer.note("removed from the group", term=self.term)
                 # Any instant will do: once its removal is committed, a replica has no deadline.
                 candidacy.become_follower(candidacy.term, 0, now_ms=candidacy.timer.last_contact_ms)
         log = self._log
-        if candidacy.marked and (candidacy.leadership or candidacy.following).is_complete:
-            self._trust_again("complete")
-        mark_fell, self._mark_fell = self._mark_fell, False
+        if candidacy.recovering and (candidacy.leadership or candidacy.following).is_complete:
+            self._finish_recovery("complete")
+        recovered, self._recovered = self._recovered, False
         truncate_from, entries = log.take()
         hard_state = committed_index = became = configuration = None
         if candidacy.hard_state_changed:
@@ -670,5 +672,5 @@ class Core:
             committed_index=committed_index,
             became=became,
             configuration=configuration,
-            mark_fell=mark_fell,
+            recovered=recovered,
         )

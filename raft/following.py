@@ -32,7 +32,7 @@ class Following:
         "goal",
         "leader_id",
         "matched_index",
-        "quiet",
+        "quiesced",
         "term",
     )
 
@@ -46,14 +46,15 @@ class Following:
         self.matched_index = 0
         self.goal = 0
         # Whether we agreed with this leader to fall quiet.
-        self.quiet = False
+        self.quiesced = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether we hold, with this leader, all that we may have acknowledged (docs/consensus.md#marks).
+        """Whether we hold, with this leader, all that we may have acknowledged.
 
-        Being as long as the goal is not enough: our tail may be another one. Nor is having matched, before
-        the leader's term has committed something: until then another leader may yet come without it.
+        That ends a recovery (docs/consensus.md#recovering). Being as long as the goal is not enough: our tail
+        may be another one. Nor is having matched, before the leader's term has committed something: until
+        then another leader may yet come without it.
         """
         log = self._log
         return (
@@ -128,7 +129,7 @@ class Following:
         )
         return True
 
-    def heartbeat(self, message: Heartbeat, *, may_rest: bool) -> None:
+    def heartbeat(self, message: Heartbeat, *, may_quiesce: bool) -> None:
         """Learn the commit index; answer at once, since the answer says nothing about our disk.
 
         Fall quiet if we are asked to, and hold exactly what the leader has committed.
@@ -137,8 +138,8 @@ class Following:
         self._learn_commit(message.commit)
         log = self._log
         rests = (
-            message.quiet
-            and may_rest
+            message.quiesce
+            and may_quiesce
             and message.commit == log.committed_index == log.last_index == self.matched_index
         )
         if message.round:
@@ -156,9 +157,9 @@ class Following:
                     self.matched_index,
                 )
             )
-        self.quiet = rests
+        self.quiesced = rests
 
-    def has_forgotten(self, message: Heartbeat) -> bool:
+    def has_regressed(self, message: Heartbeat) -> bool:
         """Whether the leader tells us of an acknowledgement of ours that we can't give, or of a later
         incarnation of ours.
 

@@ -15,9 +15,9 @@ from raft.effects import Effects, Identity
 from raft.log import RaftLog
 from raft.messages import AppendAnswer, HeartbeatAnswer, TimeoutNow
 from raft.progress import Flow, Progress
+from raft.quiescence import QuiesceOffer
 from raft.quorum import agreed_value, majority
 from raft.reads import ReadQueue
-from raft.rest import Rest
 from raft.sender import Sender
 from raft.values import Entry, Settings
 
@@ -49,8 +49,8 @@ class Leadership:
         "held",
         "own",
         "progress",
+        "quiescence",
         "reads",
-        "rest",
         "term",
         "term_start",
         "transfer_target",
@@ -84,7 +84,7 @@ class Leadership:
         self._others: list[Progress] = []
         self._voters: list[Progress] = []
         self.reads = ReadQueue()
-        self.rest = Rest(no_op_index=self.term_start)
+        self.quiescence = QuiesceOffer(no_op_index=self.term_start)
         self._round = 0
         self._tick_round = 0
         self._committed_at_tick = log.committed_index
@@ -102,7 +102,7 @@ class Leadership:
 
     def deadline_ms(self) -> int | None:
         """The next instant at which `expire` has something to do; None while the group is quiet."""
-        if self.rest.quiet:
+        if self.quiescence.quiesced:
             return None
         deadline_ms = min(self._heartbeat_deadline_ms, self._quorum_deadline_ms)
         return min(deadline_ms, self._transfer_deadline_ms) if self.transfer_target else deadline_ms
@@ -125,7 +125,7 @@ class Leadership:
             self._heartbeat_deadline_ms = now_ms - now_ms % interval_ms + interval_ms
             self._tick_round = self._begin_round()
             self._committed_at_tick = self._log.committed_index
-            self.rest.last_at_tick = self._log.last_index
+            self.quiescence.last_at_tick = self._log.last_index
             if self.transfer_target:
                 # What told the target to stand may have been lost.
                 self._hand_over()
@@ -145,34 +145,34 @@ class Leadership:
         """Give the others more time to be heard: what they sent lies unread in our sockets."""
         self._quorum_deadline_ms += by_ms
 
-    # Rest (docs/consensus.md#rest)
+    # Rest (docs/consensus.md#quiescence)
 
     @property
-    def is_calm(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing was appended since the last heartbeat, and nothing waits or is under way."""
         log = self._log
         last = log.last_index
         return (
-            last == self.rest.last_at_tick == log.committed_index == self.own.match_index
+            last == self.quiescence.last_at_tick == log.committed_index == self.own.match_index
             and not self.held
             and not self.transfer_target
             and not self.reads.waiting
             and not self.reads.in_flight
         )
 
-    def offer_rest(self, absent: Collection[int]) -> None:
+    def offer_quiesce(self, absent: Collection[int]) -> None:
         """Let the next heartbeat ask all but `absent` to fall quiet, if a majority has all that we hold."""
         asked = {p.replica_id for p in self._others if p.replica_id not in absent}
         voters = sum(p is self.own or p.replica_id in asked for p in self._voters)
-        if self.is_calm and voters >= majority(len(self._voters)) and self._hold_all(asked):
-            self.rest.offer(asked)
+        if self.is_idle and voters >= majority(len(self._voters)) and self._hold_all(asked):
+            self.quiescence.offer(asked)
 
-    def rest_without(self, gone: Collection[int]) -> bool:
+    def quiesce_without(self, gone: Collection[int]) -> bool:
         """While quiet: rest on the others alone, as agreed with each of them; False if they are too few."""
-        left = self.rest.asked.difference(gone)
+        left = self.quiescence.asked.difference(gone)
         if sum(p is self.own or p.replica_id in left for p in self._voters) < majority(len(self._voters)):
             return False
-        self.rest.asked = left
+        self.quiescence.asked = left
         for replica_id in gone:
             self.unreachable(replica_id)
         return True
@@ -187,24 +187,24 @@ class Leadership:
             if p.replica_id in asked
         )
 
-    def _agreed(self, progress: Progress, message: HeartbeatAnswer) -> None:
+    def _count_agreement(self, progress: Progress, message: HeartbeatAnswer) -> None:
         """Note an answer to the offer of that round; the group is quiet when the last one agrees."""
-        rest = self.rest
+        quiescence = self.quiescence
         if not message.round:
-            rest.withdraw()  # It woke while others still answer.
-        elif not rest.is_answer(message.round, progress.replica_id):
+            quiescence.withdraw()  # It woke while others still answer.
+        elif not quiescence.is_answer(message.round, progress.replica_id):
             return
-        elif not message.quiet:
+        elif not message.quiesce:
             # It lacks something that we don't know of, as when it was restarted: find out where it stands.
-            rest.withdraw()
+            quiescence.withdraw()
             if progress.flow is Flow.REPLICATE and progress.match_index == self._log.last_index:
                 self._sender.probe(progress, progress.match_index)
-        elif rest.agreed(progress.replica_id) and self.is_calm and self._hold_all(rest.asked):
-            rest.quiet = True
+        elif quiescence.agreed(progress.replica_id) and self.is_idle and self._hold_all(quiescence.asked):
+            quiescence.quiesced = True
 
-    def wake(self, *, now_ms: int, soon: bool) -> None:
+    def unquiesce(self, *, now_ms: int, soon: bool) -> None:
         """Beat and count again; with `soon` at once, else when the next heartbeat would be due."""
-        self.rest.wake()
+        self.quiescence.end()
         self._unreached = 0
         interval_ms = self._settings.heartbeat_ms
         self._heartbeat_deadline_ms = now_ms if soon else now_ms - now_ms % interval_ms + interval_ms
@@ -399,15 +399,15 @@ class Leadership:
         if message.match_index > progress.received_index:
             progress.received_index = message.match_index
             progress.received = True
-        self._agreed(progress, message)
+        self._count_agreement(progress, message)
         if message.round > progress.acked_round:
             progress.acked_round = message.round
             if message.round == self._tick_round:
-                self._unstick(progress, message.match_index)
+                self._resend_probe(progress, message.match_index)
         self._confirm_reads()
         return True
 
-    def _unstick(self, progress: Progress, known_index: int) -> None:
+    def _resend_probe(self, progress: Progress, known_index: int) -> None:
         """Once per heartbeat: if messages to this replica or from it were lost, find out where it stands."""
         if progress.flow is Flow.PROBE:
             progress.probe_sent = False
@@ -458,10 +458,10 @@ class Leadership:
         # Before our term has committed anything we don't know the commit index (thesis 6.4; pitfall 14).
         if self._log.committed_index >= self.term_start:
             self.reads.begin(round_, committed_index=self._log.committed_index)
-        asked = self.rest.begin(round_)
+        asked = self.quiescence.begin(round_)
         if not self.held:
             for progress in self._others:
-                self._sender.heartbeat(progress, round_, quiet=progress.replica_id in asked)
+                self._sender.heartbeat(progress, round_, quiesce=progress.replica_id in asked)
         self._confirm_reads()
         return round_
 
@@ -490,7 +490,7 @@ class Leadership:
         if self.progress[self.transfer_target].match_index == self._log.last_index:
             self._effects.messages.append(TimeoutNow(*self._sender.head_to(self.transfer_target)))
 
-    def resign(self) -> None:
+    def transfer_on_removal(self) -> None:
         """Leaving by a committed removal: let the most complete voter stand at once."""
         best = max(self._voters, key=lambda progress: progress.match_index)
         self._effects.messages.append(TimeoutNow(*self._sender.head_to(best.replica_id)))

@@ -26,10 +26,10 @@ class RaftLog:
         "_view_last",
         "committed_index",
         "configurations",
-        "cuts",
         "durable_index",
         "last_index",
         "last_term",
+        "truncations",
         "uncommitted_bytes",
     )
 
@@ -53,7 +53,7 @@ class RaftLog:
         # A log that is there after a restart was read from the disk, so all of it is durable.
         self.durable_index = view.last_index
         # How often entries that the driver had been given were cut, in this life.
-        self.cuts = 0
+        self.truncations = 0
         # What was appended in this life and is not committed, oldest first: (last index, bytes) per call.
         self._uncommitted: deque[tuple[int, int]] = deque()
         self.uncommitted_bytes = 0
@@ -134,7 +134,7 @@ class RaftLog:
         last_term = _known(self.term(index - 1))
         self._uncount_from(index)
         if index <= self._view_last:
-            self.cuts += 1
+            self.truncations += 1
             self._pending.clear()
             self._view_last = index - 1
             if self._truncate_from is None or index < self._truncate_from:
@@ -169,15 +169,16 @@ class RaftLog:
             self.uncommitted_bytes -= uncommitted.popleft()[1]
         self.configurations.committed(index)
 
-    def persisted(self, index: int, term: int, *, cuts: int) -> bool:
-        """Note that our disk holds the log up to (index, term), as written after `cuts`; False if that's old.
+    def persisted(self, index: int, term: int, *, truncations: int) -> bool:
+        """Note that our disk holds the log up to (index, term); return False if that is out of date.
 
+        `truncations` is their number when that entry was written.
         An entry may be written, cut, and replaced by one of the same index while its sync is under way; even
         by itself, when a third leader sends it again. Index and term do not tell these apart, so a completion
         counts only while nothing was cut since its entries were written (docs/pitfalls.md, number 3). The cut
         has a completion of its own, which covers all that is left.
         """
-        if cuts != self.cuts:
+        if truncations != self.truncations:
             return False
         # The term is unknown when the log's start has moved past that entry meanwhile.
         assert index <= self._view_last and self._view.term(index) in (term, None), (

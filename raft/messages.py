@@ -47,7 +47,7 @@ class PreVoteAnswer(Message, frozen=True, tag=2):
     """A grant carries the term that was asked for, a refusal the voter's own."""
 
     granted: bool
-    marked: bool = False
+    recovering: bool = False
 
 
 class Vote(Message, frozen=True, tag=3):
@@ -59,10 +59,10 @@ class Vote(Message, frozen=True, tag=3):
 
 
 class VoteAnswer(Message, frozen=True, tag=4):
-    """`marked`: the voter may have forgotten something, so its grant counts less."""
+    """`recovering`: the voter may have forgotten something, so its grant counts less."""
 
     granted: bool
-    marked: bool = False
+    recovering: bool = False
 
 
 class Append(Message, frozen=True, tag=5):
@@ -98,15 +98,16 @@ class AppendAnswer(Message, frozen=True, tag=6):
 class Heartbeat(Message, frozen=True, tag=7):
     """A sign of life with the commit index. `round` 0 is a mere commit notice, which wants no answer.
 
-    `quiet`: this group has nothing to do; if you agree, no more heartbeats come. (`held_index`, `held_term`):
-    the last entry that you, in `receiver_incarnation`, have acknowledged to this leader; 0 if none is known.
+    `quiesce`: the group has nothing to do; if the receiver agrees, no more heartbeats come. (`held_index`,
+    `held_term`): the last entry that the receiver, in `receiver_incarnation`, has acknowledged to this
+    leader; 0 if none is known.
     """
 
     commit: Natural
     round: Natural
     goal: Natural = 0
     receiver_incarnation: Natural = 0
-    quiet: bool = False
+    quiesce: bool = False
     held_index: Natural = 0
     held_term: Natural = 0
 
@@ -115,13 +116,13 @@ class HeartbeatAnswer(Message, frozen=True, tag=8):
     """When round `round` reached us, `term` was the highest term we knew.
 
     Round 0 answers no heartbeat: it tells an old leader of our term, or a quiet one that we are awake.
-    `quiet`: we hold all that the leader holds, know it committed, and need no more heartbeats.
+    `quiesce`: we hold all that the leader holds, know it committed, and need no more heartbeats.
     `match_index`: up to there we know our log to be the leader's; less than we acknowledged, if we have begun
     anew since.
     """
 
     round: Natural
-    quiet: bool = False
+    quiesce: bool = False
     match_index: Natural = 0
 
 

@@ -19,42 +19,42 @@ class Outcome(Enum):
 
 
 def majority(size: int) -> int:
-    """How many of `size` voters are a majority."""
+    """Return how many of `size` voters are a majority."""
     return size // 2 + 1
 
 
 def agreed_value(values: list[int]) -> int:
-    """The highest value that a majority has reached, given one value per voter; reorders the list.
+    """Return the highest value that a majority has reached, given one value per voter; reorders the list.
 
-    Serves match indexes (what is committed) and confirmation rounds (what is confirmed) alike. 0 for no
-    voters: nobody can agree to anything.
+    It serves match indexes (what is committed) and confirmation rounds (what is confirmed) alike. For no
+    voters it is 0: there is no majority.
     """
     size = len(values)
     if size == 0:
         return 0
     values.sort()
-    # A majority of q has reached the q-th highest value, which stands at size - q = (size - 1) // 2.
+    # A majority of q has reached the q-th highest value, which is at size - q = (size - 1) // 2.
     return values[(size - 1) >> 1]
 
 
 def vote_outcome(voters: Collection[int], grants: Mapping[int, tuple[bool, bool]]) -> Outcome:
-    """Whether the answers `replica id -> (granted, marked)` decide a round of votes among `voters`.
+    """Return whether the answers `replica id -> (granted, recovering)` win or lose a vote among `voters`.
 
-    Won with unmarked grants of a majority: a marked voter may have forgotten what it acknowledged, so its
-    grant counts as absent (docs/consensus.md#marks). Lost when no further answer can change that. Answers of
-    others than `voters` don't count.
+    It is won with grants of a majority of voters that are not recovering: one that is may have forgotten what
+    it acknowledged, so its grant counts as absent (docs/consensus.md#recovering). It is lost when no further
+    answer can win it. Answers of others than `voters` don't count.
     """
     needed = majority(len(voters))
-    unmarked = silent = 0
+    trusted = silent = 0
     for voter in voters:
         answer = grants.get(voter)
         if answer is None:
             silent += 1
         elif answer[0]:
-            unmarked += not answer[1]
-    if unmarked >= needed:
+            trusted += not answer[1]
+    if trusted >= needed:
         return Outcome.WON if voters else Outcome.LOST
-    return Outcome.LOST if unmarked + silent < needed else Outcome.PENDING
+    return Outcome.LOST if trusted + silent < needed else Outcome.PENDING
 
 
 class VoteTally:
@@ -66,13 +66,13 @@ class VoteTally:
         self._voters = voters
         self._grants: dict[int, tuple[bool, bool]] = {}
 
-    def record(self, replica_id: int, *, granted: bool, marked: bool) -> None:
-        """Record an answer. A grant is never withdrawn by a later answer, and neither is a mark."""
+    def record(self, replica_id: int, *, granted: bool, recovering: bool) -> None:
+        """Record an answer. A later one withdraws neither a grant nor that the voter is recovering."""
         before = self._grants.get(replica_id)
         if before is not None:
             granted = granted or before[0]
-            marked = marked or before[1]
-        self._grants[replica_id] = (granted, marked)
+            recovering = recovering or before[1]
+        self._grants[replica_id] = (granted, recovering)
 
     def outcome(self) -> Outcome:
         """Return whether the answers so far win or lose the round."""

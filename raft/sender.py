@@ -82,7 +82,7 @@ class Sender:
         if count or progress.flow is Flow.PROBE:
             progress.sent(prev_index + count, size_bytes)
 
-    def heartbeat(self, progress: Progress, round_: int, *, quiet: bool = False) -> None:
+    def heartbeat(self, progress: Progress, round_: int, *, quiesce: bool = False) -> None:
         """Send a sign of life that wants an answer; with round 0 a commit notice, which wants none."""
         commit = progress.sent_commit = self._log.committed_index
         held_term = self._log.term(progress.match_index) if progress.match_index else None
@@ -93,7 +93,7 @@ class Sender:
                 round_,
                 progress.goal,
                 progress.incarnation,
-                quiet,
+                quiesce,
                 progress.match_index if held_term is not None else 0,
                 held_term or 0,
             )

@@ -149,13 +149,13 @@ class Ready(msgspec.Struct, frozen=True):
     2. Send `messages` and `appends`, at any time from now on. They promise nothing about our disk.
     3. Send `messages_after_sync` when a sync that covers step 1 of this Ready *and of all before it* is done,
        also when this one has nothing to write: they promise what an earlier one may have written.
-    4. When that sync is done, call `persisted` with the last entry that it covers, and with what `Core.cuts`
-       was when that entry was written.
+    4. When that sync is done, call `persisted` with the last entry that it covers, and with what
+       `Core.truncations` was when that entry was written.
 
     `committed_index` is the new one. `reads` are (context, index): whatever is committed up to that index was
     the whole truth at some instant after the request. `reads_failed` are contexts to be asked again
-    elsewhere. `mark_fell`: record, with the next sync, that this replica may be trusted again; a crash
-    before that only leaves it marked.
+    elsewhere. `recovered`: record, with the next sync, that this replica may be trusted again; a crash
+    before that only leaves it recovering.
     """
 
     hard_state: HardState | None = None
@@ -169,4 +169,4 @@ class Ready(msgspec.Struct, frozen=True):
     committed_index: int | None = None
     became: Became | None = None
     configuration: Configuration | None = None
-    mark_fell: bool = False
+    recovered: bool = False

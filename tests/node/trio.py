@@ -21,7 +21,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.peer_repair import METHOD, Repairs
-from laminar.node.consensus.raft_wire import ConfigurationRecord, read_beat, read_frame
+from laminar.node.consensus.raft_wire import ConfigurationRecord, read_frame, read_keepalive
 from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
@@ -261,7 +261,7 @@ class Member:
         def filtered(address: Address, channel: Channel, parts: Sequence[Any]) -> bool:
             receiver = next(m for m in self.trio.members.values() if m.address == address)
             frame = memoryview(b"".join(parts))
-            messages = [] if read_beat(frame) else [message for message, _ in read_frame(frame)]
+            messages = [] if read_keepalive(frame) else [message for message, _ in read_frame(frame)]
             self.trio.refused += sum(
                 isinstance(message, AppendAnswer) and message.rejected for message in messages
             )
@@ -303,7 +303,7 @@ class Member:
         self.life += 1
         self.held = None
         # Nothing of this life acts on what may still come: neither syncs, nor timers, nor frames.
-        self.driver.silence()
+        self.driver.stop()
         self.storage._commits.close()
         for task in list(self.work):
             task.cancel()

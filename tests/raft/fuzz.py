@@ -89,10 +89,12 @@ class Disk(Replica):
                 for message in was.messages_after_sync:
                     self.post(message, ())
                 if written is not None:
-                    self.core.persisted(index=written.index, term=written.term, cuts=written.cuts)
+                    self.core.persisted(
+                        index=written.index, term=written.term, truncations=written.truncations
+                    )
 
     def _sync_configurations(self, entries: object) -> None:
-        # A configuration is synced before anything follows it (docs/consensus.md#marks).
+        # A configuration is synced before anything follows it (docs/consensus.md#recovering).
         log = self.log.entries
         for entry in reversed(log[self.synced : -1]):
             if entry.configuration is not None:
@@ -290,7 +292,7 @@ class Schedule:
         self.act(leader)
 
     def fault(self) -> None:
-        """Power is lost, or a byte rots: what was acknowledged may be gone, and it comes back marked."""
+        """Power is lost, or a byte rots: what was acknowledged may be gone, and it comes back recovering."""
         if self.faults_left <= 0:
             return
         self.faults_left -= 1
@@ -302,7 +304,7 @@ class Schedule:
         else:
             keep = replica.synced if rng.random() < 0.7 else rng.randint(replica.synced, held)
         self.forget(replica, keep)
-        if replica.marked and not replica.was_voter and rng.random() < 0.5 and not self.gone:
+        if replica.recovering and not replica.was_voter and rng.random() < 0.5 and not self.gone:
             self.forget(replica, 0)  # A learner begins again.
 
     def put_back(self) -> None:
@@ -336,12 +338,12 @@ class Schedule:
         former = replica.incarnation
         whole, replica.durable_log = replica.durable_log, MemoryLog(replica.durable_log.entries[:keep])
         replica.durable_hard_state = hard_state
-        replica.incarnation, replica.marked = self.rng.randrange(former), False
+        replica.incarnation, replica.recovering = self.rng.randrange(former), False
         replica.start(now_ms=self.now_ms)
         head = (CLUSTER, GROUP, leader.replica_id, replica.replica_id, leader.incarnation, leader.core.term)
         beat = Heartbeat(*head, leader.core.committed_index, 1, 0, former)
         replica.core.receive(beat, now_ms=self.now_ms)
-        if not replica.core.forgetful:
+        if not replica.core.log_regressed:
             raise Broken(f"{self.tell(replica)} does not see that it once was incarnation {former}")
         replica.incarnation, replica.durable_log = replica.core.last_incarnation, whole
 
@@ -415,7 +417,7 @@ class Schedule:
             self.gone = True
 
     def too_many_forgot(self, voters: tuple[int, ...]) -> bool:
-        return 2 * sum(self.replicas[each].marked for each in voters) >= len(voters)
+        return 2 * sum(self.replicas[each].recovering for each in voters) >= len(voters)
 
     @staticmethod
     def holds(replica: Replica, entry: Entry) -> bool:
@@ -497,7 +499,7 @@ class Schedule:
         if self.find_leader(CONVERGE_ROUNDS // 3):
             return
         for _ in range(3):
-            if not any(replica.marked for replica in self.replicas.values()):
+            if not any(replica.recovering for replica in self.replicas.values()):
                 break
             self.releases += 1
             self.asked = {each: self.replicas[each].incarnation for each in self.replicas}
@@ -531,7 +533,7 @@ class Schedule:
     @staticmethod
     def tell(replica: Disk) -> str:
         c = replica.core
-        return f"{c!r} {'marked ' if replica.marked else ''}{c.configuration.voters} {replica.terms}"
+        return f"{c!r} {'recovering ' if replica.recovering else ''}{c.configuration.voters} {replica.terms}"
 
     # What must hold
 

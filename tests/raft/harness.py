@@ -32,7 +32,7 @@ class Written:
 
     index: int
     term: int
-    cuts: int
+    truncations: int
 
 
 class MemoryLog:
@@ -101,8 +101,8 @@ class Replica:
         self.settings = settings
         self.group = group
         self.incarnation = 0
-        # The mark as recorded: it falls when a Ready says so (docs/consensus.md#marks).
-        self.marked = False
+        # The mark as recorded: it falls when a Ready says so (docs/consensus.md#recovering).
+        self.recovering = False
         self.rng = random.Random(f"{seed} {replica_id}")
         self.post = post
         self.log = MemoryLog(entries)
@@ -135,7 +135,7 @@ class Replica:
             group=self.group,
             replica_id=self.replica_id,
             incarnation=self.incarnation,
-            marked=self.marked,
+            recovering=self.recovering,
             configuration=self.initial,
             configurations=[
                 (e.index, e.configuration) for e in self.log.entries if e.configuration is not None
@@ -156,12 +156,12 @@ class Replica:
 
     def forget(self, count: int, *, now_ms: int) -> None:
         """Lose power with flush=interval: the last `count` entries are gone, term and vote are not. It comes
-        back marked, as a new incarnation.
+        back recovering, as a new incarnation.
         """
         self.crash()
         kept = len(self.durable_log.entries) - count
         del self.durable_log.entries[kept:]
-        self.marked = True
+        self.recovering = True
         self.incarnation += 1
         self.start(now_ms=now_ms)
 
@@ -174,15 +174,15 @@ class Replica:
         self.log.entries.extend(ready.entries)
         if ready.hard_state is not None:
             self.hard_state = ready.hard_state
-        if ready.mark_fell:
-            self.marked = False
+        if ready.recovered:
+            self.recovering = False
         for message in ready.messages:
             self.post(message, ())
         for send in ready.appends:
             self.post(send.message, self.log.slice(send.first_index, send.last_index))
         written = None
         if ready.entries:
-            written = Written(ready.entries[-1].index, ready.entries[-1].term, self.core.cuts)
+            written = Written(ready.entries[-1].index, ready.entries[-1].term, self.core.truncations)
         if written or ready.hard_state or ready.messages_after_sync or ready.truncate_from is not None:
             self.unsynced.append((ready, written))
         self.reads.update(ready.reads)
@@ -211,7 +211,7 @@ class Replica:
                 self.post(message, ())
         for _, written in done:
             if written is not None:
-                self.core.persisted(index=written.index, term=written.term, cuts=written.cuts)
+                self.core.persisted(index=written.index, term=written.term, truncations=written.truncations)
                 self.perform()
 
     def sync(self, count: int | None = None) -> None:
@@ -346,7 +346,7 @@ class Network:
             self.now_ms = max(self.now_ms, next_ms)
             replica = self.replicas[replica_id]
             if self.rests:
-                replica.core.offer_rest(absent=self.absent)
+                replica.core.offer_quiesce(absent=self.absent)
             replica.core.expire(now_ms=self.now_ms)
             replica.perform()
             if settle:

@@ -219,7 +219,7 @@ class Simulation:
         if deadline_ms is not None and deadline_ms <= self.world.now_ms + self.rng.choice((200, 3_000)):
             self.world.now_ms = max(self.world.now_ms, deadline_ms)
             if self.rng.random() < 0.7:
-                replica.core.offer_rest(absent=self.rng.choice(((), (1,))))
+                replica.core.offer_quiesce(absent=self.rng.choice(((), (1,))))
             replica.core.expire(now_ms=self.world.now_ms)
             replica.perform()
 
@@ -238,7 +238,7 @@ class Simulation:
 
     def news(self, replica: Replica) -> None:
         if replica.alive:
-            replica.core.wake(now_ms=self.world.now_ms)
+            replica.core.unquiesce(now_ms=self.world.now_ms)
             replica.core.suspect_leader(now_ms=self.world.now_ms)
             replica.core.unreachable(self.rng.choice(list(self.world.replicas)))
             replica.perform()
@@ -301,7 +301,7 @@ class Simulation:
         for replica in world.replicas.values():
             self.restart(replica)
             # As whoever drives it does when others that it rests on have begun new lives.
-            replica.core.wake(now_ms=world.now_ms)
+            replica.core.unquiesce(now_ms=world.now_ms)
             replica.perform()
         world.settle()
         world.pass_time(20_000)

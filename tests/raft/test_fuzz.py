@@ -36,7 +36,7 @@ def test_schedules_of_marks_changes_and_losses() -> None:
 
 
 def every_voter(patch: pytest.MonkeyPatch) -> None:
-    """Grants of every voter win, marked or not: the rule as it once was."""
+    """Grants of every voter win, recovering or not: the rule as it once was."""
 
     def outcome(self: VoteTally) -> Outcome:
         if self._voters and all(self._grants.get(each, (False, False))[0] for each in self._voters):
@@ -72,7 +72,7 @@ def every_voter_and_a_promotion(patch: pytest.MonkeyPatch) -> None:
 
 
 def marks_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Candidacy, "_grants_marked", lambda self, last_term, last_index: False)
+    patch.setattr(Candidacy, "_grants_recovering", lambda self, last_term, last_index: False)
 
 
 def mark_falls_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def match_kept_over_an_incarnation(patch: pytest.MonkeyPatch) -> None:
 def own_grant_unmarked(patch: pytest.MonkeyPatch) -> None:
     def opened(self: Candidacy) -> VoteTally:
         self._tally = tally = VoteTally(self._log.configurations.current.voters)
-        tally.record(self._identity.replica_id, granted=True, marked=False)
+        tally.record(self._identity.replica_id, granted=True, recovering=False)
         return tally
 
     patch.setattr(Candidacy, "_open_tally", opened)
@@ -129,7 +129,7 @@ def released_after_one_round(patch: pytest.MonkeyPatch) -> None:
 
 
 def old_term_after_a_folder_went_back(patch: pytest.MonkeyPatch) -> None:
-    """A replica whose folder went back is marked, and takes part in the term of its copy."""
+    """A replica whose folder went back is recovering, and takes part in the term of its copy."""
     patch.setattr(Schedule, "term_after", staticmethod(lambda old_term, leaders_term: old_term))
 
 

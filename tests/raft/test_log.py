@@ -86,9 +86,9 @@ class LogMachine(RuleBasedStateMachine):
         if truncate_from is not None or entries:
             self.writes.append((truncate_from, list(entries)))
             if self.model:
-                self.completions.append((len(self.model), self.model[-1].term, self.log.cuts))
+                self.completions.append((len(self.model), self.model[-1].term, self.log.truncations))
             else:
-                self.completions.append((0, 0, self.log.cuts))
+                self.completions.append((0, 0, self.log.truncations))
 
     @precondition(lambda self: self.log.committed_index < len(self.model))
     @rule()
@@ -104,7 +104,7 @@ class LogMachine(RuleBasedStateMachine):
             del self.disk[truncate_from - 1 :]
         self.disk += entries
         index, term, cuts = self.completions.pop(0)
-        self.log.persisted(index, term, cuts=cuts)
+        self.log.persisted(index, term, truncations=cuts)
         if not self.writes:
             self.take()
         if not self.writes:

@@ -159,4 +159,4 @@ def test_a_survivor_that_may_have_forgotten_something_goes_on_too() -> None:
     go_on_alone(survivor, 2, 3, now_ms=0)
     survivor.sync()
 
-    assert survivor.core.role is Role.LEADER and not survivor.core.marked and not survivor.marked
+    assert survivor.core.role is Role.LEADER and not survivor.core.recovering and not survivor.recovering

@@ -21,7 +21,7 @@ def slow_outcome(voters: list[int], grants: dict[int, tuple[bool, bool]]) -> Out
 
     def is_won(answers: dict[int, tuple[bool, bool]]) -> bool:
         given = [answers[voter] for voter in voters if voter in answers]
-        unmarked = sum(granted and not marked for granted, marked in given)
+        unmarked = sum(granted and not recovering for granted, recovering in given)
         return 2 * unmarked > len(voters)
 
     if is_won(grants):
@@ -53,7 +53,7 @@ def test_a_ballot_is_decided_as_soon_as_it_can_be_and_not_before(
 
 
 def test_a_marked_voter_counts_as_absent() -> None:
-    """Unmarked grants of a majority win, and nothing else (docs/consensus.md#marks)."""
+    """Unmarked grants of a majority win, and nothing else (docs/consensus.md#recovering)."""
     assert vote_outcome([1, 2, 3], {1: (True, False), 2: (True, True)}) is Outcome.PENDING
     assert vote_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, True)}) is Outcome.LOST
     assert vote_outcome([1, 2, 3], {1: (True, False), 2: (True, True), 3: (True, False)}) is Outcome.WON

@@ -328,7 +328,7 @@ class Machine:
             and all(shard.ready and not shard.lost for shard in shards)
             and not self.has_failed_logs()
             and not any(
-                replica.core.marked
+                replica.core.recovering
                 for running in self.running.values()
                 for replica in running.process.driver.replicas.values()
             )

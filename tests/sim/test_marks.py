@@ -1,4 +1,4 @@
-"""Replicas that may have forgotten what they acknowledged, in a whole cluster (docs/consensus.md#marks)."""
+"""Replicas that may have forgotten acknowledgements, in a whole cluster (docs/consensus.md#recovering)."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def test_pitfall_34_power_loss_of_one_of_three_loses_nothing(scene: Scene) -> No
     found = scene.partition(one)
     leading = scene.partition(leader)
     assert found is not None and leading is not None
-    assert found.replica.core.marked and found.log.last_index < held.log.last_index
+    assert found.replica.core.recovering and found.log.last_index < held.log.last_index
     assert found.log.incarnation == 1
 
-    scene.until(lambda: not found.replica.core.marked, "the end of its mark")
+    scene.until(lambda: not found.replica.core.recovering, "the end of its mark")
     progress = leading.replica.core.progress[found.replica.replica_id]
     assert progress.incarnation == 2
     assert not found.log.recovering
@@ -119,7 +119,7 @@ def test_pitfall_34_when_two_of_three_forgot_the_third_is_waited_for(scene: Scen
     scene.world.loop.run_for(30.0)
     assert scene.leader is None
     assert all(
-        (held := scene.partition(each)) is not None and held.replica.core.marked for each in (one, other)
+        (held := scene.partition(each)) is not None and held.replica.core.recovering for each in (one, other)
     )
 
     leader.start()
@@ -142,7 +142,7 @@ def test_after_power_was_lost_everywhere_all_groups_come_back_by_themselves(scen
 
     leader.start()
     scene.until(scene.whole, "the same everywhere")
-    marked = [held.replica.core.marked for each in scene.world.up if (held := scene.partition(each))]
+    marked = [held.replica.core.recovering for each in scene.world.up if (held := scene.partition(each))]
     assert marked == [False] * 3
 
 
@@ -300,19 +300,20 @@ def test_a_founder_that_forgot_who_joined_leads_no_second_group(without: tuple[s
     """
     world, watch, replica = _forgetful_founder(without=without)
     core = replica.core
-    assert core.marked
+    assert core.recovering
     assert core.role is Role.FOLLOWER and core.deadline_ms() is None
 
     world.cut([])
     assert world.loop.run_until(
-        lambda: not core.marked and all(each.holds_all() for each in world.machines.values()), at_most_s=60.0
+        lambda: not core.recovering and all(each.holds_all() for each in world.machines.values()),
+        at_most_s=60.0,
     ), "nobody tells it"
     assert len(replica.configuration.voters) == 3
     world.loop.run_for(10.0)  # until everybody has heard that everybody is alive
     _serve(world, watch)
     assert world.loop.run_until(lambda: watch.converged(TOPIC, 1, 3), at_most_s=60.0)
     world.loop.run_for(2.0)
-    assert core.deadline_ms() is not None or core.quiet, "from here on it stands like any other"
+    assert core.deadline_ms() is not None or core.quiesced, "from here on it stands like any other"
     world.close()
 
 

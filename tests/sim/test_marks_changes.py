@@ -1,7 +1,7 @@
 """A leader that is cut off in the instant of a configuration change, and a replica that forgets meanwhile.
 
 The removal of the one replica that still holds everything is known to the leader that was cut off alone
-(docs/consensus.md#marks).
+(docs/consensus.md#recovering).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_pitfall_34_a_removal_is_cut_off_and_one_of_the_others_forgets(
     # V hears last: L may stand first.
     apart(scene, removed)
     assert loop.run_until(lambda: scene.partition(voted) is not None, at_most_s=10.0)
-    assert scene.held(voted).replica.core.marked
+    assert scene.held(voted).replica.core.recovering
     loop.run_for(12.0)
     scene.world.cut([])
     loop.run_for(5.0)

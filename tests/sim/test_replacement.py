@@ -343,7 +343,7 @@ def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(marked: bool, a
     back = scene.partition(learner)
     assert back is not None
     assert (back.replica.replica_id, back.log.last_index) == (replica_id, 0) and last_index > 0
-    assert back.replica.core.marked and not back.replica.configuration.members()
+    assert back.replica.core.recovering and not back.replica.configuration.members()
     for machine in scene.world.machines.values():
         if machine is not learner:
             machine.start()

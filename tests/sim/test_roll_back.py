@@ -138,7 +138,7 @@ def test_a_copy_too_young_to_be_seen_is_shown_by_the_leader_what_it_acknowledged
         partition = own.partition(victim)
         if partition is None or partition.replica.failure is not None:
             return False
-        return partition.log.incarnation > 0 and not partition.replica.core.marked
+        return partition.log.incarnation > 0 and not partition.replica.core.recovering
 
     assert world.loop.run_until(came_back, at_most_s=60.0), own.partition(victim)
     assert own.held(victim).replica.core.term > TERMS_FORGOTTEN
@@ -178,7 +178,7 @@ def test_power_that_fails_when_the_mark_is_durable_takes_no_term_back(
     assert world.loop.run_until(lambda: own.partition(victim) is not None, at_most_s=30.0)
 
     core = own.held(victim).replica.core
-    assert core.marked and core.term > TERMS_FORGOTTEN
+    assert core.recovering and core.term > TERMS_FORGOTTEN
     for other in others:
         other.resume()
     own.calm()
@@ -200,7 +200,7 @@ def test_a_copy_from_before_an_earlier_mark_is_heard_again() -> None:
         held = own.partition(victim)
         if held is None or held.replica.failure is not None or held.log is log:
             return False
-        return held.log.incarnation == incarnation and not held.replica.core.marked
+        return held.log.incarnation == incarnation and not held.replica.core.recovering
 
     assert world.loop.run_until(lambda: healed(1), at_most_s=60.0), own.partition(victim)
     victim.kill()
@@ -233,7 +233,7 @@ def test_a_catalog_that_went_back_takes_part_in_no_term_that_it_forgot() -> None
         if controller is None or controller.group is None or "another" not in controller.state().topics:
             return False
         core = controller.group.replica.core
-        return not core.marked and core.incarnation > 1
+        return not core.recovering and core.incarnation > 1
 
     assert world.loop.run_until(catalog_is_back, at_most_s=60.0)
     assert victim.controller is not None and victim.controller.group is not None

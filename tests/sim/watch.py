@@ -17,8 +17,8 @@ from laminar.batch import HEADER_SIZE, Batch, Buffer, Header, Kind
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.catalog.local_replica import CATALOG_NAME
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
-from laminar.node.consensus.replica import Machine as Follower
 from laminar.node.consensus.replica import Replica
+from laminar.node.consensus.replica import StateMachine as Follower
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.staged_batches import publish_record
 from laminar.node.runtime.process import Process
@@ -347,7 +347,7 @@ class Watch:
     def _losing(self) -> None:
         """All machines lose power at once: of an `interval` topic that leaves what any voter had synced.
 
-        Each of them must answer then, and the one that holds most leads (docs/consensus.md#marks). A
+        Each of them must answer then, and the one that holds most leads (docs/consensus.md#recovering). A
         learner's copy keeps nothing: it begins again, empty.
         """
         self.losses += 1

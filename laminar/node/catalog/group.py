@@ -67,7 +67,7 @@ class CatalogGroup:
 
     @property
     def is_whole(self) -> bool:
-        """See Machine: nothing is left out; committed entries are applied when they are readable."""
+        """See StateMachine: nothing is left out; committed entries are applied when they are readable."""
         return True
 
     @property
@@ -76,28 +76,28 @@ class CatalogGroup:
         return self._stalled.is_set()
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """See Machine: commands change the catalog when they are committed, not before."""
+        """See StateMachine: commands change the catalog when they are committed, not before."""
 
     def truncated(self, index: int) -> None:
-        """See Machine."""
+        """See StateMachine."""
         for lost in [waiting for waiting in self._waiters if waiting >= index]:
             _, future = self._waiters.pop(lost)
             if not future.done():
                 future.set_exception(NotCatalogLeader(self.replica.leader_node))
 
     def committed(self, index: int) -> None:
-        """See Machine."""
+        """See StateMachine."""
         self.committed_index = index
         if not self._applying:
             self._applying = True
             self._task = self._loop.create_task(self._apply())
 
     def led(self, leading: bool) -> None:
-        """See Machine."""
+        """See StateMachine."""
         self._on_led(leading)
 
     def failed(self, error: Exception) -> None:
-        """See Machine: proposals not committed get an unknown outcome; committed ones are applied."""
+        """See StateMachine: proposals not committed get an unknown outcome; committed ones are applied."""
         for index in [waiting for waiting in self._waiters if waiting > self.committed_index]:
             _, future = self._waiters.pop(index)
             if not future.done():

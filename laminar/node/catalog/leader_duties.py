@@ -108,8 +108,8 @@ class LeaderDuties:
         for name, record in group.catalog.state().nodes.items():
             seen = core.progress.get(record.catalog_replica)
             # A quiet group sends no messages; but it is quiet only with members whose process is heard.
-            heard = record.catalog_replica in core.rests_on or (
-                seen is not None and seen.active and not core.quiet
+            heard = record.catalog_replica in core.quiesce_peers or (
+                seen is not None and seen.active and not core.quiesced
             )
             if statuses.get(name) != "alive" and not heard:
                 absent.add(name)

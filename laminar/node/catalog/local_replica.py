@@ -230,7 +230,7 @@ class LocalReplica:
         if group is not None and self.sits_out and not _forgot_others(group.replica):
             self.sits_out = False
             group.replica.core.inhibit_campaign(False, now_ms=self._clock.monotonic_ms())
-            self._driver.settle(group.replica)
+            self._driver.process_ready(group.replica)
 
 
 def _forgot_others(replica: Replica) -> bool:
@@ -240,7 +240,7 @@ def _forgot_others(replica: Replica) -> bool:
     whether this log is the latest (`laminar.node.consensus.lost_majority`), and it would lead a second group
     of the same name.
     """
-    return replica.core.marked and replica.configuration.voters == (replica.replica_id,)
+    return replica.core.recovering and replica.configuration.voters == (replica.replica_id,)
 
 
 def promises_are_lost(storage: Storage, entry: ReplicaEntry, log: Log) -> bool:

@@ -188,9 +188,9 @@ class Installer:
             _log.warning("%s: catch-up from %s failed: %s", name, node, error)
         finally:
             del self.running[offer.group]
-            if home.driver.drives(replica):
+            if home.driver.is_current(replica):
                 replica.core.inhibit_campaign(False, now_ms=home.now_ms())
-                home.driver.settle(replica)
+                home.driver.process_ready(replica)
             if new is not None and new.log_id in home.storage.logs:
                 dropped = home.storage.delete_log(new.log_id)
                 dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -254,7 +254,7 @@ class Installer:
         """
         patient_until_s = _now_s() + ROOM_PATIENCE_S
         while True:
-            if not self._home.driver.drives(partition.replica):
+            if not self._home.driver.is_current(partition.replica):
                 raise Abandoned("the replica has gone meanwhile")
             if not self._home.storage.refusal:
                 return
@@ -280,7 +280,7 @@ class Installer:
         await home.storage.sync_log(new)
         # From here to the record nothing may come between.
         entry = home.entry_of(replica.group)
-        if entry is None or not home.driver.drives(replica):
+        if entry is None or not home.driver.is_current(replica):
             raise Abandoned("the replica has gone meanwhile")
         refusal = refusal_to_replace(replica, new)
         if refusal:

@@ -104,7 +104,7 @@ class Lagging:
         ends = [segment.last_index for segment in partition.log.sealed_segments()]
         resume_index = max(end for end in ends if end <= partition.committed_index)
         replica.core.catch_up(progress.replica_id, resume_index=resume_index)
-        self._driver.settle(replica)
+        self._driver.process_ready(replica)
         key = (replica.group, progress.replica_id)
         self._until_s[key] = asyncio.get_running_loop().time() + PATIENCE_S
 
@@ -121,7 +121,7 @@ class Lagging:
             del self._until_s[key]
             self._not_before_s[key] = now_s + NOT_AGAIN_S
             replica.core.resume(receiver)
-            self._driver.settle(replica)
+            self._driver.process_ready(replica)
 
     async def _call(self, replica: Replica, receiver: int) -> None:
         node = replica.nodes.get(receiver)

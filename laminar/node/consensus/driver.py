@@ -1,7 +1,7 @@
 """The one driver of Raft: performs what the cores of a process decide.
 
 Every input of a core (a message, a proposal, a timer, a finished sync) is followed by
-`settle`, which takes the core's `Ready` and applies it to the log in memory at once. What
+`process_ready`, which takes the core's `Ready` and applies it to the log in memory at once. What
 must leave the process or reach the disk is collected for the turn: at its end all messages
 that may leave leave, one frame per peer and channel, and one sync of the shard's journal is
 asked for. When that sync returns, the answers that waited for it are sent. So a loop turn
@@ -26,7 +26,7 @@ from laminar.log.storage import Storage
 from laminar.node.consensus.election_throttle import MOST_AT_ONCE, ElectionThrottle
 from laminar.node.consensus.outbox import Outbox
 from laminar.node.consensus.quiescence import News, Quiescence
-from laminar.node.consensus.raft_wire import PLAIN_BEAT, ConfigurationRecord, read_beat, read_frame
+from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, ConfigurationRecord, read_frame, read_keepalive
 from laminar.node.consensus.replica import Replica, entry_of
 from laminar.node.consensus.timers import Alarm, Deadlines
 from laminar.node.host.clock import Clock
@@ -103,7 +103,7 @@ class Driver:
         self._outbox = Outbox(
             transport,
             address_of=address_of,
-            drives=self.drives,
+            drives=self.is_current,
             turn=self._schedule_turn,
             on_unsendable=self._unsendable,
         )
@@ -146,9 +146,9 @@ class Driver:
         """Start driving a replica."""
         assert replica.group not in self.replicas, f"group {replica.group.hex()} is driven already"
         self.replicas[replica.group] = replica
-        self.settle(replica)
+        self.process_ready(replica)
 
-    def drives(self, replica: Replica) -> bool:
+    def is_current(self, replica: Replica) -> bool:
         """Whether this replica, and not one that came before or after it, is driven here."""
         return self.replicas.get(replica.group) is replica
 
@@ -158,7 +158,7 @@ class Driver:
         if replica is None:
             return
         for address, farewell in self._quiescence.removed(replica):
-            self._outbox.beat(address, farewell)
+            self._outbox.keepalive(address, farewell)
         self._throttle.removed(replica)
         self._deadlines.remove(replica)
         replica.failure = error
@@ -175,7 +175,7 @@ class Driver:
         Nothing of it leaves any more, nor what was gathered in this turn. Its log stays as it is on the
         disk, from which a restart of the process opens it again.
         """
-        if self._stopped or not self.drives(replica):
+        if self._stopped or not self.is_current(replica):
             return
         self._outbox.discard(replica.group)
         self.remove(replica.group, ReplicaStopped(f"{type(error).__name__}: {error}"))
@@ -203,7 +203,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001  # stops this replica
             self.stop_replica(replica, error)
         else:
-            self.settle(replica)
+            self.process_ready(replica)
 
     def propose(
         self, replica: Replica, frame: bytearray | memoryview, *, opens_segment: bool = False
@@ -213,7 +213,7 @@ class Driver:
         `opens_segment`: a segment begins with it, even if the present one is not full.
         Raises NotLeader, TooMuchUncommitted, EntryTooLarge.
         """
-        if not self.drives(replica):
+        if not self.is_current(replica):
             raise NotLeader(0)
         place = replica.log.last_index + 1, replica.core.term
         # What cannot be stamped is refused alone: nothing has changed yet.
@@ -226,12 +226,12 @@ class Driver:
             self.stop_replica(replica, error)
             return place
         self.proposals += 1
-        self.settle(replica)
+        self.process_ready(replica)
         return place
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
         """Propose a configuration one step from the present. Raises NotLeader, ConfigurationRefused."""
-        if not self.drives(replica):
+        if not self.is_current(replica):
             raise NotLeader(0)
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
@@ -246,7 +246,7 @@ class Driver:
 
         False if that is no word for this replica, or not now.
         """
-        if not self.drives(replica) or replica.core.incarnation != incarnation or replica.leading:
+        if not self.is_current(replica) or replica.core.incarnation != incarnation or replica.leading:
             return False
         now_ms = self._clock.monotonic_ms()
         self._step(
@@ -284,8 +284,8 @@ class Driver:
         if member == replica.replica_id:
             return True
         core = replica.core
-        if core.quiet:
-            heard = member in core.rests_on
+        if core.quiesced:
+            heard = member in core.quiesce_peers
         else:
             progress = core.progress.get(member)
             heard = progress is not None and not progress.silent
@@ -295,7 +295,7 @@ class Driver:
         """By a person's decision, which the catalog has: it is its group's only voter from now on. `node` is
         its own.
         """
-        if not self.drives(replica) or replica.core.role is Role.LEADER:
+        if not self.is_current(replica) or replica.core.role is Role.LEADER:
             return
         _log.critical(
             "%s goes on without its majority, from offset %d, by decision: replicas %s are given up",
@@ -315,7 +315,7 @@ class Driver:
         Fails with ConnectionError when this replica is not the leader or ceases to be.
         """
         future: asyncio.Future[int] = self._loop.create_future()
-        if not self.drives(replica):
+        if not self.is_current(replica):
             self._answer(future, None)
             return future
         self._context += 1
@@ -334,7 +334,7 @@ class Driver:
         now_ms = self._clock.monotonic_ms()
 
         def step(core: Core) -> None:
-            core.wake(now_ms=now_ms)
+            core.unquiesce(now_ms=now_ms)
             core.unreachable(member)
 
         self._step(replica, step)
@@ -352,9 +352,9 @@ class Driver:
             self._set_keepalive_alarm()
             self._deliver_news()
 
-    def wanted(self, replica: Replica) -> None:
+    def leader_requested(self, replica: Replica) -> None:
         """A request waits for this group, which is not led here: it is the first to look for a leader."""
-        if not self._stopped and self.drives(replica):
+        if not self._stopped and self.is_current(replica):
             self._deliver_news_now(replica)
             now_ms = self._clock.monotonic_ms()
             self._step(replica, lambda core: core.expedite_election(now_ms=now_ms))
@@ -376,22 +376,22 @@ class Driver:
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
 
     def _take_frame(self, peer: Peer, frame: memoryview) -> None:
         now_ms = self._clock.monotonic_ms()
         try:
-            beat = read_beat(frame)
-            messages = read_frame(frame) if beat is None else []
+            keepalive = read_keepalive(frame)
+            messages = read_frame(frame) if keepalive is None else []
         except Exception as error:
             self.bad_frames += 1
             raise ProtocolError(f"a frame of Raft messages that does not add up: {error!r}") from error
         liveness = self._quiescence.contact(peer, now_ms=now_ms)
         self._deliver_news()
-        if beat is not None:
-            if beat is not PLAIN_BEAT:
-                for address, answer in self._quiescence.answer(peer, beat):
-                    self._outbox.beat(address, answer)
+        if keepalive is not None:
+            if keepalive is not PLAIN_KEEPALIVE:
+                for address, answer in self._quiescence.answer(peer, keepalive):
+                    self._outbox.keepalive(address, answer)
                 self._deliver_news()
             return
         replicas = self.replicas
@@ -420,20 +420,20 @@ class Driver:
             except Exception as error:  # noqa: BLE001  # stops this replica
                 self.stop_replica(replica, error)
             else:
-                self.settle(replica)
+                self.process_ready(replica)
 
-    def settle(self, replica: Replica) -> None:
+    def process_ready(self, replica: Replica) -> None:
         """Apply what the core decided to the log in memory, and note what the turn must do."""
-        if self._stopped or not self.drives(replica):
+        if self._stopped or not self.is_current(replica):
             return
         try:
-            self._settle(replica)
+            self._process_ready(replica)
         except StorageClosed as error:
-            self._die(error)
+            self._fail_process(error)
         except Exception as error:  # noqa: BLE001  # stops this replica
             self.stop_replica(replica, error)
 
-    def _die(self, error: BaseException) -> None:
+    def _fail_process(self, error: BaseException) -> None:
         """The journal failed, or what all groups share did: no way on."""
         if self._stopped:
             return
@@ -442,9 +442,9 @@ class Driver:
             self.remove(group, StorageClosed(f"this process ends: {error!r}"))
         self._on_fatal(error)
 
-    def _settle(self, replica: Replica) -> None:
-        if replica.core.forgetful:
-            self._mark_forgetful(replica)
+    def _process_ready(self, replica: Replica) -> None:
+        if replica.core.log_regressed:
+            self._restart_recovering(replica)
             return
         if replica.core.second_leader:
             self._say_two_leaders(replica)
@@ -466,8 +466,8 @@ class Driver:
             if ready.entries:
                 replica.append(ready.entries)
                 must_sync = True
-            if ready.mark_fell:
-                replica.trust_again()
+            if ready.recovered:
+                replica.finish_recovery()
                 must_sync = True
                 _log.info("%s holds again all that it may have forgotten", replica.name)
         except (StorageError, BrokenChain) as error:
@@ -519,9 +519,10 @@ class Driver:
                 replica.leader_node,
             )
 
-    def _mark_forgetful(self, replica: Replica) -> None:
+    def _restart_recovering(self, replica: Replica) -> None:
         """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
-        for nothing before a leader has sent it all again (docs/consensus.md#marks). Until then it is silent.
+        for nothing before a leader has sent it all again (docs/consensus.md#recovering). Until then it is
+        silent.
 
         Term and vote are those of the copy, too, so it begins in a term in which it has promised nothing.
         That is one record with the mark: neither can be durable without the other.
@@ -541,7 +542,7 @@ class Driver:
                 return
             failure = marked.exception()
             if failure is not None:
-                self._die(failure)
+                self._fail_process(failure)
                 return
             self._on_fatal(RestartToRecover(text))
 
@@ -594,7 +595,7 @@ class Driver:
         try:
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
 
     def _wait(self) -> None:
         """Ask for what must be durable before the core hears of it, and answers leave.
@@ -603,7 +604,7 @@ class Driver:
         """
         waiting, self._waiting = self._waiting, {}
         each = [
-            (replica, messages, replica.log.last_index, replica.log.last_term, replica.core.cuts)
+            (replica, messages, replica.log.last_index, replica.log.last_term, replica.core.truncations)
             for replica, messages in waiting.items()
         ]
         self.syncs += 1
@@ -620,24 +621,24 @@ class Driver:
             return
         if failure is not None:
             # The journal's. That a log has failed makes none of this less durable.
-            self._die(failure)
+            self._fail_process(failure)
             return
         try:
-            for replica, messages, index, term, cuts in waiting:
-                if not self.drives(replica):
+            for replica, messages, index, term, truncations in waiting:
+                if not self.is_current(replica):
                     continue
                 for message in messages:
                     self._queue_control(replica, message)
                 try:
-                    replica.core.persisted(index=index, term=term, cuts=cuts)
+                    replica.core.persisted(index=index, term=term, truncations=truncations)
                 except Exception as error:  # noqa: BLE001  # stops this replica
                     self.stop_replica(replica, error)
                 else:
-                    self.settle(replica)
+                    self.process_ready(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
 
     # -- time --------------------------------------------------------------------------
 
@@ -660,7 +661,7 @@ class Driver:
                 self._stalled(now_ms - at_ms)
             self._expire_due(now_ms)
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
 
     def _expire_due(self, now_ms: int) -> None:
         """Deal with the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
@@ -689,8 +690,8 @@ class Driver:
             self._throttle.add(replica)
             self._begin_elections(now_ms)
             return
-        if core.is_calm:
-            core.offer_rest(absent=self._quiescence.absent(replica))
+        if core.is_idle:
+            core.offer_quiesce(absent=self._quiescence.absent(replica))
         self._step(replica, lambda core: core.expire(now_ms=now_ms))
 
     def _begin_elections(self, now_ms: int) -> None:
@@ -700,7 +701,7 @@ class Driver:
                 # It does nothing if the leader was heard meanwhile; then its deadline is another.
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
-                self.settle(replica)
+                self.process_ready(replica)
             self._throttle.settled(replica)
         at_ms = self._throttle.next_ms()
         if at_ms is not None:
@@ -712,7 +713,7 @@ class Driver:
         try:
             self._begin_elections(self._clock.monotonic_ms())
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
 
     # -- quiescence --------------------------------------------------------------------
 
@@ -728,11 +729,11 @@ class Driver:
             now_ms = self._clock.monotonic_ms()
             due_ms = now_ms if at_ms is None else at_ms
             for address, keepalive in self._quiescence.keepalives(now_ms=now_ms, due_ms=due_ms):
-                self._outbox.beat(address, keepalive)
+                self._outbox.keepalive(address, keepalive)
             self._deliver_news()
             self._set_keepalive_alarm()
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
 
     def _on_up(self, peer: Peer) -> None:
         """A connection with this process has come up."""
@@ -753,7 +754,7 @@ class Driver:
             for news in self._quiescence.take_news(MOST_NEWS):
                 self._deliver(news)
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._die(error)
+            self._fail_process(error)
         if self._quiescence.has_news and not self._stopped:
             self._delivering = True
             self._loop.call_soon(self._deliver_portion)
@@ -765,13 +766,13 @@ class Driver:
             self._deliver(news)
 
     def _deliver(self, news: News) -> None:
-        if not self.drives(news.replica):
+        if not self.is_current(news.replica):
             return
         now_ms = self._clock.monotonic_ms()
 
         def step(core: Core) -> None:
             if core.role is Role.LEADER:
-                core.wake(now_ms=now_ms)
+                core.unquiesce(now_ms=now_ms)
                 for member in news.members:
                     core.unreachable(member)
             elif core.leader_id in news.members:
@@ -790,7 +791,7 @@ class Driver:
             return
         self._next_grace_ms = now_ms + self._election_timeout_ms
         for replica in self.replicas.values():
-            if not self._quiescence.is_quiet(replica):
+            if not self._quiescence.is_quiesced(replica):
                 replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
         self._quiescence.postpone(by_ms=late_ms + self._heartbeat_ms, now_ms=now_ms)
 
@@ -816,7 +817,7 @@ class Driver:
 
     # -- end ---------------------------------------------------------------------------
 
-    def silence(self) -> None:
+    def stop(self) -> None:
         """From now on nothing is done and nothing leaves."""
         self._stopped = True
         self._deadline_alarm.close()
@@ -829,7 +830,7 @@ class Driver:
         """Stop driving. What was recorded is synced by the storage's own close."""
         if not self._stopped:
             self._outbox.flush()
-        self.silence()
+        self.stop()
         for future in self._confirmations.values():
             self._answer(future, None)
             if not future.cancelled():

@@ -40,7 +40,7 @@ class ElectionThrottle:
         if replica not in self._expedited and replica not in self._waiting:
             # Its own last attempt is over.
             self._under_way.pop(replica, None)
-            (self._expedited if replica.core.is_hastened else self._waiting)[replica] = None
+            (self._expedited if replica.core.is_expedited else self._waiting)[replica] = None
 
     def expedite(self, replica: Replica) -> None:
         """Let a replica, if it waits, go before those that no request waits for."""

@@ -1,13 +1,14 @@
-"""Groups that lost a majority to marks go on by themselves when all of their replicas have answered.
+"""Release of groups whose replicas are recovering: they go on once all of their replicas have answered.
 
-A marked replica's grant elects nobody (docs/consensus.md#marks), so after a power loss of the whole cluster a
-group with `flush=interval` has no leader. Nobody alone knows who must be asked: a replica may have forgotten
-the configuration too. So the members are those that the catalog has on record, by the confirmed word of its
-leader, and those of every configuration that any of them knows. Each is asked twice: for its incarnation, and
-when all have told that, for the end of its log. When all have answered twice alike, and none of them leads,
-each is told the latest end (`Core.release`). One that does not answer is waited for, until a person decides.
+The grant of a recovering replica elects no leader (docs/consensus.md#recovering), so after a power loss of
+the whole cluster a group with `flush=interval` has none. No single replica knows who must be asked, as it may
+have forgotten the configuration too. So the members are those that the catalog has on record, as its leader
+confirms, and those of every configuration that any of them knows. Each is asked twice: for its incarnation,
+and when all have answered that, for the end of its log. When all answers agree, and none of them leads, each
+is sent the latest end (`Core.release`). A replica that does not answer is waited for, until an operator
+decides.
 
-Any process with a marked replica does this for its own groups; several may do it at one time.
+Any process with a recovering replica does this for its own groups; several may do it at the same time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Members = dict[int, str]
 
 
 class LogEnd(msgspec.Struct, frozen=True, array_like=True):
-    """What a process says of its replica of a group. `replica_id` 0: it has none, and never promised one."""
+    """The state of a process's replica of a group. `replica_id` 0: it has none, and never promised one."""
 
     replica_id: int = 0
     incarnation: int = 0
@@ -61,25 +62,25 @@ class Floor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Roster(Protocol):
-    """Who belongs to the groups of a process."""
+    """The members of a process's groups, as the catalog knows them."""
 
     def waiting(self) -> Iterable[Replica]:
-        """Replicas here whose group may be released."""
+        """Return the replicas here whose group may be released."""
 
     async def refresh(self) -> bool:
-        """Hear what the catalog's leader knows; False if that is not possible now."""
+        """Get what the catalog's leader knows; return False if that is not possible now."""
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Who must answer beside those whom the logs name; None if that is not known."""
+        """Return who must answer beside those that the logs name; None if that is not known."""
 
     def complete(self, members: Members) -> bool:
-        """Whether nobody is known beside these."""
+        """Return whether no member is known beside these."""
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """Whether the catalog has never heard that this replica was made."""
+        """Return whether the catalog has no record that this replica was made."""
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """Whether the catalog knows that the removal of this replica is committed."""
+        """Return whether the catalog knows that the removal of this replica is committed."""
 
 
 _ends_decoder = msgspec.msgpack.Decoder(list[LogEnd | None])
@@ -118,13 +119,13 @@ class Releases:
         self._patience_ms = 2 * election_timeout_ms
         self._call = call
         self._address_of = address_of
-        # Since when a marked replica has had no leader.
+        # Since when a recovering replica has had no leader.
         self._waiting_since_ms: dict[bytes, int] = {}
         self.released = 0
         self.methods = {ENDS: self._on_ends, RELEASE: self._on_release}
 
     def look(self) -> Coroutine[Any, Any, None] | None:
-        """What releases the groups that have waited for a leader for two election timeouts."""
+        """Return what releases the groups that had no leader for two election timeouts; None if none."""
         now_ms = self._clock.monotonic_ms()
         leaderless = [each for each in self._roster.waiting() if is_leaderless(each)]
         since = self._waiting_since_ms
@@ -137,7 +138,7 @@ class Releases:
         first = await self._ends(replicas)
         if not first or not await self._roster.refresh():
             return
-        # What anybody forgot by now was acknowledged to members that are on record by now.
+        # What a replica has forgotten by now was acknowledged to members that are on record by now.
         second = await self._ends([each for each in replicas if each.group in first])
         floors: dict[Address | None, list[Floor]] = {}
         for replica in replicas:
@@ -156,7 +157,7 @@ class Releases:
                 *reversed(last),
             )
             self.released += 1
-            # Nobody waits for the next round: should this one be in vain, it begins anew.
+            # Should this round be in vain, the next one comes after the whole patience again.
             self._waiting_since_ms[replica.group] = self._clock.monotonic_ms()
             for end in ends.values():
                 if end.replica_id:
@@ -169,16 +170,16 @@ class Releases:
         members = dict(self._roster.recorded(replica) or {}) | members_of(replica)
         for end in ends.values():
             members |= end.members
-        # A removal is told to the catalog when it is committed, and is synced before anything follows it: so
-        # one of the others has it, and all before it. The removed one may be deleted, or dead for good.
+        # A removal is reported to the catalog when it is committed, and is synced before anything follows it:
+        # so one of the others has it, and all before it. The removed one may be deleted, or dead for good.
         return {each: node for each, node in members.items() if not self._roster.removed(replica, each)}
 
     def _remote(self, node: str, replica: Replica) -> Address | None:
-        """Where a member is asked; None: here."""
+        """Return the address at which a member is asked; None for this process."""
         return None if node == self._node else self._address_of(node, replica)
 
     async def _ends(self, replicas: list[Replica]) -> _Ends:
-        """The log ends of all members of these groups; a group of which one does not answer is left out."""
+        """Return the log ends of all members of these groups, without groups of which one does not answer."""
         found: _Ends = {each.group: {} for each in replicas if self._roster.recorded(each) is not None}
         while True:
             asked: dict[Address | None, list[tuple[Replica, int]]] = {}
@@ -250,13 +251,13 @@ class Releases:
         return b""
 
     def _end(self, group: bytes) -> LogEnd | None:
-        """What is said of our replica; None while it can't answer."""
+        """Return the end of our replica's log; None while it can't answer."""
         driver = self._driver
         replica = driver.replicas.get(group)
         if replica is None:
             manifest = self._storage.manifest
             held = any(entry.group == group for entry in manifest.entries)
-            # Who has lost its manifest does not know what was promised here.
+            # A process that has lost its manifest does not know what was promised here.
             return None if held or not manifest.known else LogEnd()
         core = replica.core
         return LogEnd(
@@ -283,20 +284,20 @@ class Releases:
 
 
 def is_leaderless(replica: Replica) -> bool:
-    """Whether a marked replica knows of no leader."""
+    """Return whether a recovering replica knows of no leader."""
     core = replica.core
-    return core.marked and core.role is not Role.LEADER and not core.leader_id
+    return core.recovering and core.role is not Role.LEADER and not core.leader_id
 
 
 def members_of(replica: Replica) -> Members:
-    """Who may count in this group, by this replica's own log."""
+    """Return who may count in this group, by this replica's own log."""
     return {
         member: replica.nodes[member] for member in replica.core.possible_members if member in replica.nodes
     }
 
 
 def agree(first: dict[int, LogEnd], second: dict[int, LogEnd]) -> bool:
-    """Whether the same replicas answered twice, in the same incarnations, and none of them leads."""
+    """Return whether the same replicas answered twice, in the same incarnations, and none of them leads."""
     return first.keys() == second.keys() and all(
         not end.leading
         and (end.replica_id, end.incarnation) == (first[member].replica_id, first[member].incarnation)

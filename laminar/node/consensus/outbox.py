@@ -19,7 +19,7 @@ import msgspec
 
 from laminar.batch import Buffer
 from laminar.log.disk.errors import DamagedRange, StorageError
-from laminar.node.consensus.raft_wire import Beat, beat_frame, bulk_frame, control_frame
+from laminar.node.consensus.raft_wire import Keepalive, bulk_frame, control_frame, keepalive_frame
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Address, Channel, Transport
 from raft.messages import AnyMessage, Append, Heartbeat
@@ -173,9 +173,9 @@ class Outbox:
         self._bulk.setdefault(address, []).append(parcel)
         self._turn()
 
-    def beat(self, address: Address, beat: Beat) -> None:
+    def keepalive(self, address: Address, keepalive: Keepalive) -> None:
         """One for all groups that are quiet between two processes; leaves with what else leaves this turn."""
-        if not self._transport.send(address, Channel.CONTROL, beat_frame(beat)):
+        if not self._transport.send(address, Channel.CONTROL, keepalive_frame(keepalive)):
             self.dropped_messages += 1
 
     async def _read_and_send(self, replica: Replica, address: Address, key: _Member) -> None:

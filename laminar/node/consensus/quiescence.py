@@ -1,10 +1,10 @@
 """Quiescence: idle Raft groups stop their heartbeats; one keepalive per pair of processes replaces them all.
 
-A group that has nothing to do has neither timers nor messages (`raft.rest`). In place of its heartbeats a
-*keepalive* travels between two processes that share quiet groups, in both directions, five times a second. It
-says that one incarnation of a process goes on, named by the boot nonce with which its connection was greeted;
-so a group rests only on a process in the incarnation in which it agreed. This module holds what is known of
-each such process, and says which groups must hear that a process is silent, gone, or has started again.
+A group that has nothing to do has neither timers nor messages (`raft.quiescence`). In place of its heartbeats
+a *keepalive* travels between two processes that share quiesced groups, in both directions, five times a
+second. It says that one incarnation of a process goes on, named by the boot nonce with which its connection
+was greeted; so a group rests only on a process in the incarnation in which it agreed. This module holds what
+is known of each such process, and says which groups must hear that one is silent, gone, or started again.
 
 A keepalive says nothing of a single group, so each follower audits each of its quiet groups once a minute: it
 asks whether the replica that it takes for the leader still is that, and as quiet. The question travels in the
@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from laminar.node.consensus.raft_wire import PLAIN_BEAT, Beat
+from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, Keepalive
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Address, Peer
 from raft.values import Role
@@ -38,7 +38,17 @@ ELECTION_COST_MS = 1
 class PeerLiveness:
     """What this process knows of one other with which it shares groups."""
 
-    __slots__ = ("_credit", "_round", "address", "heard_ms", "is_up", "node", "nonce", "resting", "role")
+    __slots__ = (
+        "_credit",
+        "_round",
+        "address",
+        "heard_ms",
+        "is_up",
+        "node",
+        "nonce",
+        "quiesced_groups",
+        "role",
+    )
 
     def __init__(self, peer: Peer, *, heard_ms: int) -> None:
         self.node = peer.node
@@ -50,24 +60,24 @@ class PeerLiveness:
         self.is_up = False
         self.address: Address | None = None
         # Quiet groups that rest on it, by group id.
-        self.resting: dict[bytes, Replica] = {}
+        self.quiesced_groups: dict[bytes, Replica] = {}
         # Groups still to be asked about in this round of the audit, and how many are due.
         self._round: list[Replica] = []
         self._credit = 0.0
 
     def __repr__(self) -> str:
-        return f"<PeerLiveness {self.node}/{self.role} {len(self.resting)} resting>"
+        return f"<PeerLiveness {self.node}/{self.role} {len(self.quiesced_groups)} resting>"
 
     def audit_batch(self, *, interval_ms: int) -> list[tuple[bytes, int]]:
         """Return each (group, term) to ask about in this keepalive; a group is due once in `AUDIT_MS`."""
         asks: list[tuple[bytes, int]] = []
-        self._credit += len(self.resting) * interval_ms / AUDIT_MS
+        self._credit += len(self.quiesced_groups) * interval_ms / AUDIT_MS
         while self._credit >= 1:
             self._credit -= 1
             if not self._round:
-                self._round = list(self.resting.values())
+                self._round = list(self.quiesced_groups.values())
             replica = self._round.pop()
-            if replica.group in self.resting and replica.core.role is Role.FOLLOWER:
+            if replica.group in self.quiesced_groups and replica.core.role is Role.FOLLOWER:
                 asks.append((replica.group, replica.core.term))
         return asks
 
@@ -105,7 +115,7 @@ class Quiescence:
         # The process from which each member of a group was last heard.
         self._members: dict[Replica, dict[int, PeerLiveness]] = {}
         # The quiet replicas, and the processes that each rests on.
-        self._quiet: dict[Replica, Sequence[PeerLiveness]] = {}
+        self._quiesced: dict[Replica, Sequence[PeerLiveness]] = {}
         # Quiet leaders that rest without a member: where it would be reached, and how many want it there.
         self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
@@ -119,7 +129,7 @@ class Quiescence:
     @property
     def quiet_groups(self) -> int:
         """How many groups are quiet here."""
-        return len(self._quiet)
+        return len(self._quiesced)
 
     # -- falling quiet ---------------------------------------------------------------------
 
@@ -137,32 +147,32 @@ class Quiescence:
             if member != replica.replica_id and replica.nodes[member] not in up
         ]
 
-    def is_quiet(self, replica: Replica) -> bool:
+    def is_quiesced(self, replica: Replica) -> bool:
         """Return whether a replica was quiet after its last input."""
-        return replica in self._quiet
+        return replica in self._quiesced
 
     def settled(self, replica: Replica) -> bool:
         """Note that a core has processed an input; return whether its group has fallen quiet by it."""
-        if not replica.core.quiet:
-            if replica in self._quiet:
+        if not replica.core.quiesced:
+            if replica in self._quiesced:
                 self._unquiesce(replica)
             return False
-        if replica in self._quiet:
+        if replica in self._quiesced:
             return False
         self._quiesce(replica)
         return True
 
     def _quiesce(self, replica: Replica) -> None:
         members = self._members.get(replica, {})
-        peers = self._quiet[replica] = [members[member] for member in replica.core.rests_on]
-        for member, peer in zip(replica.core.rests_on, peers, strict=True):
+        peers = self._quiesced[replica] = [members[member] for member in replica.core.quiesce_peers]
+        for member, peer in zip(replica.core.quiesce_peers, peers, strict=True):
             peer.address = self._address_of(replica.nodes[member], replica)
-            peer.resting[replica.group] = replica
+            peer.quiesced_groups[replica.group] = replica
         if replica.core.role is Role.LEADER:
             self._seek_absent(replica)
 
     def _seek_absent(self, replica: Replica) -> None:
-        known = {replica.replica_id, *replica.core.rests_on}
+        known = {replica.replica_id, *replica.core.quiesce_peers}
         absent = [member for member in replica.configuration.members() if member not in known]
         if not absent:
             return
@@ -182,17 +192,17 @@ class Quiescence:
             self._stop_seeking(replica)
             self._seek_absent(replica)
 
-    def removed(self, replica: Replica) -> list[tuple[Address, Beat]]:
+    def removed(self, replica: Replica) -> list[tuple[Address, Keepalive]]:
         """Forget a replica that is not driven any more; return what to send to those who rest on it.
 
         They hear our keepalives as before, so they must be told.
         """
         self._news.pop(replica.group, None)
         farewell = []
-        if replica in self._quiet:
+        if replica in self._quiesced:
             if replica.core.role is Role.LEADER:
-                addresses = [peer.address for peer in self._quiet[replica]]
-                farewell = [(each, Beat([], [replica.group])) for each in addresses if each is not None]
+                addresses = [peer.address for peer in self._quiesced[replica]]
+                farewell = [(each, Keepalive([], [replica.group])) for each in addresses if each is not None]
             self._unquiesce(replica)
         self._members.pop(replica, None)
         return farewell
@@ -202,8 +212,8 @@ class Quiescence:
         self.woken += 1
 
     def _leave_peers(self, replica: Replica) -> None:
-        for peer in self._quiet.pop(replica):
-            del peer.resting[replica.group]
+        for peer in self._quiesced.pop(replica):
+            del peer.quiesced_groups[replica.group]
         self._stop_seeking(replica)
 
     # -- signs of life ---------------------------------------------------------------------
@@ -247,7 +257,7 @@ class Quiescence:
         peer.is_up = True
         self._add_news(
             (replica, [member for member, node in replica.nodes.items() if node == peer.node])
-            for replica, peers in self._quiet.items()
+            for replica, peers in self._quiesced.items()
             if replica.core.role is Role.LEADER and peer not in peers
         )
 
@@ -268,11 +278,11 @@ class Quiescence:
 
         Only without members whose return is news, which wakes it.
         """
-        if replica not in self._quiet or replica.core.role is not Role.LEADER:
+        if replica not in self._quiesced or replica.core.role is not Role.LEADER:
             return False
         known = self._members.get(replica, {})
         peers = (known.get(member) for member in members)
-        if any(peer is None or peer.is_up for peer in peers) or not replica.core.rest_without(members):
+        if any(peer is None or peer.is_up for peer in peers) or not replica.core.quiesce_without(members):
             return False
         self._leave_peers(replica)
         self._quiesce(replica)
@@ -284,9 +294,9 @@ class Quiescence:
             for member, node in replica.nodes.items()
             if member != replica.replica_id and self._address_of(node, replica) == address
         ]
-        if replica in self._quiet and replica.core.role is Role.LEADER:
+        if replica in self._quiesced and replica.core.role is Role.LEADER:
             # Those that it rests without were gone before: that a keepalive did not reach them is no news.
-            return [member for member in members if member in replica.core.rests_on]
+            return [member for member in members if member in replica.core.quiesce_peers]
         return members
 
     def postpone(self, *, by_ms: int, now_ms: int) -> None:
@@ -305,39 +315,41 @@ class Quiescence:
 
     def next_keepalive_ms(self, now_ms: int) -> int | None:
         """Return when the next keepalives are due; None while no group is quiet that needs them."""
-        if not self._sought and not any(peer.resting for peer in self._peers.values()):
+        if not self._sought and not any(peer.quiesced_groups for peer in self._peers.values()):
             return None
         # On the leaders' grid (`raft.leadership`), so that keepalives leave together with heartbeats.
         return now_ms - now_ms % self._heartbeat_ms + self._heartbeat_ms
 
-    def keepalives(self, *, now_ms: int, due_ms: int) -> list[tuple[Address, Beat]]:
+    def keepalives(self, *, now_ms: int, due_ms: int) -> list[tuple[Address, Keepalive]]:
         """Return the keepalives to send now; `due_ms` is when they were due. Silent peers become news."""
         if now_ms - due_ms > self._heartbeat_ms // 2:
             self.postpone(by_ms=now_ms - due_ms + self._heartbeat_ms, now_ms=now_ms)
         keepalives = []
         for peer in self._peers.values():
-            if not peer.resting:
+            if not peer.quiesced_groups:
                 continue
             if now_ms - peer.heard_ms >= self._silence_ms:
                 self._add_news(
                     (replica, [member for member, its in self._members[replica].items() if its is peer])
-                    for replica in peer.resting.values()
+                    for replica in peer.quiesced_groups.values()
                 )
             elif peer.address is not None:
                 self.keepalives_sent += 1
                 asks = peer.audit_batch(interval_ms=self._heartbeat_ms)
-                keepalives.append((peer.address, Beat(asks) if asks else PLAIN_BEAT))
-        return keepalives + [(address, PLAIN_BEAT) for address in self._sought]
+                keepalives.append((peer.address, Keepalive(asks) if asks else PLAIN_KEEPALIVE))
+        return keepalives + [(address, PLAIN_KEEPALIVE) for address in self._sought]
 
-    def answer(self, peer: Peer, beat: Beat) -> list[tuple[Address, Beat]]:
+    def answer(self, peer: Peer, keepalive: Keepalive) -> list[tuple[Address, Keepalive]]:
         """Return the answer to the audit in a keepalive, if any; what it answers itself becomes news."""
         liveness = self._peers[peer.node, peer.role]
         answer = []
-        wakes = [group for group, term in beat.asks if not self._leads_quietly(group, term)]
+        wakes = [group for group, term in keepalive.asks if not self._leads_quietly(group, term)]
         address = liveness.address or (self._address_of_peer(peer) if wakes else None)
         if wakes and address is not None:
-            answer.append((address, Beat([], wakes)))
-        found = [liveness.resting[group] for group in beat.wakes if group in liveness.resting]
+            answer.append((address, Keepalive([], wakes)))
+        found = [
+            liveness.quiesced_groups[group] for group in keepalive.wakes if group in liveness.quiesced_groups
+        ]
         self._add_news(
             (replica, [replica.core.leader_id]) for replica in found if replica.core.role is Role.FOLLOWER
         )
@@ -348,7 +360,7 @@ class Quiescence:
         return (
             replica is not None
             and replica.core.role is Role.LEADER
-            and replica.core.quiet
+            and replica.core.quiesced
             and replica.core.term == term
         )
 

@@ -1,9 +1,9 @@
-"""How Raft messages travel between two processes: one frame a turn and channel.
+"""The frames in which Raft messages travel between two processes: one a loop turn and channel.
 
-A *control* frame is a plain list of small messages. A *beat* is one process's sign of life to another, for
-all groups that are quiet between them. A *bulk* frame carries Append
-messages with their batches: the messages and the batches' sizes first, then the batches
-as they are, so that nothing on the way copies or re-encodes them.
+A *control* frame is a plain list of small messages. A *keepalive* frame is one process's sign of life to
+another, for all groups that are quiesced between them. A *bulk* frame carries `Append` messages with their
+batches: the messages and the sizes of the batches first, then the batches as they are, so that nothing on the
+way copies or re-encodes them. This module knows the bytes, and not who sends them when.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from raft.values import Entry
 _PREFIX = struct.Struct("<BI")
 _CONTROL = 1
 _BULK = 2
-_BEAT = 3
+_KEEPALIVE = 3
 
 _sizes_encoder = msgspec.msgpack.Encoder()
 _sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[Natural]]])
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True):
+class Keepalive(msgspec.Struct, frozen=True, array_like=True):
     """A process is alive, and what it asks about quiet groups, and what it answers to such questions.
 
     Whose life it is the connection says, which was greeted with the process's boot nonce.
@@ -39,8 +39,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Groups that you asked about, or that I led until now: I am not that."""
 
 
-_beat_encoder = msgspec.msgpack.Encoder()
-_beat_decoder = msgspec.msgpack.Decoder(Beat)
+_keepalive_encoder = msgspec.msgpack.Encoder()
+_keepalive_decoder = msgspec.msgpack.Decoder(Keepalive)
 
 
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -109,30 +109,34 @@ def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
     return [_PREFIX.pack(_CONTROL, len(body)), body]
 
 
-def beat_frame(beat: Beat) -> list[Buffer]:
-    """Parts of a beat's frame."""
-    if beat is PLAIN_BEAT:
+def keepalive_frame(keepalive: Keepalive) -> list[Buffer]:
+    """Parts of a keepalive's frame."""
+    if keepalive is PLAIN_KEEPALIVE:
         return [_PLAIN_FRAME]
-    body = _beat_encoder.encode(beat)
-    return [_PREFIX.pack(_BEAT, len(body)), body]
+    body = _keepalive_encoder.encode(keepalive)
+    return [_PREFIX.pack(_KEEPALIVE, len(body)), body]
 
 
 # Most beats ask nothing and answer nothing, and there are many.
-PLAIN_BEAT = Beat()
-_PLAIN_BODY = _beat_encoder.encode(PLAIN_BEAT)
-_PLAIN_FRAME = _PREFIX.pack(_BEAT, len(_PLAIN_BODY)) + _PLAIN_BODY
+PLAIN_KEEPALIVE = Keepalive()
+_PLAIN_BODY = _keepalive_encoder.encode(PLAIN_KEEPALIVE)
+_PLAIN_FRAME = _PREFIX.pack(_KEEPALIVE, len(_PLAIN_BODY)) + _PLAIN_BODY
 
 
-def read_beat(frame: memoryview) -> Beat | None:
-    """The beat in a frame; None if it is another kind of frame. Raises ValueError when it makes no sense."""
-    if len(frame) < _PREFIX.size or frame[0] != _BEAT:
+def read_keepalive(frame: memoryview) -> Keepalive | None:
+    """Return the keepalive in a frame; None if it is another kind of frame.
+
+    Raises:
+        ValueError: when it is a keepalive frame that can't be decoded.
+    """
+    if len(frame) < _PREFIX.size or frame[0] != _KEEPALIVE:
         return None
     if frame == _PLAIN_FRAME:
-        return PLAIN_BEAT
+        return PLAIN_KEEPALIVE
     try:
-        return _beat_decoder.decode(frame[_PREFIX.size :])
+        return _keepalive_decoder.decode(frame[_PREFIX.size :])
     except msgspec.MsgspecError as error:
-        raise ValueError(f"a beat: {error}") from error
+        raise ValueError(f"a keepalive: {error}") from error
 
 
 def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffer]:

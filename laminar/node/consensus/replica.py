@@ -24,14 +24,14 @@ from raft.values import Entry, HardState, Place, Settings, Trace
 TERMS_PASSED = 1 << 16
 
 
-class Told(Protocol):
+class EntryObserver(Protocol):
     """What is told of entries in their order."""
 
     def appended(self, header: Header, frame: Buffer) -> None:
         """A batch is now the last of the log; it may still be truncated."""
 
 
-class Machine(Told, Protocol):
+class StateMachine(EntryObserver, Protocol):
     """State that follows a log: told of every change of the log in log order."""
 
     @property
@@ -104,7 +104,7 @@ class Replica:
         replica_id: int,
         incarnation: int,
         log: Log,
-        machine: Machine,
+        machine: StateMachine,
         hard_state: HardState,
         committed_index: int,
         configurations: Sequence[tuple[int, ConfigurationRecord]],
@@ -132,7 +132,7 @@ class Replica:
             group=group,
             replica_id=replica_id,
             incarnation=incarnation,
-            marked=log.recovering,
+            recovering=log.recovering,
             configuration=configurations[0][1].configuration(),
             configurations=[(index, record.configuration()) for index, record in configurations[1:]],
             hard_state=hard_state,
@@ -227,8 +227,8 @@ class Replica:
                 self.nodes.update(configuration_record(body_of(frame)).nodes())
             self.machine.appended(header, frame)
 
-    def trust_again(self) -> None:
-        """The mark falls: record it (docs/consensus.md#marks)."""
+    def finish_recovery(self) -> None:
+        """The mark falls: record it (docs/consensus.md#recovering)."""
         self.log.set_recovering(recovering=False, incarnation=self.log.incarnation)
 
     def match_index(self, replica_id: int) -> int:
@@ -280,7 +280,7 @@ def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
     return frame
 
 
-def replay(frames: Sequence[Buffer], told: Told) -> list[tuple[int, ConfigurationRecord]]:
+def replay(frames: Sequence[Buffer], told: EntryObserver) -> list[tuple[int, ConfigurationRecord]]:
     """Feed frames of a log that was just opened to its machine or tables; return the configurations met.
 
     A `log_start` entry repeats the configuration in force, as the entry that set it may be given up.
@@ -297,8 +297,8 @@ def replay(frames: Sequence[Buffer], told: Told) -> list[tuple[int, Configuratio
 
 
 __all__ = [
-    "Machine",
     "Replica",
+    "StateMachine",
     "entry_of",
     "initial_frame",
     "replay",

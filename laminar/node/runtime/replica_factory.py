@@ -16,7 +16,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.consensus.raft_wire import ConfigurationRecord
-from laminar.node.consensus.replica import Machine, Replica, replay
+from laminar.node.consensus.replica import Replica, StateMachine, replay
 from laminar.node.host.clock import Clock
 from raft.messages import NUMBER_LIMIT
 from raft.values import HardState, Settings, Trace
@@ -53,7 +53,7 @@ class ReplicaFactory:
         entry: ReplicaEntry,
         *,
         name: str,
-        machine: Machine,
+        machine: StateMachine,
         known_up_to: int = 0,
         configurations: Sequence[tuple[int, ConfigurationRecord]] = (),
         past_damage: Callable[[int], bool] = lambda index: False,
@@ -122,7 +122,7 @@ class ReplicaFactory:
 
 
 def recovering_text(name: str, log: Log) -> str:
-    """Return the log line about a replica that may have forgotten entries (docs/consensus.md#marks)."""
+    """Return the log line about a replica that may have forgotten entries (docs/consensus.md#recovering)."""
     why = (
         "power was lost with flush=interval, so appends of the last interval may be gone here"
         if log.power_lost

@@ -86,7 +86,7 @@ class ReplicaOpener:
         for partition in list(self._alone):
             if self._may_lead_alone(partition):
                 self._alone.remove(partition)
-                if shard.driver.drives(partition.replica):
+                if shard.driver.is_current(partition.replica):
                     partition.replica.core.inhibit_campaign(False, now_ms=shard.clock.monotonic_ms())
                     shard.driver.campaign(partition.replica)
 
@@ -100,7 +100,7 @@ class ReplicaOpener:
         message, replica = self._shard.view.message, partition.replica
         if message is None or not message.confirmed:
             return False
-        if not replica.core.marked:
+        if not replica.core.recovering:
             return True
         record = self._shard.view.partition(partition.topic, partition.number)
         return (
@@ -233,8 +233,8 @@ class ReplicaOpener:
         Its group waits for no copy of a learner's: where the voters have lost the same entries, they go on
         without, and write others. What it knows to be committed may thus be what nobody else has; it would
         serve that, and take none of what the leader has there. Voters ask each other before they go on
-        (docs/consensus.md#marks). It may have been promoted by an entry that it forgot: so it keeps its id,
-        its term and vote, and its mark, and answers those who stand, who may need everybody's grant.
+        (docs/consensus.md#recovering). It may have been promoted by an entry that it forgot: so it keeps its
+        id, its term and vote, and its mark, and answers those who stand, who may need everybody's grant.
         """
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"

@@ -112,7 +112,7 @@ async def test_a_shard_without_room_keeps_its_replica_from_standing_only_a_while
             sync_log=lambda log: done,
             delete_log=lambda log_id: done,
         ),
-        driver=SimpleNamespace(drives=lambda replica: True, settle=lambda replica: None),
+        driver=SimpleNamespace(is_current=lambda replica: True, process_ready=lambda replica: None),
         transport=SimpleNamespace(call=lambda *_, **__: asyncio.sleep(0, msgspec.msgpack.encode(beginning))),
         now_ms=lambda: 0,
     )

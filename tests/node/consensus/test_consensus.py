@@ -528,7 +528,7 @@ async def test_two_leaders_of_one_term_are_the_loudest_alarm(caplog: pytest.LogC
         )
         for _ in range(2):
             replica.core.receive(beat, now_ms=follower.clock.monotonic_ms())
-            follower.driver.settle(replica)
+            follower.driver.process_ready(replica)
 
         assert follower.driver.statistics()["second_leaders"] == 2
         said = [each for each in caplog.records if "says that it leads term" in each.getMessage()]

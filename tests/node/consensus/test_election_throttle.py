@@ -14,7 +14,7 @@ class Core:
     """What `ElectionThrottle` looks at."""
 
     is_electing = False
-    is_hastened = False
+    is_expedited = False
 
 
 class Candidate:
@@ -24,7 +24,7 @@ class Candidate:
         self.name = name
         self.line = line
         self.core = Core()
-        self.core.is_hastened = hastened
+        self.core.is_expedited = hastened
 
     def end(self) -> bool:
         """Whether another may campaign now."""

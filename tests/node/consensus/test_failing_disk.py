@@ -12,7 +12,7 @@ import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageClosed
-from laminar.node.consensus.raft_wire import Beat
+from laminar.node.consensus.raft_wire import Keepalive
 from laminar.node.transport.transport import Channel
 from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.node.trio import SETTINGS, Member, batch, send, trio
@@ -88,7 +88,7 @@ async def test_a_quiet_leader_whose_log_fails_is_replaced_at_once() -> None:
     async with trio() as cluster:
         leader = await cluster.leader()
         await send(leader, batch(0, b"x"))
-        await cluster.until(lambda: all(m.replica.core.quiet for m in cluster.alive), what="all quiet")
+        await cluster.until(lambda: all(m.replica.core.quiesced for m in cluster.alive), what="all quiet")
         leader.disk.error = refuse(("sync",), where=".log")
         await leader.storage.checkpoint()
         await cluster.until(lambda: leader.partition.log.failure is not None, what="its segment failed")
@@ -113,5 +113,5 @@ async def keep_beating(sender: Member, receivers: list[Member]) -> None:
     """As a process does that has other quiet groups in common with these."""
     while True:
         for receiver in receivers:
-            sender.driver._outbox.beat(receiver.address, Beat())
+            sender.driver._outbox.keepalive(receiver.address, Keepalive())
         await asyncio.sleep(SETTINGS.heartbeat_ms / 1000)

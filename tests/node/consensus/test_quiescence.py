@@ -1,4 +1,4 @@
-"""Quiet groups on real drivers: what they rest on, and what wakes them (docs/consensus.md#rest)."""
+"""Quiet groups on real drivers: what they rest on, and what wakes them (docs/consensus.md#quiescence)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.node.trio import SETTINGS, Member, Trio, batch, send, trio
 
 async def quiet(cluster: Trio) -> None:
     """Wait until every replica is quiet."""
-    await cluster.until(lambda: all(m.replica.core.quiet for m in cluster.alive), what="all quiet")
+    await cluster.until(lambda: all(m.replica.core.quiesced for m in cluster.alive), what="all quiet")
 
 
 async def at_rest(cluster: Trio) -> Member:
@@ -32,7 +32,7 @@ async def test_a_group_with_nothing_to_do_rests_on_one_beat_and_serves_at_once()
         leader = await at_rest(cluster)
         term = leader.replica.core.term
         await asyncio.sleep(5 * SETTINGS.election_timeout_ms / 1000)
-        assert all(member.replica.core.quiet for member in cluster.alive)
+        assert all(member.replica.core.quiesced for member in cluster.alive)
         assert all(member.driver.statistics()["beats"] for member in cluster.alive)
 
         await send(leader, batch(1, b"y"))
@@ -176,14 +176,14 @@ async def test_a_quiet_leader_is_not_woken_by_the_end_of_one_of_its_followers() 
         woken = leader.driver.statistics()["woken"]
         away = cluster.followers(leader)[0]
         await away.kill()
-        await cluster.until(lambda: len(leader.replica.core.rests_on) == 1, what="it rests on one")
-        assert leader.replica.core.quiet
+        await cluster.until(lambda: len(leader.replica.core.quiesce_peers) == 1, what="it rests on one")
+        assert leader.replica.core.quiesced
         assert woken == leader.driver.statistics()["woken"]
 
         await away.start()
         await cluster.until(lambda: away.values() == [b"x"], what="it knows again what is committed")
         await quiet(cluster)
-        assert 2 == len(leader.replica.core.rests_on)
+        assert 2 == len(leader.replica.core.quiesce_peers)
         await send(leader, batch(1, b"y"))
         await cluster.settled()
         cluster.check_equal()
@@ -207,7 +207,7 @@ async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_
         await quiet(cluster)
 
         assert woken + 1 == leader.driver.statistics()["woken"]
-        assert 2 == len(leader.replica.core.rests_on)
+        assert 2 == len(leader.replica.core.quiesce_peers)
 
 
 def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
@@ -237,7 +237,7 @@ def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
     assert [where["b"], where["c"]] == [address for address, _ in sent]
     assert 400 == quiescence.next_keepalive_ms(200)
 
-    core.quiet = False
+    core.quiesced = False
     assert not quiescence.settled(replica)
     assert [] == quiescence.keepalives(now_ms=400, due_ms=400)
     assert quiescence.next_keepalive_ms(400) is None

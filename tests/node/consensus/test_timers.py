@@ -71,7 +71,7 @@ async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> N
             while sum(group.expired for group in groups) < interval * len(groups):  # noqa: ASYNC110  # counted
                 await asyncio.sleep(0.002)
             ticks.append(rings)
-    driver.silence()
+    driver.stop()
     assert not errors
     assert 0 == driver.statistics()["stopped_replicas"]
     # Five turns for those that are due, and as many in which nothing is due yet.

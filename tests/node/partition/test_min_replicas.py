@@ -108,7 +108,7 @@ async def test_a_leader_that_is_deposed_cannot_count_copies() -> None:
         await cluster.until(lambda: leader.partition.end_offset == 1, what="committed")
 
         leader.replica.core.transfer_leadership(quick.replica_id, now_ms=leader.clock.monotonic_ms())
-        leader.driver.settle(leader.replica)
+        leader.driver.process_ready(leader.replica)
         await cluster.until(lambda: not leader.partition.leads, what="another leads")
 
         with pytest.raises(Problem) as unknown:
@@ -130,7 +130,7 @@ async def test_in_sync_is_who_was_heard_lately_also_in_a_group_at_rest() -> None
     """A replica that held everything when it died is in sync no more, though nothing was appended since."""
     async with trio() as cluster:
         leader, (gone, other) = await ready(cluster, min_replicas=1)
-        await cluster.until(lambda: leader.replica.core.quiet, what="at rest")
+        await cluster.until(lambda: leader.replica.core.quiesced, what="at rest")
         assert {"a", "b", "c"} == set(in_sync_of(leader.partition))
 
         await gone.kill()

@@ -79,7 +79,7 @@ async def test_pitfall_35_what_is_missing_unreadable_or_unsure_stays_away_alone(
 
     assert [no_log, no_vote, unsure, damaged, emptied] == shard.lost
     assert [(healthy.group, False), (recovering.group, True)] == [
-        (replica.group, replica.core.marked) for replica in shard.driven
+        (replica.group, replica.core.recovering) for replica in shard.driven
     ]
     assert [("t", healthy.partition), ("t", recovering.partition)] == list(shard.partitions)
     await storage.close()

@@ -94,10 +94,10 @@ NODES = [
     ),
     case(
         "a copy from before an earlier mark does not see that it is one",
-        "raft.following:Following.has_forgotten",
+        "raft.following:Following.has_regressed",
         "if own < message.receiver_incarnation <= own + MOST_LOSSES:",
         "if False:",
-        tests=("tests/raft/test_marks.py",),
+        tests=("tests/raft/test_recovering.py",),
         tests_only=True,
     ),
     case(
@@ -238,7 +238,7 @@ NODES = [
     ),
     case(
         "answers leave before the journal is synced",
-        "laminar.node.consensus.driver:Driver._settle",
+        "laminar.node.consensus.driver:Driver._process_ready",
         "for message in ready.messages:",
         "for message in [*ready.messages, *ready.messages_after_sync]:",
         tests=NODE,

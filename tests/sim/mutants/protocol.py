@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-MARKS = ("tests/raft/test_marks.py",)
-REST = ("tests/raft/test_rest.py",)
+MARKS = ("tests/raft/test_recovering.py",)
+REST = ("tests/raft/test_quiescence.py",)
 
 PROTOCOL = [
     case(
@@ -95,7 +95,7 @@ PROTOCOL = [
     case(
         "ABA: an old completion confirms a new entry",
         "raft.log:RaftLog.persisted",
-        "if cuts != self.cuts:",
+        "if truncations != self.truncations:",
         "if index > self._view_last or self._view.term(index) not in (term, None):",
     ),
     case(
@@ -151,9 +151,9 @@ PROTOCOL = [
     case(
         "answers are counted, not collected",
         "raft.quorum:VoteTally.record",
-        "self._grants[replica_id] = (granted, marked)",
+        "self._grants[replica_id] = (granted, recovering)",
         "self._grants[replica_id if not granted or replica_id not in self._grants else "
-        "next((v for v in self._voters if v not in self._grants), replica_id)] = (granted, marked)",
+        "next((v for v in self._voters if v not in self._grants), replica_id)] = (granted, recovering)",
     ),
     case(
         "half of the voters elect",
@@ -205,53 +205,53 @@ PROTOCOL = [
         tests_only=True,
     ),
     case(
-        "marked grants count as normal",
+        "recovering grants count as normal",
         "raft.quorum:VoteTally.record",
-        "self._grants[replica_id] = (granted, marked)",
+        "self._grants[replica_id] = (granted, recovering)",
         "self._grants[replica_id] = (granted, False)",
         tests=MARKS,
     ),
     case(
-        "a marked candidate's own grant counts as normal",
+        "a recovering candidate's own grant counts as normal",
         "raft.candidacy:Candidacy._open_tally",
-        "marked=marked",
-        "marked=False",
+        "recovering=recovering",
+        "recovering=False",
         tests=MARKS,
     ),
     case(
-        "a vote does not say that its voter is marked",
+        "a vote does not say that its voter is recovering",
         "raft.candidacy:Candidacy.answer_vote",
-        "granted, marked)",
+        "granted, recovering)",
         "granted, False)",
         tests=MARKS,
     ),
     case(
-        "grants of every voter win, marked or not",
+        "grants of every voter win, recovering or not",
         "raft.quorum:vote_outcome",
-        "if unmarked >= needed:",
-        "if unmarked >= needed or (voters and all(grants.get(v, (False, False))[0] for v in voters)):",
-        tests=("tests/raft/test_marks_changes.py",),
+        "if trusted >= needed:",
+        "if trusted >= needed or (voters and all(grants.get(v, (False, False))[0] for v in voters)):",
+        tests=("tests/raft/test_recovering_changes.py",),
     ),
     case(
         "a release is taken for any log",
         "raft.candidacy:Candidacy._reaches_floor",
         "and (last_term, last_index) >= self._floor",
         "",
-        tests=("tests/raft/test_marks_changes.py",),
+        tests=("tests/raft/test_recovering_changes.py",),
     ),
     case(
         "a release is taken by another incarnation",
         "raft.core:Core.release",
         "incarnation != self._identity.incarnation or ",
         "",
-        tests=("tests/raft/test_marks_changes.py",),
+        tests=("tests/raft/test_recovering_changes.py",),
     ),
     case(
         "a learner with the latest log does not stand",
         "raft.candidacy:Candidacy.is_promotable",
         "or self._reaches_floor(self._log.last_term, self._log.last_index)",
         "",
-        tests=("tests/raft/test_marks_changes.py",),
+        tests=("tests/raft/test_recovering_changes.py",),
         tests_only=True,
     ),
     case(
@@ -290,7 +290,7 @@ PROTOCOL = [
         tests=MARKS,
     ),
     case(
-        "a marked leader trusts itself before its disk holds its term",
+        "a recovering leader trusts itself before its disk holds its term",
         "raft.leadership:Leadership.is_complete",
         "min(self._log.committed_index, self._log.durable_index)",
         "self._log.committed_index",
@@ -355,14 +355,14 @@ PROTOCOL = [
     ),
     case(
         "a group rests when the first has agreed",
-        "raft.rest:Rest.agreed",
+        "raft.quiescence:QuiesceOffer.agreed",
         "return not self._missing",
         "return True",
         tests=REST,
     ),
     case(
         "an agreement to an older offer counts",
-        "raft.rest:Rest.is_answer",
+        "raft.quiescence:QuiesceOffer.is_answer",
         "round_ >= self._first_round and",
         "",
         tests=REST,
@@ -399,7 +399,7 @@ PROTOCOL = [
     ),
     case(
         "a quiet leader rests on with a minority",
-        "raft.leadership:Leadership.rest_without",
+        "raft.leadership:Leadership.quiesce_without",
         "if sum(p is self.own or p.replica_id in left for p in self._voters) < majority(len(self._voters)):",
         "if False:",
         tests=REST,

@@ -151,7 +151,7 @@ class ReplicaStatus:
                     last_index=partition.log.last_index,
                     bytes=partition.log.size_bytes,
                     in_sync=in_sync_of(partition) if core.is_leader else [],
-                    marked=core.marked,
+                    marked=core.recovering,
                     incarnation=core.incarnation,
                     voters=sorted(replica.configuration.voters),
                     last_term=partition.log.last_term,

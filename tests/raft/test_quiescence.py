@@ -1,4 +1,4 @@
-"""Groups that have nothing to do fall quiet by agreement, and wake for anything (docs/consensus.md#rest)."""
+"""Idle groups fall quiet by agreement, and wake for anything (docs/consensus.md#quiescence)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from raft import Role
 from raft.core import Core
 from raft.election_timer import ElectionTimer
 from raft.messages import Append, AppendAnswer, Heartbeat, HeartbeatAnswer, PreVote
-from raft.rest import Rest
+from raft.quiescence import QuiesceOffer
 from raft.values import Place
 from tests.raft.harness import CLUSTER, GROUP, Network, Replica, noop, sent
 
 
 def quiet(network: Network) -> list[int]:
     """Who is quiet."""
-    return [replica.replica_id for replica in network.replicas.values() if replica.core.quiet]
+    return [replica.replica_id for replica in network.replicas.values() if replica.core.quiesced]
 
 
 def resting(size: int = 3) -> Network:
@@ -49,8 +49,8 @@ def test_who_falls_quiet_knows_what_is_committed() -> None:
     network = resting()
 
     assert {2} == {replica.core.committed_index for replica in network.replicas.values()}
-    assert {2, 3} == set(network[1].core.rests_on)
-    assert [(1,), (1,)] == [tuple(network[follower].core.rests_on) for follower in (2, 3)]
+    assert {2, 3} == set(network[1].core.quiesce_peers)
+    assert [(1,), (1,)] == [tuple(network[follower].core.quiesce_peers) for follower in (2, 3)]
 
 
 def test_a_new_leader_with_nothing_to_do_brings_rest_with_its_first_heartbeat() -> None:
@@ -81,13 +81,13 @@ def test_a_quiet_leader_rests_on_without_one_that_is_gone_but_never_without_a_ma
     leader = network[1]
     network[3].crash()
     before = len(leader.readies)
-    assert leader.core.rest_without([3])
+    assert leader.core.quiesce_without([3])
     leader.perform()
-    assert (leader.core.quiet, set(leader.core.rests_on)) == (True, {2})
+    assert (leader.core.quiesced, set(leader.core.quiesce_peers)) == (True, {2})
     assert not any((*ready.messages, *ready.appends) for ready in leader.readies[before:])
 
-    assert not leader.core.rest_without([2])
-    assert set(leader.core.rests_on) == {2}
+    assert not leader.core.quiesce_without([2])
+    assert set(leader.core.quiesce_peers) == {2}
 
 
 def test_who_was_gone_when_the_group_rested_on_gets_all_when_it_is_back() -> None:
@@ -95,7 +95,7 @@ def test_who_was_gone_when_the_group_rested_on_gets_all_when_it_is_back() -> Non
     network = resting()
     leader = network[1]
     network[3].crash()
-    assert leader.core.rest_without([3])
+    assert leader.core.quiesce_without([3])
     leader.propose(b"b", now_ms=network.now_ms)
     network.settle()
     network[3].start(now_ms=network.now_ms)
@@ -108,10 +108,10 @@ def test_who_was_gone_when_the_group_rested_on_gets_all_when_it_is_back() -> Non
 def test_only_a_quiet_leader_rests_on() -> None:
     """A follower must find another leader, and one that is awake asks anew by itself."""
     network = resting()
-    assert not network[2].core.rest_without([1])
+    assert not network[2].core.quiesce_without([1])
 
-    network[1].core.wake(now_ms=network.now_ms)
-    assert not network[1].core.rest_without([3])
+    network[1].core.unquiesce(now_ms=network.now_ms)
+    assert not network[1].core.quiesce_without([3])
 
 
 def test_nobody_is_quiet_while_one_of_those_asked_lacks_an_entry() -> None:
@@ -123,7 +123,7 @@ def test_nobody_is_quiet_while_one_of_those_asked_lacks_an_entry() -> None:
     leader.propose(b"a", now_ms=0)
     network.settle()
     network.pass_time(1_400)
-    assert not leader.core.quiet
+    assert not leader.core.quiesced
 
     network.heal()
     network.pass_time(2_000)
@@ -142,9 +142,9 @@ def test_a_group_rests_without_those_whose_process_is_gone_but_never_without_a_m
     assert quiet(network) == [1, 2]
 
     network.absent = {2, 3}
-    network[1].core.wake(now_ms=network.now_ms)
+    network[1].core.unquiesce(now_ms=network.now_ms)
     network.pass_time(1_000, settle=False)
-    assert not network[1].core.quiet
+    assert not network[1].core.quiesced
 
 
 def test_a_follower_that_forgot_what_matched_is_asked_again_before_it_rests() -> None:
@@ -152,7 +152,7 @@ def test_a_follower_that_forgot_what_matched_is_asked_again_before_it_rests() ->
     network = resting()
     network[2].crash()
     network[2].start(now_ms=network.now_ms)
-    network[1].core.wake(now_ms=network.now_ms)
+    network[1].core.unquiesce(now_ms=network.now_ms)
     network.pass_time(1_000)
 
     assert quiet(network) == [1, 2, 3]
@@ -166,8 +166,8 @@ def test_a_leader_alone_rests_at_once() -> None:
     network.elect(1)
     network.pass_time(400)
 
-    assert network[1].core.quiet
-    assert not network[1].core.rests_on
+    assert network[1].core.quiesced
+    assert not network[1].core.quiesce_peers
 
 
 Request = Callable[[Core, int], object]
@@ -175,7 +175,7 @@ REQUESTS: dict[str, Request] = {
     "append": lambda core, now_ms: core.propose([noop(core.place())], now_ms=now_ms),
     "leader read": lambda core, now_ms: core.read_index(1, now_ms=now_ms),
     "hand-over": lambda core, now_ms: core.transfer_leadership(2, now_ms=now_ms),
-    "news": lambda core, now_ms: core.wake(now_ms=now_ms),
+    "news": lambda core, now_ms: core.unquiesce(now_ms=now_ms),
 }
 
 
@@ -186,7 +186,7 @@ def test_a_local_request_wakes_the_leader(request_: Request) -> None:
     leader = network[1]
     request_(leader.core, network.now_ms)
     leader.perform()
-    assert not leader.core.quiet
+    assert not leader.core.quiesced
     assert leader.core.deadline_ms() is not None
     network.settle()
 
@@ -226,7 +226,7 @@ def test_a_follower_woken_by_another_tells_its_leader() -> None:
     assert (answer.receiver, answer.round) == (1, 0)
     network.settle()
 
-    assert not network[1].core.quiet
+    assert not network[1].core.quiesced
     network.absent = {3}
     network.pass_time(5_000)
     assert (network.leaders(), network[1].core.term) == ([1], 1)
@@ -239,15 +239,15 @@ def test_one_that_wakes_while_others_still_agree_keeps_the_group_awake() -> None
     network.rests = True
     leader = network.elect(1)
     network.pass_time(399)
-    leader.core.offer_rest()
+    leader.core.offer_quiesce()
     leader.core.expire(now_ms=400)
     offers = {m.receiver: m for m in sent(leader.perform(), Heartbeat) if isinstance(m, Heartbeat)}
-    assert [True, True] == [offer.quiet for offer in offers.values()]
+    assert [True, True] == [offer.quiesce for offer in offers.values()]
     leader.receive((HeartbeatAnswer(CLUSTER, GROUP, 2, 1, 0, 1, offers[2].round, True), ()), now_ms=400)
     leader.receive((HeartbeatAnswer(CLUSTER, GROUP, 2, 1, 0, 1, 0), ()), now_ms=400)
     leader.receive((HeartbeatAnswer(CLUSTER, GROUP, 3, 1, 0, 1, offers[3].round, True), ()), now_ms=400)
 
-    assert not leader.core.quiet
+    assert not leader.core.quiesced
 
 
 def test_nobody_is_asked_to_rest_who_lacks_an_entry() -> None:
@@ -258,7 +258,7 @@ def test_nobody_is_asked_to_rest_who_lacks_an_entry() -> None:
     asked: list[Heartbeat] = []
 
     def lossy(message: object) -> bool:
-        if isinstance(message, Heartbeat) and message.receiver == 3 and message.quiet:
+        if isinstance(message, Heartbeat) and message.receiver == 3 and message.quiesce:
             asked.append(message)
         return isinstance(message, Append) and message.receiver == 3
 
@@ -267,7 +267,7 @@ def test_nobody_is_asked_to_rest_who_lacks_an_entry() -> None:
     network.settle()
     network.pass_time(1_400)
     assert leader.core.committed_index == 2 and network[3].core.last_index < 2
-    assert asked == [] and not leader.core.quiet
+    assert asked == [] and not leader.core.quiesced
 
 
 @pytest.mark.parametrize("commit", [1, 3])
@@ -279,23 +279,23 @@ def test_a_follower_does_not_rest_unless_its_log_ends_where_the_leaders_does(com
     network.settle()
     follower, term = network[2], leader.core.term
     assert follower.core.last_index == 2
-    offer = Heartbeat(CLUSTER, GROUP, 1, 2, 0, term, commit, 9, quiet=True)
+    offer = Heartbeat(CLUSTER, GROUP, 1, 2, 0, term, commit, 9, quiesce=True)
     ready = follower.receive((offer, ()), now_ms=network.now_ms)
-    assert not follower.core.quiet
-    assert [False] == [m.quiet for m in sent(ready, HeartbeatAnswer) if isinstance(m, HeartbeatAnswer)]
+    assert not follower.core.quiesced
+    assert [False] == [m.quiesce for m in sent(ready, HeartbeatAnswer) if isinstance(m, HeartbeatAnswer)]
 
 
 def test_an_agreement_counts_for_the_offer_that_stands() -> None:
     """One that was withdrawn may be answered late."""
-    rest = Rest(no_op_index=1)
-    rest.offer({2, 3})
-    rest.begin(5)
-    rest.withdraw()
-    rest.offer({2, 3})
-    rest.begin(9)
+    quiescence = QuiesceOffer(no_op_index=1)
+    quiescence.offer({2, 3})
+    quiescence.begin(5)
+    quiescence.withdraw()
+    quiescence.offer({2, 3})
+    quiescence.begin(9)
 
-    assert not rest.is_answer(5, 2)
-    assert rest.is_answer(9, 2)
+    assert not quiescence.is_answer(5, 2)
+    assert quiescence.is_answer(9, 2)
 
 
 def test_an_entry_between_offer_and_agreement_keeps_the_group_awake() -> None:
@@ -305,13 +305,13 @@ def test_an_entry_between_offer_and_agreement_keeps_the_group_awake() -> None:
     leader = network.elect(1)
     network.pass_time(399)
     network.rests = False
-    leader.core.offer_rest()
+    leader.core.offer_quiesce()
     leader.core.expire(now_ms=400)
     leader.perform()
     leader.propose(b"late", now_ms=400)
     network.settle()
 
-    assert not leader.core.quiet
+    assert not leader.core.quiesced
     assert network[2].data == network[3].data == [b"late"]
 
 
@@ -336,7 +336,7 @@ def test_a_wake_after_silence_counts_from_the_last_sign_of_life() -> None:
     network[1].crash()
     network.now_ms += 1_500
     for follower in (2, 3):
-        network[follower].core.wake(now_ms=network.now_ms, heard_ms=heard_ms)
+        network[follower].core.unquiesce(now_ms=network.now_ms, heard_ms=heard_ms)
         network[follower].perform()
     network.pass_time(1_500 + 100)
 
@@ -350,11 +350,11 @@ def test_a_duplicate_of_an_old_offer_puts_nobody_to_sleep_for_long() -> None:
     leader = network.elect(1)
     offers: list[Heartbeat] = []
     network.drop = lambda message: bool(
-        isinstance(message, Heartbeat) and message.quiet and not offers.append(message)  # type: ignore[func-returns-value]
+        isinstance(message, Heartbeat) and message.quiesce and not offers.append(message)  # type: ignore[func-returns-value]
     )
     network.pass_time(500)
     assert offers
-    network.drop = lambda message: isinstance(message, HeartbeatAnswer) and message.quiet
+    network.drop = lambda message: isinstance(message, HeartbeatAnswer) and message.quiesce
     network[2].receive((offers[0], ()), now_ms=network.now_ms)
     assert quiet(network) == [2]
     leader.core.read_index(1, now_ms=network.now_ms)
@@ -410,4 +410,4 @@ def test_the_place_of_the_next_entry_may_be_looked_at_without_waking() -> None:
     network = resting()
 
     assert Place(3, 1, 1, 2) == network[1].core.place()
-    assert network[1].core.quiet
+    assert network[1].core.quiesced

@@ -1,4 +1,4 @@
-"""`recovering` replicas: marks, incarnations and goals (docs/consensus.md#marks), each rule on its own.
+"""`recovering` replicas: marks, incarnations and goals (docs/consensus.md#recovering), each rule on its own.
 
 A rule is tested by what would be lost without it: each test here fails when its rule is left out.
 """
@@ -19,7 +19,7 @@ def leads(replica: Replica) -> bool:
 
 
 def is_marked(replica: Replica) -> bool:
-    return replica.core.marked
+    return replica.core.recovering
 
 
 def acknowledged_by_two() -> Network:
@@ -62,7 +62,7 @@ def test_pitfall_34_a_marked_grant_elects_nobody_who_lacks_what_was_forgotten() 
     network.settle()
     network.pass_time(1_000)
     assert [network[replica].data for replica in (1, 2, 3)] == [[b"a", b"b"]] * 3
-    assert not is_marked(network[2]) and not network[2].marked
+    assert not is_marked(network[2]) and not network[2].recovering
 
 
 def test_pitfall_34_a_marked_candidate_does_not_count_its_own_grant_as_any_other() -> None:
@@ -78,7 +78,7 @@ def test_pitfall_34_a_marked_candidate_does_not_count_its_own_grant_as_any_other
 
 
 def test_pitfall_34_when_too_many_forgot_all_replicas_must_answer() -> None:
-    """Two of three are marked: before all have told where their logs end nobody leads."""
+    """Two of three are recovering: before all have told where their logs end nobody leads."""
     network = acknowledged_by_two()
     network[2].forget(1, now_ms=network.now_ms)
     network[3].forget(0, now_ms=network.now_ms)
@@ -98,11 +98,11 @@ def test_pitfall_34_grants_say_that_their_voter_is_marked() -> None:
     replica.core.expire(now_ms=0)
 
     ready = replica.receive((PreVote(*head(3, 2, 2), 1, 1), ()), now_ms=0)
-    assert [(m.granted, m.marked) for m in sent(ready, PreVoteAnswer) if isinstance(m, PreVoteAnswer)] == [
-        (True, True)
-    ]
+    assert [
+        (m.granted, m.recovering) for m in sent(ready, PreVoteAnswer) if isinstance(m, PreVoteAnswer)
+    ] == [(True, True)]
     ready = replica.receive((Vote(*head(3, 2, 2), 1, 1), ()), now_ms=0)
-    assert [(m.granted, m.marked) for m in sent(ready, VoteAnswer) if isinstance(m, VoteAnswer)] == [
+    assert [(m.granted, m.recovering) for m in sent(ready, VoteAnswer) if isinstance(m, VoteAnswer)] == [
         (True, True)
     ]
 
@@ -141,8 +141,8 @@ def test_pitfall_34_a_mark_does_not_fall_before_the_term_has_committed() -> None
     assert is_marked(replica) and replica.core.committed_index == 1
 
     ready = replica.receive((Heartbeat(*head(1, 2, 3), 2, 0, 3, 1), ()), now_ms=0)
-    assert ready.mark_fell and not is_marked(replica)
-    assert not replica.perform().mark_fell, "it is said once"
+    assert ready.recovered and not is_marked(replica)
+    assert not replica.perform().recovered, "it is said once"
 
 
 def test_pitfall_34_the_goal_covers_what_was_committed_when_the_incarnation_was_heard_first() -> None:
@@ -302,7 +302,7 @@ def test_a_marked_leaders_own_mark_falls_with_its_terms_first_entry_on_its_disk(
     assert is_marked(network[1])
 
     network[1].sync()
-    assert not is_marked(network[1]) and not network[1].marked
+    assert not is_marked(network[1]) and not network[1].recovering
 
 
 def test_a_lone_voter_that_forgot_goes_on_with_what_is_left() -> None:
@@ -371,7 +371,7 @@ def test_pitfall_53_a_replica_that_came_back_unnoticed_learns_what_is_committed(
 
 
 @pytest.mark.parametrize(
-    ("held", "incarnation", "forgetful"),
+    ("held", "incarnation", "log_regressed"),
     [
         ((3, 2), 1, False),
         ((4, 2), 1, True),
@@ -392,7 +392,7 @@ def test_a_replica_is_told_what_it_acknowledged_and_finds_that_its_log_was_put_b
     beat = Heartbeat(*head(1, 2, 2), 1, 1, 0, incarnation, False, *held)
     answered = bool(sent(replica.receive((beat, ()), now_ms=0), HeartbeatAnswer))
 
-    assert replica.core.forgetful is forgetful
+    assert replica.core.log_regressed is forgetful
     if forgetful:
         assert replica.core.last_incarnation == incarnation
         ready = replica.receive((PreVote(*head(3, 2, 3), 9, 9), ()), now_ms=9000)

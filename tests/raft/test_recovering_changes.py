@@ -1,6 +1,6 @@
 """Marks and changes of the configuration at one time: one replica of three forgot, and nothing may be lost.
 
-While a grant of a marked replica counted when every voter granted, a candidate asked the voters of *its*
+While a grant of a recovering replica counted when every voter granted, a candidate asked the voters of *its*
 configuration only, which may be uncommitted or overtaken: nobody who held the data was asked.
 """
 
@@ -98,12 +98,12 @@ def test_a_learner_with_the_latest_log_stands_once_all_have_answered() -> None:
     network.pass_time(10_000)
     assert led[0] == 3 and network.leaders() in ([1], [2])
     assert [network[each].data for each in (1, 2, 3)] == [[b"a"]] * 3
-    assert not any(network[each].core.marked for each in (1, 2, 3))
+    assert not any(network[each].core.recovering for each in (1, 2, 3))
 
 
 def test_pitfall_34_no_log_below_the_latest_gets_a_marked_grant() -> None:
-    """All three are marked, and all have answered: the one with the latest log leads, although the other two
-    would be a majority.
+    """All three are recovering, and all have answered: the one with the latest log leads, although the other
+    two would be a majority.
     """
     network = Network()
     network.elect(1)

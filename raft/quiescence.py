@@ -1,0 +1,72 @@
+"""Quiescence of an idle group, on the leader's side: the bookkeeping of one offer.
+
+An idle group falls quiet by agreement (docs/consensus.md#quiescence): a heartbeat carries the offer, and the
+group is quiesced once all who were asked have agreed. An agreement counts as long as every heartbeat since
+carried the same offer: so answers that take longer than a heartbeat count too. A quiesced group has no timers
+and sends nothing, and its driver must watch the processes that it rests on. Safety does not depend on it: a
+quiesced leader leads, answers no read without a round, and its log is what it was; only heartbeats stop, and
+the timers that wait for them.
+
+Whether the group is idle is decided in `raft.leadership`, and whether a follower agrees in `raft.following`;
+this module only collects the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+
+class QuiesceOffer:
+    """One leader's offers. `asked` are the replicas asked last, on which a quiesced group rests."""
+
+    __slots__ = ("_first_round", "_missing", "_offered", "asked", "last_at_tick", "quiesced")
+
+    def __init__(self, *, no_op_index: int) -> None:
+        self.quiesced = False
+        self.asked: frozenset[int] = frozenset()
+        # The log's end when the last heartbeat was due; -1: there was none since the group was woken. A new
+        # leader's first heartbeat may quiesce its group if nothing follows the no-op: when thousands of
+        # groups elect, heartbeats of those that have elected would slow down those that are still to come.
+        self.last_at_tick = no_op_index
+        self._offered = False
+        # The first heartbeat that carried the present offer.
+        self._first_round = 0
+        self._missing: set[int] = set()
+
+    def offer(self, asked: Collection[int]) -> None:
+        """Let the next heartbeat ask these; without any to ask the group is quiesced at once."""
+        if self.asked != asked:
+            self.asked = frozenset(asked)
+            self._missing = set()
+        self._offered = True
+        self.quiesced = not asked
+
+    def begin(self, round_: int) -> Collection[int]:
+        """Return who is asked by the heartbeat of round `round_`; without an offer an older one is void."""
+        if not self._offered:
+            self._missing = set()
+            return ()
+        self._offered = False
+        if not self._missing:
+            self._first_round = round_
+            self._missing = set(self.asked)
+        return self.asked
+
+    def is_answer(self, round_: int, replica_id: int) -> bool:
+        """Return whether this is an answer to the present offer."""
+        return round_ >= self._first_round and bool(self._missing) and replica_id in self.asked
+
+    def agreed(self, replica_id: int) -> bool:
+        """Note that a replica agrees; return whether it was the last one."""
+        self._missing.discard(replica_id)
+        return not self._missing
+
+    def withdraw(self) -> None:
+        """Void the present offer."""
+        self._missing = set()
+
+    def end(self) -> None:
+        """Wake the group; it is not idle again before the next heartbeat but one."""
+        self.quiesced = False
+        self.last_at_tick = -1
+        self._missing = set()
