@@ -1,4 +1,4 @@
-"""`recovering` replicas: marks, incarnations and goals (docs/consensus.md#recovering), each rule on its own.
+"""Recovering replicas: incarnations and goals (docs/consensus.md#recovering), each rule on its own.
 
 A rule is tested by what would be lost without it: each test here fails when its rule is left out.
 """
@@ -383,7 +383,7 @@ def test_pitfall_53_a_replica_that_came_back_unnoticed_learns_what_is_committed(
     ],
 )
 def test_a_replica_is_told_what_it_acknowledged_and_finds_that_its_log_was_put_back(
-    held: tuple[int, int], incarnation: int, forgetful: bool
+    held: tuple[int, int], incarnation: int, log_regressed: bool
 ) -> None:
     """Less than that, or another entry there; of a former incarnation it is known already. One that was put
     back to before an earlier mark is of a former incarnation itself: nobody would hear it.
@@ -392,8 +392,8 @@ def test_a_replica_is_told_what_it_acknowledged_and_finds_that_its_log_was_put_b
     beat = Heartbeat(*head(1, 2, 2), 1, 1, 0, incarnation, False, *held)
     answered = bool(sent(replica.receive((beat, ()), now_ms=0), HeartbeatAnswer))
 
-    assert replica.core.log_regressed is forgetful
-    if forgetful:
+    assert replica.core.log_regressed is log_regressed
+    if log_regressed:
         assert replica.core.last_incarnation == incarnation
         ready = replica.receive((PreVote(*head(3, 2, 3), 9, 9), ()), now_ms=9000)
         assert not sent(ready, PreVoteAnswer), "one that has forgotten says nothing any more"

@@ -1,16 +1,19 @@
-"""The one driver of Raft: performs what the cores of a process decide.
+"""The Raft driver of one process: performs what the cores of its replicas decide.
 
-Every input of a core (a message, a proposal, a timer, a finished sync) is followed by
-`process_ready`, which takes the core's `Ready` and applies it to the log in memory at once. What
-must leave the process or reach the disk is collected for the turn: at its end all messages
-that may leave leave, one frame per peer and channel, and one sync of the shard's journal is
-asked for. When that sync returns, the answers that waited for it are sent. So a loop turn
-costs one write per peer and one `fdatasync`, however many groups it touched.
+Every input of a core (a message, a proposal, a deadline, a finished sync) is followed by `process_ready`,
+which takes the core's `Ready` and applies it to the log in memory at once. What must leave the process or
+reach the disk is collected for the loop turn: at its end all messages are sent that may be, one frame per
+peer and channel, and one sync of the shard's journal is requested. When that sync returns, the messages that
+waited for it are sent. So a loop turn costs one write per peer and one `fdatasync`, however many groups it
+touched.
 
-The driver knows groups, logs and addresses; it knows neither topics nor HTTP. What leaves is gathered in
-`laminar.node.consensus.outbox`, deadlines are kept by `laminar.node.consensus.timers`, elections begin at the
-pace of `laminar.node.consensus.election_throttle`, and groups that have nothing to do rest on
-`laminar.node.consensus.quiescence`.
+The driver plans nothing itself. It asks `timers` whose deadline has come, `election_throttle` who may
+campaign, and `quiescence` which keepalives and which news are due, and performs that; what leaves is gathered
+in `outbox`. It knows groups, logs and addresses, and neither topics nor HTTP.
+
+Invariants: nothing that promises something about this disk leaves before the sync that covers it (`_synced`);
+the hard state is recorded before the entries of its term; after the failure of one replica nothing of it
+leaves. Reference: the Ready loop of etcd's raft.
 """
 
 from __future__ import annotations
@@ -41,32 +44,35 @@ from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted
 
 _log = logging.getLogger("laminar.driver")
 
-# With these a core refuses a proposal; it has changed nothing.
+# A core that refuses a proposal raises one of these, and has changed nothing.
 REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 
-# A group's members, those that were, and strangers that a replica without entries answers: so many at most.
+# A group's members, former members, and unknown senders that a replica without entries answers: at most this
+# many.
 MOST_SENDERS = 1000
 # How many deadlines are dealt with in one turn, and how many groups hear news; then the sockets come first.
 # After a kill thousands may be due at once.
 MOST_DUE = 256
 MOST_NEWS = 256
-# A copy of a folder that only leaders recognise is minutes old, and each term takes an election.
+# An older copy of a folder that only leaders recognise is minutes old, and each term takes an election.
 TERMS_FORGOTTEN = 1 << 14
-# A replica; what may leave when it is durable up to (index, term), as written after so many cuts.
+# A replica, and the messages that may leave once it is durable up to (index, term), as written after that
+# number of truncations.
 _Waiting = tuple[Replica, list[AnyMessage], int, int, int]
 
 
 class Driver:
-    """Runs the replicas of one process over one storage and one transport.
+    """Runs the replicas of one process over one storage and one transport. Everything on the loop.
 
     `address_of(node, replica)` gives the address of the process on `node` that owns the group,
-    `address_of_peer(peer)` that of a process; None while it is not known. `on_fatal(error)` is
-    called once, when the journal failed or what all groups share did: the process must end, as
-    nothing it holds in memory may be believed any more. From that call on the driver does nothing.
+    `address_of_peer(peer)` that of a process; None while it is not known. `admits(peer)` says whether
+    messages of a process count. `on_fatal(error)` is called once, when the journal failed or what all groups
+    share did: the process must end, as nothing that it holds in memory may be trusted any more. From that
+    call on the driver does nothing.
 
-    A mistake in the step of one group stops that replica alone, and `on_stopped(name, error)`
-    is told of it. What was told to nobody stays so: nothing of it leaves any more, and its log
-    stays as it is. It takes part again after a restart of the process.
+    A defect in the step of one group stops that replica alone, and `on_stopped(name, error)` is called.
+    Nothing of it leaves any more, and its log stays as it is. It takes part again after a restart of the
+    process.
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class Driver:
         self._bad = LimitedLog(_log, now_s=self._loop.time)
         self.replicas: dict[bytes, Replica] = {}
         self._turn_scheduled = False
-        # Who has something to become durable, with the messages that leave then.
+        # Replicas that wait for a sync, with the messages that leave then.
         self._waiting: dict[Replica, list[AnyMessage]] = {}
         self._outbox = Outbox(
             transport,
@@ -143,17 +149,17 @@ class Driver:
     # -- replicas ----------------------------------------------------------------------
 
     def add(self, replica: Replica) -> None:
-        """Start driving a replica."""
+        """Drive a replica from now on."""
         assert replica.group not in self.replicas, f"group {replica.group.hex()} is driven already"
         self.replicas[replica.group] = replica
         self.process_ready(replica)
 
     def is_current(self, replica: Replica) -> bool:
-        """Whether this replica, and not one that came before or after it, is driven here."""
+        """Return whether this replica, and not an earlier or later one of its group, is driven here."""
         return self.replicas.get(replica.group) is replica
 
     def remove(self, group: bytes, error: Exception) -> None:
-        """Stop driving a replica, because of `error`; whoever waits for something of it is told."""
+        """Stop driving a replica because of `error`, with which everything fails that waits for it."""
         replica = self.replicas.pop(group, None)
         if replica is None:
             return
@@ -166,13 +172,15 @@ class Driver:
             self._answer(self._confirmations.pop(key), None)
         try:
             replica.machine.failed(error)
-        except Exception:  # noqa: BLE001  # nobody's turn ends for that
-            _log.critical("%s: who waits for it is not told that it stopped", replica.name, exc_info=True)
+        except Exception:  # noqa: BLE001  # must not end the caller's turn
+            _log.critical(
+                "%s: its state machine failed on the news that it stopped", replica.name, exc_info=True
+            )
 
     def stop_replica(self, replica: Replica, error: Exception) -> None:
-        """A mistake was met in this group's own state: its replica falls silent, all others go on.
+        """Silence a replica whose own state has a defect; all others go on.
 
-        Nothing of it leaves any more, nor what was gathered in this turn. Its log stays as it is on the
+        Nothing of it leaves any more, not even what was gathered in this turn. Its log stays as it is on
         disk, from which a restart of the process opens it again.
         """
         if self._stopped or not self.is_current(replica):
@@ -182,10 +190,10 @@ class Driver:
         self.say_stopped(replica.name, error)
 
     def say_stopped(self, name: str, error: Exception) -> None:
-        """A replica stays away by a mistake in its own state: it is said loudly, once, and counted."""
+        """Log, count and report that a replica is stopped by a defect in its own state."""
         self.stopped_replicas += 1
         _log.critical(
-            "%s stops until a restart, by a mistake in its own state: %r", name, error, exc_info=error
+            "%s stops until a restart, by a defect in its own state: %r", name, error, exc_info=error
         )
         self._on_stopped(name, error)
 
@@ -195,7 +203,11 @@ class Driver:
             self.stop_replica(replica, error)
 
     def _step(self, replica: Replica, step: Callable[[Core], object]) -> None:
-        """Give a core an input, and perform what it decides. Raises what a core refuses a proposal with."""
+        """Give a core an input, and perform what it decides.
+
+        Raises:
+            REFUSALS: when the core refuses a proposal.
+        """
         try:
             step(replica.core)
         except REFUSALS:
@@ -208,15 +220,19 @@ class Driver:
     def propose(
         self, replica: Replica, frame: bytearray | memoryview, *, opens_segment: bool = False
     ) -> tuple[int, int]:
-        """Propose one unstamped batch; (index, term) of its place.
+        """Propose one unstamped batch; return the (index, term) that it gets.
 
         `opens_segment`: a segment begins with it, even if the present one is not full.
-        Raises NotLeader, TooMuchUncommitted, EntryTooLarge.
+
+        Raises:
+            NotLeader: when this replica does not lead, or hands over.
+            TooMuchUncommitted: when too many bytes wait to be committed.
+            EntryTooLarge: when no message carries an entry of that size.
         """
         if not self.is_current(replica):
             raise NotLeader(0)
         place = replica.log.last_index + 1, replica.core.term
-        # What cannot be stamped is refused alone: nothing has changed yet.
+        # A batch that cannot be stamped is refused alone: nothing has changed yet.
         entry = replica.stamped(frame, opens_segment=opens_segment)
         try:
             replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
@@ -230,21 +246,30 @@ class Driver:
         return place
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
-        """Propose a configuration one step from the present. Raises NotLeader, ConfigurationRefused."""
+        """Propose a configuration one step from the present one.
+
+        Raises:
+            NotLeader: when this replica does not lead, or hands over.
+            ConfigurationRefused: when the step is not allowed, or not now.
+        """
         if not self.is_current(replica):
             raise NotLeader(0)
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
 
     def transfer(self, replica: Replica, member: int) -> None:
-        """Hand the leadership over to a voter."""
+        """Hand the leadership over to a voter.
+
+        Raises:
+            NotLeader: when this replica does not lead, or hands over already.
+        """
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """All replicas of the group have said where their logs end, and this is the latest end.
+        """Let this replica's grants count for logs that reach the latest end among all logs of its group.
 
-        False if that is no word for this replica, or not now.
+        Return False if that is not for this incarnation of it, or not now (`Core.release`).
         """
         if not self.is_current(replica) or replica.core.incarnation != incarnation or replica.leading:
             return False
@@ -258,7 +283,7 @@ class Driver:
         return True
 
     async def hand_over(self, *, timeout_s: float) -> None:
-        """Before an orderly end: give each leadership to the follower that is furthest, and wait for it."""
+        """Hand each leadership to the follower with the longest log, and wait: before an orderly end."""
         for replica in list(self.replicas.values()):
             if not replica.core.is_leader:
                 continue
@@ -277,9 +302,9 @@ class Driver:
             _log.info("not all leaderships could be handed over in %g s", timeout_s)
 
     def hears(self, replica: Replica, member: int) -> bool:
-        """As the leader: whether this member's replica was heard lately; itself always.
+        """Return whether this member's replica was heard lately; itself always. Leader only.
 
-        Of a quiet group only the processes are heard: those whose replicas agreed to rest.
+        In a quiesced group that means the processes of the replicas that agreed to it.
         """
         if member == replica.replica_id:
             return True
@@ -292,27 +317,28 @@ class Driver:
         return heard and self._quiescence.hears(replica, member, now_ms=self._clock.monotonic_ms())
 
     def go_on_alone(self, replica: Replica, given_up: Sequence[int], *, node: str) -> None:
-        """By a person's decision, which the catalog has: it is its group's only voter from now on. `node` is
-        its own.
+        """Make this replica its group's only voter, by an operator's decision that the catalog holds.
+
+        `node` is this node.
         """
         if not self.is_current(replica) or replica.core.role is Role.LEADER:
             return
         _log.critical(
-            "%s goes on without its majority, from offset %d, by decision: replicas %s are given up",
+            "%s goes on without its majority, from offset %d, by decision: replicas %s are abandoned",
             *(replica.name, replica.log.next_offset, sorted(given_up)),
         )
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: replica.go_on_alone(given_up, node=node, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
-        """Stand for election now: the first replica of a fresh group."""
+        """Campaign now: for the first replica of a new group."""
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.campaign(now_ms=now_ms))
 
     def confirm(self, replica: Replica) -> asyncio.Future[int]:
-        """A commit index that was the group's at some time after this call (ReadIndex).
+        """Return a future of a commit index that was the group's at some time after this call (ReadIndex).
 
-        Fails with ConnectionError when this replica is not the leader or ceases to be.
+        It fails with ConnectionError when this replica is not the leader or ceases to be.
         """
         future: asyncio.Future[int] = self._loop.create_future()
         if not self.is_current(replica):
@@ -325,12 +351,12 @@ class Driver:
         return future
 
     def suspect_leader(self, replica: Replica) -> None:
-        """News: the process that leads this group is gone; this replica may pre-vote soon."""
+        """Suspect the process that leads this group, so that this replica may campaign soon."""
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.suspect_leader(now_ms=now_ms))
 
     def unreachable(self, replica: Replica, member: int) -> None:
-        """News: messages to a follower may be lost; the leader asks where it stands before it sends more."""
+        """Let the leader ask a follower where its log ends before it sends more: messages may be lost."""
         now_ms = self._clock.monotonic_ms()
 
         def step(core: Core) -> None:
@@ -340,20 +366,20 @@ class Driver:
         self._step(replica, step)
 
     def addresses_changed(self) -> None:
-        """News: `address_of` may answer otherwise than before."""
+        """Use new addresses: `address_of` may answer otherwise than before."""
         if not self._stopped:
             self._quiescence.addresses_changed()
             self._set_keepalive_alarm()
 
     def lost(self, address: Address, peer: Peer | None) -> None:
-        """News: the process at this address is gone, or can't be reached; `peer` is the life that ended."""
+        """Act on the loss of the process at this address; `peer` is the incarnation that ended."""
         if not self._stopped:
             self._quiescence.lost(address, peer)
             self._set_keepalive_alarm()
             self._deliver_news()
 
     def leader_requested(self, replica: Replica) -> None:
-        """A request waits for this group, which is not led here: it is the first to look for a leader."""
+        """Let this group be among the first to elect: a request waits for its leader."""
         if not self._stopped and self.is_current(replica):
             self._deliver_news_now(replica)
             now_ms = self._clock.monotonic_ms()
@@ -363,7 +389,11 @@ class Driver:
     # -- inputs ------------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, channel: Channel, frame: memoryview) -> None:
-        """A frame of Raft messages from a peer. `ProtocolError`: it can't be read, and nothing was done."""
+        """Process a frame of Raft messages from a peer.
+
+        Raises:
+            ProtocolError: when it can't be read; nothing was done.
+        """
         if self._stopped:
             return
         if not self._admits(peer):
@@ -385,7 +415,7 @@ class Driver:
             messages = read_frame(frame) if keepalive is None else []
         except Exception as error:
             self.bad_frames += 1
-            raise ProtocolError(f"a frame of Raft messages that does not add up: {error!r}") from error
+            raise ProtocolError(f"malformed frame of Raft messages: {error!r}") from error
         liveness = self._quiescence.contact(peer, now_ms=now_ms)
         self._deliver_news()
         if keepalive is not None:
@@ -408,12 +438,12 @@ class Driver:
                 self._deliver_news_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
-            except Exception as error:  # noqa: BLE001  # whatever is in it, it is dropped alone
+            except Exception as error:  # noqa: BLE001  # whatever it holds, it is dropped alone
                 self.bad_frames += 1
-                self._bad.warning("batch", "a batch from %s for %s is damaged: %r", peer, replica.name, error)
+                self._bad.warning("batch", "a damaged batch from %s for %s: %r", peer, replica.name, error)
                 continue
             if message.sender not in replica.nodes:
-                # A replica without entries knows nobody; it is to answer where it was asked from.
+                # A replica without entries knows no member; it is to answer where it was asked from.
                 replica.nodes[message.sender] = peer.node
             try:
                 replica.core.receive(message, entries, now_ms=now_ms)
@@ -423,7 +453,7 @@ class Driver:
                 self.process_ready(replica)
 
     def process_ready(self, replica: Replica) -> None:
-        """Apply what the core decided to the log in memory, and note what the turn must do."""
+        """Apply what the core decided to the log in memory, and collect what the turn must do."""
         if self._stopped or not self.is_current(replica):
             return
         try:
@@ -434,7 +464,7 @@ class Driver:
             self.stop_replica(replica, error)
 
     def _fail_process(self, error: BaseException) -> None:
-        """The journal failed, or what all groups share did: no way on."""
+        """End everything: the journal failed, or what all groups share did."""
         if self._stopped:
             return
         self._stopped = True
@@ -501,15 +531,16 @@ class Driver:
         self._schedule(replica)
 
     def _say_two_leaders(self, replica: Replica) -> None:
-        """Two replicas have led one term: one of them has forgotten a vote, and what was acknowledged may be
-        gone. Nothing else that can be said of a group is as bad.
+        """Log that two replicas have led one term, which is the worst that can happen to a group.
+
+        One of them has forgotten a vote, and acknowledged entries may be gone.
         """
         core = replica.core
         other = core.take_second_leader()
         self.second_leaders += 1
         if core.dropped["second_leader"] == 1:
             _log.critical(
-                "%s: replica %d on %s says that it leads term %d, and replica %d on %s leads it: "
+                "%s: replica %d on %s claims to lead term %d, which replica %d on %s leads: "
                 "acknowledged records may be lost",
                 replica.name,
                 other,
@@ -520,12 +551,12 @@ class Driver:
             )
 
     def _restart_recovering(self, replica: Replica) -> None:
-        """Its log is an older copy of itself. It comes back marked: as a new incarnation, whose vote counts
-        for nothing before a leader has sent it all again (docs/consensus.md#recovering). Until then it is
-        silent.
+        """Restart a replica as recovering: its log has turned out to be an older copy of itself.
 
-        Term and vote are those of the copy, too, so it begins in a term in which it has promised nothing.
-        That is one record with the mark: neither can be durable without the other.
+        It comes back as a new incarnation, whose vote does not count before a leader has sent it everything
+        again (docs/consensus.md#recovering). Until then it is silent. Term and vote are those of the copy,
+        too, so it begins in a term in which it has promised nothing. That is one record with the recovering
+        flag: neither can be durable without the other.
         """
         log, core = replica.log, replica.core
         log.set_recovering(
@@ -533,7 +564,7 @@ class Driver:
             incarnation=log.incarnation + core.last_incarnation - core.incarnation + 1,
             least_term=core.term + TERMS_FORGOTTEN,
         )
-        text = f"{replica.name} has forgotten what it acknowledged: an older copy of its log was put back"
+        text = f"{replica.name} has forgotten acknowledged entries: an older copy of its log was put back"
         _log.critical("%s; it ends at offset %d", text, log.next_offset)
         self.remove(replica.group, StorageClosed(text))
 
@@ -549,15 +580,15 @@ class Driver:
         self._storage.sync(durable=True).add_done_callback(come_back)
 
     def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:
-        """This log cannot follow its core any more: the replica falls silent, all others go on.
+        """Silence a replica whose log cannot follow its core any more; all others go on.
 
-        Nothing of what the core decided leaves, so nobody is told of entries that are not there.
+        Nothing of what the core decided leaves, so no peer hears of entries that are not there.
         """
         _log.critical("%s stops: %s", replica.name, error)
         self.remove(replica.group, error)
 
     def _log_failed(self, log: Log) -> None:
-        """All of it is in the journal: it goes on answering, until it should take the next entry."""
+        """Report that a log failed. Its entries are in the journal, so it answers until the next append."""
         _log.critical("%s takes no more entries until a restart: %s", log.name, log.failure)
 
     def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
@@ -598,9 +629,9 @@ class Driver:
             self._fail_process(error)
 
     def _wait(self) -> None:
-        """Ask for what must be durable before the core hears of it, and answers leave.
+        """Request the sync after which cores are advanced and the messages leave that wait for it.
 
-        Batches of `interval` logs must only be written, unless something else goes with them.
+        Batches of `interval` logs must only be written, unless something else is synced with them.
         """
         waiting, self._waiting = self._waiting, {}
         each = [
@@ -615,12 +646,12 @@ class Driver:
     def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
         if done.cancelled():
             return
-        # Taken note of even when all is over: what nobody looks at is logged as forgotten.
+        # Retrieved even if all is over: asyncio logs an exception that is never retrieved.
         failure = done.exception()
         if self._stopped:
             return
         if failure is not None:
-            # The journal's. That a log has failed makes none of this less durable.
+            # The journal's failure; that of a single log makes none of this less durable.
             self._fail_process(failure)
             return
         try:
@@ -781,13 +812,11 @@ class Driver:
         self._step(news.replica, step)
 
     def _stalled(self, late_ms: int) -> None:
-        """This loop stood still: the silence was ours, so what lies in the sockets is read before anybody is
-        taken for dead.
-        """
+        """Excuse the silence of all peers: this loop stood still, their messages may be in the sockets."""
         self.stalls += 1
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_grace_ms:
-            # A loop that is always late is not stalled but busy: it must not put off elections for ever.
+            # A loop that is always late is not stalled but busy: it must not postpone elections for ever.
             return
         self._next_grace_ms = now_ms + self._election_timeout_ms
         for replica in self.replicas.values():
@@ -796,7 +825,7 @@ class Driver:
         self._quiescence.postpone(by_ms=late_ms + self._heartbeat_ms, now_ms=now_ms)
 
     def statistics(self) -> dict[str, int]:
-        """Counters since the start, and how many groups are driven, led and quiet now."""
+        """Return counters since the start, and how many groups are driven, led and quiesced now."""
         return {
             "groups": len(self.replicas),
             "stopped_replicas": self.stopped_replicas,
@@ -818,7 +847,7 @@ class Driver:
     # -- end ---------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """From now on nothing is done and nothing leaves."""
+        """Do nothing and send nothing from now on."""
         self._stopped = True
         self._deadline_alarm.close()
         self._election_alarm.close()
@@ -827,7 +856,7 @@ class Driver:
         self._outbox.close()
 
     async def close(self) -> None:
-        """Stop driving. What was recorded is synced by the storage's own close."""
+        """Stop driving. Recorded entries are synced by the storage's own close."""
         if not self._stopped:
             self._outbox.flush()
         self.stop()

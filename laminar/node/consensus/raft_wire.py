@@ -28,15 +28,15 @@ _sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[Natural]]])
 
 
 class Keepalive(msgspec.Struct, frozen=True, array_like=True):
-    """A process is alive, and what it asks about quiet groups, and what it answers to such questions.
+    """A sign of life of a process, with its audit of quiesced groups and its answers to such audits.
 
-    Whose life it is the connection says, which was greeted with the process's boot nonce.
+    The incarnation is the connection's, which was greeted with the process's boot nonce.
     """
 
     asks: list[tuple[bytes, Natural]] = []
-    """(group, term): I take you for the leader of it, quiet as I am."""
+    """(group, term): the sender takes the receiver for the leader, quiesced as it is itself."""
     wakes: list[bytes] = []
-    """Groups that you asked about, or that I led until now: I am not that."""
+    """Groups that the receiver asked about, or that the sender led until now: it does not lead them."""
 
 
 _keepalive_encoder = msgspec.msgpack.Encoder()
@@ -46,7 +46,7 @@ _keepalive_decoder = msgspec.msgpack.Decoder(Keepalive)
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     """Body of a `configuration` batch: (replica id, node) of voters and of learners.
 
-    `given_up`: ids of former members that a person's decision left behind.
+    `given_up`: ids of former members that an operator's decision abandoned.
     """
 
     voters: tuple[tuple[int, str], ...]
@@ -54,7 +54,7 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     given_up: tuple[int, ...] = ()
 
     def configuration(self) -> Configuration:
-        """The part that Raft knows: replica ids alone."""
+        """Return the part that Raft knows: replica ids alone."""
         return Configuration(
             voters=tuple(replica for replica, _ in self.voters),
             learners=tuple(replica for replica, _ in self.learners),
@@ -62,21 +62,21 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def nodes(self) -> dict[int, str]:
-        """Node of each replica id."""
+        """Return the node of each replica id."""
         return dict(self.voters) | dict(self.learners)
 
     def with_learner(self, replica_id: int, node: str) -> ConfigurationRecord:
-        """After one more follows."""
+        """Return the configuration with one more learner."""
         return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)), self.given_up)
 
     def promoted(self, replica_id: int) -> ConfigurationRecord:
-        """After a learner has become a voter."""
+        """Return the configuration with a learner made a voter."""
         (learner,) = (each for each in self.learners if each[0] == replica_id)
         others = tuple(each for each in self.learners if each is not learner)
         return ConfigurationRecord((*self.voters, learner), others, self.given_up)
 
     def without(self, replica_id: int) -> ConfigurationRecord:
-        """After a removal, be it of a voter or of a learner."""
+        """Return the configuration without a voter or learner."""
         return ConfigurationRecord(
             tuple(each for each in self.voters if each[0] != replica_id),
             tuple(each for each in self.learners if each[0] != replica_id),
@@ -84,17 +84,17 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def encoded(self) -> bytes:
-        """The payload of the batch."""
+        """Return the payload of the batch."""
         return msgspec.msgpack.encode(self)
 
 
 def configuration_record(payload: Buffer) -> ConfigurationRecord:
-    """Read the payload of a `configuration` batch."""
+    """Return the record in the payload of a `configuration` batch."""
     return msgspec.msgpack.decode(payload, type=ConfigurationRecord)
 
 
 def entry_of(frame: Buffer, header: Header) -> Entry:
-    """A batch as the Raft core sees it."""
+    """Return a batch as the Raft core sees it."""
     configuration = None
     if header.kind == Kind.CONFIGURATION:
         configuration = configuration_record(body_of(frame)).configuration()
@@ -104,20 +104,20 @@ def entry_of(frame: Buffer, header: Header) -> Entry:
 
 
 def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
-    """Parts of a control frame."""
+    """Return the parts of a control frame."""
     body = encode(messages)
     return [_PREFIX.pack(_CONTROL, len(body)), body]
 
 
 def keepalive_frame(keepalive: Keepalive) -> list[Buffer]:
-    """Parts of a keepalive's frame."""
+    """Return the parts of a keepalive frame."""
     if keepalive is PLAIN_KEEPALIVE:
         return [_PLAIN_FRAME]
     body = _keepalive_encoder.encode(keepalive)
     return [_PREFIX.pack(_KEEPALIVE, len(body)), body]
 
 
-# Most beats ask nothing and answer nothing, and there are many.
+# Most keepalives ask nothing and answer nothing, and there are many.
 PLAIN_KEEPALIVE = Keepalive()
 _PLAIN_BODY = _keepalive_encoder.encode(PLAIN_KEEPALIVE)
 _PLAIN_FRAME = _PREFIX.pack(_KEEPALIVE, len(_PLAIN_BODY)) + _PLAIN_BODY
@@ -140,7 +140,7 @@ def read_keepalive(frame: memoryview) -> Keepalive | None:
 
 
 def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffer]:
-    """Parts of a bulk frame: the batches themselves are passed on untouched."""
+    """Return the parts of a bulk frame; the batches themselves are passed on untouched."""
     sizes = [[len(frame) for frame in frames] for _, frames in appends]
     head = _sizes_encoder.encode((encode([append for append, _ in appends]), sizes))
     parts: list[Buffer] = [_PREFIX.pack(_BULK, len(head)), head]
@@ -150,9 +150,10 @@ def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffe
 
 
 def read_frame(frame: memoryview) -> list[tuple[AnyMessage, list[memoryview]]]:
-    """Messages of a frame, each with its batches (none on the control channel).
+    """Return the messages of a frame, each with its batches (none on the control channel).
 
-    Raises ValueError when the frame does not add up.
+    Raises:
+        ValueError: when the frame is malformed.
     """
     if len(frame) < _PREFIX.size:
         raise ValueError(f"a frame of {len(frame)} bytes")

@@ -1,8 +1,8 @@
-"""One member of one Raft group: its core, its log, and the state made from its log.
+"""One member of one Raft group: its core, its log, and the state machine that follows its log.
 
-`Replica` ties the pure core (`raft.core`) to a log (`laminar.log`) and to a *machine*: the
-partition or the catalog, whose state is a function of the log. It does no I/O and knows no
-clock; the driver performs what the core decides and tells the replica what happened.
+`Replica` ties the pure core (`raft.core`) to a log (`laminar.log`) and to a `StateMachine`: the partition or
+the catalog, whose state is a function of the log. It does no I/O and reads no clock but for append times; the
+driver performs what the core decides, through the methods here.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ TERMS_PASSED = 1 << 16
 
 
 class EntryObserver(Protocol):
-    """What is told of entries in their order."""
+    """Observes the entries of a log, in their order."""
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """A batch is now the last of the log; it may still be truncated."""
+        """Take in the batch that is now the last of the log; it may still be truncated."""
 
 
 class StateMachine(EntryObserver, Protocol):
-    """State that follows a log: told of every change of the log in log order."""
+    """State that is a function of a log: it hears of every change of the log, in log order."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was told of every entry; not where damage had to be left out at the start."""
+        """Whether it has seen every entry; not if damaged ones had to be left out at the start."""
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone."""
+        """Undo entry `index` and all after it."""
 
     def committed(self, index: int) -> None:
-        """Everything up to `index` is committed."""
+        """Note that everything up to `index` is committed."""
 
     def led(self, leading: bool) -> None:
-        """This replica became, or ceased to be, the leader."""
+        """Note that this replica became, or ceased to be, the leader."""
 
     def failed(self, error: Exception) -> None:
-        """The log failed: this replica takes part in nothing any more."""
+        """Fail everything that waits: this replica takes part in nothing any more."""
 
 
 class _LogView:
-    """What the core may ask of a log."""
+    """A log as its core sees it."""
 
     __slots__ = ("_log",)
 
@@ -79,7 +79,7 @@ class _LogView:
 
 
 class Replica:
-    """A group's member on this process. Made by `Replica.open`; driven by the driver."""
+    """A group's member in this process, run by the driver."""
 
     __slots__ = (
         "core",
@@ -123,7 +123,7 @@ class Replica:
         self.nodes: dict[int, str] = {}
         for _, record in configurations:
             self.nodes.update(record.nodes())
-        # Called after each input while somebody waits for more members to have an entry.
+        # Called after each input while a caller waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
         self.leading = False
@@ -168,7 +168,7 @@ class Replica:
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def stamped(self, frame: bytearray | memoryview, *, opens_segment: bool = False) -> Entry:
-        """One unstamped batch as the entry to propose next. Leader only; changes nothing but the frame.
+        """Return an unstamped batch as the entry to propose next. Leader only; changes only the frame.
 
         The driver performs the core's `Ready` before the next proposal, so the log's end is
         always the end the next stamp continues from.
@@ -178,7 +178,7 @@ class Replica:
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
-        """Propose the next configuration; the core refuses all but one step at a time."""
+        """Propose the next configuration, one step from the present one; return its place."""
         self.nodes.update(record.nodes())
         place = self.core.place()
         frame = build_control(Kind.CONFIGURATION, record.encoded())
@@ -194,9 +194,10 @@ class Replica:
         return place
 
     def go_on_alone(self, given_up: Sequence[int], *, node: str, now_ms: int) -> None:
-        """As the only voter, on `node`, without these, who are gone for good (`Core.go_on_alone`).
+        """Become the only voter, on `node`, without `given_up`, who are gone for good (`Core.go_on_alone`).
 
-        One that was just made, and has heard nothing of its group, stands in no configuration that it knows.
+        A replica that was just made, and has heard nothing of its group, is in no configuration that it
+        knows.
         """
         current = self.configuration_record
         self.nodes[self.replica_id] = node
@@ -213,12 +214,12 @@ class Replica:
     # -- what the driver performs ------------------------------------------------------
 
     def truncate(self, index: int) -> None:
-        """Cut the log and roll the machine back."""
+        """Truncate the log from entry `index` on, and roll the state machine back."""
         self.log.truncate(index)
         self.machine.truncated(index)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append to the log in memory and tell the machine."""
+        """Append to the log in memory and apply to the state machine."""
         self.log.append([entry.data for entry in entries])
         for entry in entries:
             frame: Buffer = entry.data
@@ -228,11 +229,11 @@ class Replica:
             self.machine.appended(header, frame)
 
     def finish_recovery(self) -> None:
-        """The mark falls: record it (docs/consensus.md#recovering)."""
+        """Record that this replica is not recovering any more (docs/consensus.md#recovering)."""
         self.log.set_recovering(recovering=False, incarnation=self.log.incarnation)
 
     def match_index(self, replica_id: int) -> int:
-        """As the leader: how far a member's log is known to be durable and equal to ours; 0 if unknown."""
+        """Return how far a member's log is known to be durable and equal to ours, or 0. Leader only."""
         progress = self.core.progress.get(replica_id)
         return progress.match_index if progress is not None else 0
 
@@ -258,14 +259,14 @@ class Replica:
         )
 
     def lagging(self, index: int) -> list[str]:
-        """As the leader: nodes whose replicas are not known to hold the log up to `index`."""
+        """Return the nodes whose replicas are not known to hold the log up to `index`. Leader only."""
         current = self.core.configuration
         others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
         return sorted(self.nodes[member] for member in others if self.match_index(member) < index)
 
 
 def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
-    """Entry 1 of a new group: the same bytes on every replica."""
+    """Return entry 1 of a new group: the same bytes on every replica."""
     frame = build_control(Kind.CONFIGURATION, record.encoded())
     stamp(
         frame,
@@ -281,9 +282,9 @@ def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
 
 
 def replay(frames: Sequence[Buffer], told: EntryObserver) -> list[tuple[int, ConfigurationRecord]]:
-    """Feed frames of a log that was just opened to its machine or tables; return the configurations met.
+    """Feed the frames of a log that was just opened to its observer; return the configurations in them.
 
-    A `log_start` entry repeats the configuration in force, as the entry that set it may be given up.
+    A `log_start` entry repeats the configuration in force, as the entry that set it may be trimmed.
     """
     configurations = []
     for frame in frames:

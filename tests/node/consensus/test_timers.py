@@ -21,7 +21,7 @@ class Group:
         self.log = SimpleNamespace(last_index=0, last_term=0)
         self.role, self.leading = Role.LEADER, True
         self.on_match = None
-        self.forgetful = self.is_calm = self.quiet = self.is_electing = False
+        self.log_regressed = self.is_idle = self.quiesced = self.is_electing = False
         self.second_leader = 0
         self.due_ms, self.interval_ms = due_ms, interval_ms
         self.expired = 0
