@@ -1,4 +1,4 @@
-"""Who belongs to a group, and how that may change.
+"""Configurations of a group: its members, and how they may change (thesis 4).
 
 A configuration takes effect when its entry is *appended* and goes away when that entry is truncated, so the
 current one is a function of the log. `History` is that function's memory: a stack of the configurations in
@@ -15,7 +15,7 @@ import msgspec
 
 
 class ConfigurationRefused(Exception):
-    """This configuration change can't be proposed now, or at all; `.reason` is a word for programs."""
+    """This configuration change can't be proposed now, or at all; `.reason` is one word, for programs."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -25,8 +25,8 @@ class ConfigurationRefused(Exception):
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
     """The replica ids that vote and count (`voters`), and those that only follow (`learners`).
 
-    `given_up`: former members that a person's decision left behind, a majority perhaps. Nothing that they
-    say is heard any more; the list is handed on from configuration to configuration.
+    `given_up`: former members that an operator's decision abandoned, perhaps a majority. Their messages are
+    ignored; the list is passed on from configuration to configuration.
     """
 
     voters: tuple[int, ...]
@@ -34,24 +34,24 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     given_up: tuple[int, ...] = ()
 
     def members(self) -> tuple[int, ...]:
-        """Voters first, then learners."""
+        """Return voters first, then learners."""
         return self.voters + self.learners
 
     def with_learner(self, replica_id: int) -> Configuration:
-        """The configuration after adding `replica_id` as a learner."""
+        """Return the configuration after adding `replica_id` as a learner."""
         if replica_id in self.members():
             raise ConfigurationRefused("already_member", f"replica {replica_id} is in {self}")
         return Configuration(self.voters, (*self.learners, replica_id), self.given_up)
 
     def promoted(self, replica_id: int) -> Configuration:
-        """The configuration after making the learner `replica_id` a voter."""
+        """Return the configuration after making the learner `replica_id` a voter."""
         if replica_id not in self.learners:
             raise ConfigurationRefused("not_a_learner", f"replica {replica_id} is no learner of {self}")
         learners = _without(self.learners, replica_id)
         return Configuration((*self.voters, replica_id), learners, self.given_up)
 
     def without(self, replica_id: int) -> Configuration:
-        """The configuration after removing `replica_id`, be it voter or learner."""
+        """Return the configuration after removing `replica_id`, be it voter or learner."""
         if replica_id not in self.members():
             raise ConfigurationRefused("not_a_member", f"replica {replica_id} is not in {self}")
         voters, learners = _without(self.voters, replica_id), _without(self.learners, replica_id)
@@ -63,11 +63,14 @@ def _without(members: tuple[int, ...], replica_id: int) -> tuple[int, ...]:
 
 
 def check_step(old: Configuration, new: Configuration) -> None:
-    """Raise `ConfigurationRefused` unless `new` is one allowed step away from `old`.
+    """Check that `new` is one allowed step away from `old`.
 
     The steps: add a learner, promote a learner, remove a voter or learner. A voter is never added directly,
     as it would count before it holds anything, and never demoted, as removing and adding says the same.
-    Who was given up stays so, and no step adds to these: only a person's decision does, which is no step.
+    Abandoned replicas stay so, and no step adds to them: only an operator's decision does, which is no step.
+
+    Raises:
+        ConfigurationRefused: when it is not.
     """
     members = new.members()
     if not new.voters:
@@ -81,13 +84,13 @@ def check_step(old: Configuration, new: Configuration) -> None:
     if len(added) + len(removed) + len(promoted) != 1 or demoted:
         raise ConfigurationRefused("not_one_step", f"{old} to {new} is not one step")
     if new.given_up != old.given_up or added & set(new.given_up):
-        raise ConfigurationRefused("given_up", f"{old} to {new} changes who was given up")
+        raise ConfigurationRefused("given_up", f"{old} to {new} changes who was abandoned")
     if added & set(new.voters):
         raise ConfigurationRefused("not_a_learner", f"replica {added.pop()} must join as a learner first")
 
 
 class History:
-    """The configurations of one log, oldest first; the first may stand for all that came before it."""
+    """The configurations of one log, oldest first; the first may represent all that came before it."""
 
     __slots__ = ("_stack", "current", "index")
 
@@ -99,29 +102,29 @@ class History:
         self.index, self.current = self._stack[-1]
 
     def appended(self, index: int, configuration: Configuration) -> None:
-        """The log now holds `configuration` at `index`; it is in force from here on."""
+        """Put `configuration`, which the log now holds at `index`, into force."""
         self._push(index, configuration)
         self.index, self.current = index, configuration
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone: what was in force before them is in force again."""
+        """Put into force again what was before entry `index`: it and all after it are truncated."""
         while self._stack[-1][0] >= index:
             self._stack.pop()
             assert self._stack, f"truncation at {index} went below the first configuration"
         self.index, self.current = self._stack[-1]
 
     def committed(self, index: int) -> None:
-        """Forget what can never come back: all but the newest configuration at or below `index`."""
+        """Forget all configurations up to `index` but the newest: they can never be in force again."""
         if len(self._stack) > 1:
             while len(self._stack) > 1 and self._stack[1][0] <= index:
                 del self._stack[0]
 
     def may_count(self, replica_id: int) -> bool:
-        """Whether `replica_id` is a voter now, or was one in a configuration that may yet come back."""
+        """Return whether `replica_id` is a voter, or was in a configuration that may be in force again."""
         return any(replica_id in configuration.voters for _, configuration in self._stack)
 
     def members(self) -> set[int]:
-        """All members, learners too, of every configuration that is in force or may yet come back."""
+        """Return all members of every configuration that is in force, or may be again."""
         return {member for _, configuration in self._stack for member in configuration.members()}
 
     def _push(self, index: int, configuration: Configuration) -> None:

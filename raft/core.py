@@ -17,32 +17,33 @@ Invariants, by number; tests cite them.
    (`Vote`, `VoteAnswer`) waits for the sync that covers them.
 2. A candidate wins with grants *collected by replica id* from a majority of the voters in its own log; an
    answer delivered twice is one answer. Hence one leader per term.
-3. A leader never cuts or overwrites its own log. A follower cuts only at an entry whose term differs from the
+3. A leader never truncates or overwrites its own log. A follower truncates only at an entry whose term
+differs from the
    leader's entry there, and never at or below its commit index.
 4. An accepting `AppendAnswer` waits for the sync: what it reports is durable and equal to the leader's log.
-   A leader counts itself only as far as `persisted` told it, by (index, term).
+   A leader counts itself only as far as `persisted` says, by (index, term).
 5. A leader commits by counting only entries of its own term. It opens its term with a no-op, so that there is
    one.
-6. A follower's commit index never exceeds what it has matched with the leader of *this* term, in this life.
+6. A follower's commit index never exceeds what it has matched with the leader of *this* term since its start.
 7. Consecutive configurations differ by one voter at most; the newest one in the log is in force; the next is
    appended only when the last is committed and the leader has committed an entry of its own term.
 8. A read is answered by a commit index taken after the request, confirmed by a majority in a round begun
    after the request, by a leader that had committed in its term.
-9. Nothing is done with a message of another cluster or group, for another replica, or of a former
-   incarnation.
-10. A leader that nobody else voted for (a single voter) sends nothing before its own disk has confirmed its
+9. A message of another cluster or group, for another replica, or of a former incarnation is ignored.
+10. A leader that no other replica voted for (a single voter) sends nothing before its own disk has confirmed
+its
     term: else, after a crash, it could lead the same term twice.
 11. A replica that hears a leader neither grants a pre-vote nor lets a vote raise its term (except in a
-    hand-over); a leader that hears no majority for an election timeout steps down. So a replica that is cut
-    off disturbs nobody, and nobody waits for a leader that is.
+    hand-over); a leader that hears no majority for an election timeout steps down. So a replica
+    that is cut off disturbs no other, and no client waits for a leader that is.
 12. A replica that may have forgotten what it acknowledged is *recovering*: its grants elect no leader. That
     ends when it holds again, in the term of one leader, all that it may have acknowledged. Before that its
     grants count for logs that reach a *floor*, the latest end among all replicas of the group
     (`release`). These rules were searched with a model checker: change none of them without the model
     (docs/models/recovering.tla, docs/consensus.md#recovering).
-13. A group falls quiet only when everybody who was asked holds all that the leader holds, knows it committed,
-    and has agreed in one round. Rest touches heartbeats and timers alone: terms, votes, logs and reads obey
-    the rules above whoever sleeps.
+13. A group quiesces only when all who were asked hold all that the leader holds, know it committed, and have
+    agreed to one offer. Quiescence touches heartbeats and timers alone: terms, votes, logs and reads obey the
+    rules above all the same.
 """
 
 from __future__ import annotations
@@ -89,13 +90,13 @@ if TYPE_CHECKING:
     import random
 
 
-# No group has had so many elections while one of its replicas was away. A term that is further ahead is no
-# term: taken over, it would leave the group none to stand in.
+# No group has more elections than this while one of its replicas is away. A term that is further ahead is
+# forged: taken over, it would leave the group no term to campaign in.
 MOST_TERMS_AHEAD = 2**32
 
 
 class Core:
-    """One replica. All instants are `now_ms`, integers that never go back."""
+    """One replica of one group. All instants are `now_ms`, in milliseconds, and never go back."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Core:
         recovering: bool = False,
         trace: Trace | None = None,
     ) -> None:
-        """A replica as it comes up, with what its disk holds.
+        """Start a replica with what its disk holds.
 
         `recovering`: it may have forgotten something that it acknowledged. That flag and `incarnation`, which
         rises with every such loss, must be durable before the core is made.
@@ -153,12 +154,12 @@ class Core:
         # Messages and completions that were not acted upon, by reason.
         self.dropped = self._tracer.dropped
         self._recovered = False
-        # A leader has shown that this log is an older copy of itself. Nothing is done any more: the replica
-        # must come back recovering, as a new incarnation.
+        # A leader has shown that this log is an older copy of itself. All inputs are ignored from then on:
+        # the replica must be started again as recovering, in a new incarnation.
         self.log_regressed = False
-        # The newest incarnation of ours that is known to have been: the next one must be above it.
+        # The latest incarnation of ours that is known to have existed: the next one must be above it.
         self.last_incarnation = incarnation
-        # What the driver was told last.
+        # What the last `Ready` said.
         self._told_commit = self._log.committed_index
         self._told_role = (self.role, self.term, self.leader_id)
         self._told_configuration = self.configuration
@@ -217,12 +218,12 @@ class Core:
 
     @property
     def committed_index(self) -> int:
-        """Everything up to here is committed and never changes."""
+        """The index of the last committed entry; everything up to there never changes."""
         return self._log.committed_index
 
     @property
     def incarnation(self) -> int:
-        """Which one of this replica we are: it rises with every loss."""
+        """The incarnation of this replica: it rises with every possible loss."""
         return self._identity.incarnation
 
     @property
@@ -232,7 +233,7 @@ class Core:
 
     @property
     def last_index(self) -> int:
-        """The last entry, also if the driver has not been told of it yet."""
+        """The index of the last entry, even if no `Ready` has handed it out yet."""
         return self._log.last_index
 
     @property
@@ -247,30 +248,30 @@ class Core:
 
     @property
     def progress(self) -> Mapping[int, Progress]:
-        """What a leader knows of each member, by replica id; empty if we don't lead."""
+        """What we know of each member as the leader, by replica id; empty if we don't lead."""
         leadership = self._candidacy.leadership
         return leadership.progress if leadership is not None else {}
 
     @property
     def truncations(self) -> int:
-        """How often the log was cut in this life: tells `persisted` which writes a sync has covered."""
+        """How often the log was truncated since the start: says which writes a sync has covered."""
         return self._log.truncations
 
     @property
     def uncommitted_bytes(self) -> int:
-        """What was appended in this life and is not committed, whoever proposed it."""
+        """The bytes that were appended since the start and are not committed."""
         return self._log.uncommitted_bytes
 
     @property
     def quiesced(self) -> bool:
-        """Whether this replica has neither deadlines nor messages until something wakes it."""
+        """Whether this replica has neither deadlines nor messages until an input wakes it."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         return candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced
 
     @property
     def quiesce_peers(self) -> Collection[int]:
-        """While quiet: the replicas whose processes must be watched, as a leader does its followers'."""
+        """While quiesced: the replicas whose processes must be watched, as a leader watches its followers."""
         if not self.quiesced:
             return ()
         leadership = self._candidacy.leadership
@@ -278,7 +279,7 @@ class Core:
 
     @property
     def is_electing(self) -> bool:
-        """Whether we stand, or lead and have committed nothing yet in our term."""
+        """Whether we campaign, or lead and have committed nothing yet in our term."""
         leadership = self._candidacy.leadership
         if leadership is None:
             return self.role is not Role.FOLLOWER
@@ -286,18 +287,18 @@ class Core:
 
     @property
     def is_expedited(self) -> bool:
-        """Whether the leader is gone and another is wanted as soon as if this were the only group."""
+        """Whether the leader is gone and a new one is wanted as soon as if this were the only group."""
         timer = self._candidacy.timer
         return timer.suspected and timer.news_delay_ms <= MAX_NEWS_DELAY_MS
 
     @property
     def is_idle(self) -> bool:
-        """Whether a leader has had nothing to do since its last heartbeat, so that its group may rest."""
+        """Whether we lead and had nothing to do since the last heartbeat, so that the group may quiesce."""
         leadership = self._candidacy.leadership
         return leadership is not None and not leadership.quiescence.quiesced and leadership.is_idle
 
     def deadline_ms(self) -> int | None:
-        """The next instant at which `expire` has something to do; None if only an input can do that."""
+        """Return the next instant at which `expire` has something to do; None if there is none."""
         candidacy = self._candidacy
         if candidacy.leadership is not None:
             return candidacy.leadership.deadline_ms()
@@ -314,7 +315,7 @@ class Core:
     # Inputs
 
     def receive(self, message: AnyMessage, entries: Sequence[Entry] = (), *, now_ms: int) -> None:
-        """Take in a message from another replica, with the entries that travelled behind an `Append`."""
+        """Process a message from another replica, with the entries that came with an `Append`."""
         candidacy = self._candidacy
         if (
             self.log_regressed
@@ -329,7 +330,7 @@ class Core:
             self._tracer.drop("term_ahead", message)
             return
         if message.sender in self._log.configurations.current.given_up:
-            # It was left behind: together with others it might elect itself, and count us.
+            # It was abandoned: together with others it might elect itself, and count us.
             self._tracer.drop("given_up_member", message)
             return
         if message.incarnation != self._incarnations.get(message.sender, 0):
@@ -395,13 +396,13 @@ class Core:
     def _disturbed_by(self, message: AnyMessage, *, now_ms: int) -> None:
         is_leaders = message.sender == self.leader_id and message.term == self.term
         if is_leaders and isinstance(message, Heartbeat | Append):
-            # The leader is awake too, and knows that we are; a heartbeat may ask us to rest on.
+            # The leader is awake too, and knows that we are; a heartbeat may ask us to stay quiesced.
             self._candidacy.following.quiesced = isinstance(message, Heartbeat)
         else:
             self.unquiesce(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
-        """Do what is due at `now_ms`; at a deadline itself it is due."""
+        """Do what is due at `now_ms`; at a deadline itself that is due."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is None:
@@ -415,19 +416,20 @@ class Core:
                 candidacy.timer.postpone(by_ms=2 * self._settings.election_timeout_ms)
 
     def offer_quiesce(self, *, absent: Collection[int] = ()) -> None:
-        """Before an `expire`: if there is nothing to do, the heartbeat asks all but `absent` to fall quiet.
+        """Let the next heartbeat, if we are idle, ask all members but `absent` to quiesce.
 
-        Offer it only while the processes of all others answer, and watch them from then on: a quiet replica
-        is woken when one it rests on (`quiesce_peers`) is silent, gone, or has begun a new life.
+        Call it before `expire`. Offer it only while the processes of all others answer, and watch them from
+        then on: a quiesced replica must be woken when one of its `quiesce_peers` is silent, gone, or has
+        started again.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.offer_quiesce(absent)
 
     def unquiesce(self, *, now_ms: int, heard_ms: int | None = None) -> None:
-        """End the rest: keep time again, and let the leader know, so that it beats again.
+        """End quiescence: keep time again, and let the leader know, so that it sends heartbeats again.
 
-        `heard_ms`: when the leader's process was last heard; now, if that is not said.
+        `heard_ms`: when the leader's process was last heard; now, if it is None.
         """
         candidacy = self._candidacy
         leadership = candidacy.leadership
@@ -443,31 +445,31 @@ class Core:
             self._tracer.note("awake", term=self.term)
 
     def quiesce_without(self, gone: Collection[int]) -> bool:
-        """News: the processes of these members are gone. Whether a quiet leader rests on, without a word.
+        """Return whether a quiesced leader stays so without these members, whose processes are gone.
 
-        If not, wake it. Whoever drives it wakes it when one of them is there again.
+        If not, wake it. If so, the driver must wake it when one of them is there again.
         """
         leadership = self._candidacy.leadership
         return leadership is not None and leadership.quiescence.quiesced and leadership.quiesce_without(gone)
 
     def postpone(self, *, by_ms: int) -> None:
-        """The loop stalled: read what lies in the sockets before anybody is taken for silent."""
+        """Postpone deadlines: the loop stalled, and messages to us may be in the sockets."""
         candidacy = self._candidacy
         candidacy.timer.postpone(by_ms=by_ms)
         if candidacy.leadership is not None:
             candidacy.leadership.postpone(by_ms=by_ms)
 
     def campaign(self, *, now_ms: int) -> None:
-        """Stand for election at once: for the first replica of a fresh group."""
+        """Campaign at once: for the first replica of a new group."""
         if self._candidacy.leadership is None and self._candidacy.is_promotable():
             self.unquiesce(now_ms=now_ms)
             self._candidacy.campaign_prevote(now_ms=now_ms)
 
     def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
-        """News that the leader is gone: until it is heard again, stand soon and grant others pre-votes.
+        """Campaign soon, and grant others pre-votes, until the leader is heard again: it is said to be gone.
 
-        `spread_ms`: the first try comes within so long, and later ones no faster, for when many groups lose
-        their leaders at once.
+        `spread_ms`: the first campaign comes within that time, and later ones no faster; for when many groups
+        lose their leaders at once.
         """
         if self.role is Role.FOLLOWER and self.leader_id:
             self.unquiesce(now_ms=now_ms)
@@ -479,26 +481,26 @@ class Core:
             self._candidacy.timer.expedite(now_ms=now_ms)
 
     def unreachable(self, replica_id: int) -> None:
-        """News that messages to this replica were lost: a leader asks where it stands, then goes on.
+        """Ask where this replica's log ends before more is sent to it: messages to it may be lost.
 
-        Wake a quiet one first.
+        Leader only; wake a quiesced one first.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.unreachable(replica_id)
 
     def catch_up(self, replica_id: int, *, resume_index: int) -> None:
-        """As the leader: this replica gets entries up to `resume_index` by other means than appends.
+        """Let this replica get entries up to `resume_index` by other means than appends. Leader only.
 
-        Until it holds them, appends only ask whether it does. The same happens without a word where what it
-        lacks is not in the log any more.
+        Until it holds them, appends only ask whether it does. The same happens without this call where what
+        it lacks is not in the log any more.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.catch_up(replica_id, resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """As the leader: take back `catch_up`; a replica whose entries are gone stays where it is."""
+        """Take back `catch_up`, unless the entries are not in the log any more. Leader only."""
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.resume(replica_id)
@@ -508,16 +510,22 @@ class Core:
         self._candidacy.inhibit_campaign(inhibited, now_ms=now_ms)
 
     def place(self) -> Place:
-        """Where the next proposed entry goes. Raises `NotLeader`."""
+        """Return where the next proposed entry goes.
+
+        Raises:
+            NotLeader: when we don't lead, or hand over.
+        """
         self._leading()
         log = self._log
         return Place(log.last_index + 1, self.term, log.last_term, log.committed_index)
 
     def propose(self, entries: Sequence[Entry], *, now_ms: int) -> None:
-        """Append entries made for `place()` and the places after it.
+        """Append entries made for `place()` and the places after it; all of them or none.
 
-        Raises `NotLeader`, or `EntryTooLarge` or `TooMuchUncommitted` when nothing was appended because of a
-        limit.
+        Raises:
+            NotLeader: when we don't lead, or hand over.
+            EntryTooLarge: when an entry exceeds `max_entry_bytes`.
+            TooMuchUncommitted: when too many bytes wait to be committed.
         """
         leadership = self._proposing(now_ms=now_ms)
         size_bytes = 0
@@ -540,23 +548,26 @@ class Core:
     def propose_configuration(self, entry: Entry, *, now_ms: int) -> None:
         """Append an entry for `place()` whose `configuration` is one step from ours; in force at once.
 
-        Raises `NotLeader`, or `ConfigurationRefused` when the step is not allowed (now). No limit of bytes
-        holds it up: it may be what brings a majority back.
+        No limit of bytes applies: it may be what brings a majority back.
+
+        Raises:
+            NotLeader: when we don't lead, or hand over.
+            ConfigurationRefused: when the step is not allowed, or not now.
         """
         self._proposing(now_ms=now_ms).propose_configuration(entry)
         self._tracer.note("configuration", index=entry.index, configuration=self.configuration)
 
     def hears_majority(self, voters: Collection[int]) -> bool:
-        """Whether we lead, and heard from a majority of these lately: else a step to them is refused."""
+        """Return whether we lead and heard a majority of these lately; else a step to them is refused."""
         leadership = self._candidacy.leadership
         return leadership is not None and leadership.hears_majority(voters)
 
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
-        """Hand over to a voter; proposals stop for an election timeout at most. False if it is no voter."""
+        """Hand over to a voter; return False for any other. Proposals stop meanwhile."""
         return self._proposing(now_ms=now_ms).transfer(replica_id, now_ms=now_ms)
 
     def read_index(self, context: int, *, now_ms: int) -> None:
-        """Ask for an index that covers all that is committed by now; the answer comes in `Ready.reads`."""
+        """Request an index that covers all that is committed by now; the answer comes in `Ready.reads`."""
         leadership = self._candidacy.leadership
         if leadership is None:
             self._effects.reads_failed.append(context)
@@ -566,7 +577,7 @@ class Core:
             leadership.reads.waiting.append(context)
 
     def persisted(self, *, index: int, term: int, truncations: int) -> None:
-        """Our disk holds the log up to entry (`index`, `term`), and all hard states recorded before it.
+        """Note that our disk holds the log up to entry (`index`, `term`), and all hard states before it.
 
         `truncations` is what `self.truncations` was when that entry was the last one written.
         """
@@ -576,20 +587,21 @@ class Core:
             self._candidacy.leadership.persisted(term)
 
     def accept_loss(self) -> None:
-        """A person decided to go on with what the voters that are left hold: our mark falls.
+        """End our recovery, because an operator accepts the loss of what only absent replicas hold.
 
-        Nothing else may call this: what only a replica that does not answer holds is given up.
+        Nothing else may call this.
         """
         if self.recovering:
-            self._finish_recovery("a person accepted the loss")
+            self._finish_recovery("an operator accepted the loss")
 
     def release(self, *, incarnation: int, last_term: int, last_index: int, now_ms: int) -> bool:
-        """All replicas of the group have said where their logs end, and this is the latest end: our floor.
+        """Set our floor to the latest end among the logs of all replicas of the group.
 
-        From now on our grants to logs that end there or later count in spite of our mark, as no log that is
-        left holds more. If our own log does, we may stand, also as a learner. Each of the others must have
-        answered after `incarnation`, ours, was known, and none of them as a leader
-        (docs/consensus.md#when-all-replicas-have-answered). False if we are another incarnation, or lead.
+        From now on our grants to logs that end there or later count although we are recovering, as no log
+        that is left holds more. If our own log reaches it we may campaign, even as a learner. Each of the
+        others must have answered after `incarnation`, ours, was known, and none of them as a leader
+        (docs/consensus.md#when-all-replicas-have-answered). Return False if we are another incarnation, or
+        lead.
         """
         leads = self._candidacy.leadership is not None
         if incarnation != self._identity.incarnation or leads or self.log_regressed:
@@ -598,11 +610,11 @@ class Core:
         return True
 
     def go_on_alone(self, make: MakeNoop, *, term: int, now_ms: int) -> None:
-        """A person decided that the voters that do not answer are gone for good: we go on as the only voter.
+        """Go on as the only voter, because an operator decided that the absent voters are gone for good.
 
-        Nothing else may call this. `make` gives the entry that says so: a configuration with this replica as
-        its only voter, and the others as given up. `term` is above any that the group can have reached. What
-        only the others hold is lost; what we hold is committed, as some of it may be acknowledged.
+        Nothing else may call this. `make` gives the entry of that decision: a configuration with this replica
+        as its only voter, and the others as abandoned. `term` is above any that the group can have reached.
+        What only the others hold is lost; what we hold is committed, as some of it may be acknowledged.
         """
         candidacy = self._candidacy
         assert candidacy.leadership is None and term > self.term, f"term {term} at {self!r}"
@@ -637,7 +649,7 @@ class Core:
     # Output
 
     def take_ready(self) -> Ready:
-        """What has to be done now; everything in it is handed out once. See `Ready`."""
+        """Return what has to be done now; everything in it is handed out once. See `Ready`."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is not None:

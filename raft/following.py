@@ -1,7 +1,8 @@
-"""What a replica knows of the leader of its term, and what it does with that leader's appends.
+"""The follower's side of one term: what it knows of the leader, and what it does with the leader's appends.
 
-One object lives for one term. So what was *matched* with a leader is forgotten with the term and by a
-restart, without anybody having to remember to forget it, and a commit index never reaches beyond that.
+One object exists for one term. So what was *matched* with a leader is forgotten with the term and by a
+restart without any code that forgets it, and a commit index never exceeds it (invariant 6 of `raft.core`;
+paper 5.3). It knows neither votes nor timers.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from raft.log import RaftLog
 from raft.messages import Append, AppendAnswer, Heartbeat, HeartbeatAnswer
 from raft.values import Entry
 
-# No replica has come back so often as another incarnation: a number further ahead is a forged one.
+# No replica has more incarnations than this: a number further ahead is forged.
 MOST_LOSSES = 2**32
 
 
 class Following:
-    """The follower's side of one term. `leader_id` is 0 until the leader has spoken, and then fixed.
+    """The follower's side of one term. `leader_id` is 0 until the leader has sent something, and then fixed.
 
-    `goal` is how far this leader wants us to match before a mark of ours may fall; 0 before it has said so to
+    `goal` is how far this leader wants us to match before our recovery may end; 0 before it has said so to
     our incarnation.
     """
 
@@ -45,7 +46,7 @@ class Following:
         self.leader_id = 0
         self.matched_index = 0
         self.goal = 0
-        # Whether we agreed with this leader to fall quiet.
+        # Whether we agreed with this leader to quiesce.
         self.quiesced = False
 
     @property
@@ -63,10 +64,11 @@ class Following:
         )
 
     def append(self, message: Append, entries: Sequence[Entry]) -> bool:
-        """Take over what is new, cut only what conflicts, and answer (the answer waits for our sync).
+        """Append what is new, truncate only what conflicts, and answer; the answer waits for our sync.
 
-        False, and nothing else, if the leader's log lacks what we know to be committed: a person accepted
-        that loss, or more replicas lost it than may. What we served must not change, so we stay behind.
+        Return False, and do nothing, if the leader's log lacks what we know to be committed: an operator
+        accepted that loss, or more replicas lost it than may. What we served must not change, so we follow no
+        further.
         """
         log = self._log
         prev_index = message.prev_index
@@ -91,14 +93,14 @@ class Following:
                     break
                 term = log.term(index)
                 if term is None:
-                    # Damage hides what stands here. It may be this very entry, and what lies behind it may
-                    # have been acknowledged: nothing is cut, and no more is matched, until it is whole.
+                    # Our entry here is damaged. It may be this very entry, and those after it may have been
+                    # acknowledged: nothing is truncated, and no more is matched, until it is repaired.
                     entries = entries[:place]
                     break
                 if term != entry.term:
                     if log.term(index - 1) is None:
-                        # A log must know the term that it ends with, and damage hides that of the entry
-                        # before the cut. It waits for the repair, as above.
+                        # A log must know the term that it ends with, and the entry before the truncation is
+                        # damaged. It waits for the repair, as above.
                         entries = entries[:place]
                         break
                     log.truncate(index)
@@ -111,7 +113,7 @@ class Following:
         if self.matched_index >= committed:
             match_index, hint_index, hint_term = self.matched_index, 0, 0
         else:
-            # So much more need not be sent; the leader sees by the term whether it holds the same.
+            # Nothing up to there need be sent; the leader sees by the term whether it holds the same.
             match_index = hint_index = committed
             hint_term = log.term(committed) or 0
         self._effects.after_sync.append(
@@ -130,9 +132,9 @@ class Following:
         return True
 
     def heartbeat(self, message: Heartbeat, *, may_quiesce: bool) -> None:
-        """Learn the commit index; answer at once, since the answer says nothing about our disk.
+        """Learn the commit index; answer at once, since the answer promises nothing about our disk.
 
-        Fall quiet if we are asked to, and hold exactly what the leader has committed.
+        Quiesce if we are asked to, and hold exactly what the leader has committed.
         """
         self._learn_goal(message)
         self._learn_commit(message.commit)
@@ -160,12 +162,11 @@ class Following:
         self.quiesced = rests
 
     def has_regressed(self, message: Heartbeat) -> bool:
-        """Whether the leader tells us of an acknowledgement of ours that we can't give, or of a later
-        incarnation of ours.
+        """Return whether our log lacks what we acknowledged to this leader, or is of an older incarnation.
 
         What we acknowledged to the leader of a term stays in our log for as long as the term lasts, and an
-        incarnation is durable before anybody hears of it. So a log that lacks either is not what it was: an
-        older copy of it was put back. Of a former incarnation an acknowledgement says nothing.
+        incarnation is durable before any other replica hears of it. So a log that lacks either is an older
+        copy that was put back. An acknowledgement of a former incarnation says nothing.
         """
         index, own = message.held_index, self._identity.incarnation
         if own < message.receiver_incarnation <= own + MOST_LOSSES:
@@ -212,7 +213,7 @@ class Following:
 
 
 def well_formed(message: Append, entries: Sequence[Entry]) -> bool:
-    """Whether `entries` are what `message` announces: as many, without a hole, of terms that never fall."""
+    """Return whether `entries` are as `message` says: their number, without a gap, terms never falling."""
     if message.entry_count != len(entries):
         return False
     index, term = message.prev_index, message.prev_term

@@ -1,9 +1,9 @@
 """The leader's side of one term: commitment, confirmation rounds, configuration changes, hand-over.
 
 The object is made when an election is won and dropped when leadership ends, and with it everything that is
-only true of a leader in that term. It decides what is sent to whom, what is committed, and when the group has
-nothing to do and may rest; it knows neither votes nor how it came to lead. `flush` is called once per Ready,
-so that many proposals of one turn leave in few appends.
+only true of a leader in that term. It decides what is sent to which replica, what is committed (paper 5.3,
+5.4.2), and when the group is idle and may quiesce; it knows neither votes nor how it came to lead. `flush` is
+called once per Ready, so that many proposals of one turn leave in few appends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raft.reads import ReadQueue
 from raft.sender import Sender
 from raft.values import Entry, Settings
 
-# A leader that has reached no majority with its entries for so many election timeouts steps down.
+# A leader that has reached no majority with its entries for this number of election timeouts steps down.
 UNREACHED_CHECKS = 4
 
 
@@ -68,7 +68,7 @@ class Leadership:
         held: bool,
         now_ms: int,
     ) -> None:
-        """`held`: nothing leaves before our own disk has caught up; nobody else vouches for this term."""
+        """Begin to lead. `held`: nothing leaves before our disk has this term: no other replica has it."""
         self._sender = Sender(identity, log, effects, settings, term=term)
         self._log = log
         self._effects = effects
@@ -101,17 +101,17 @@ class Leadership:
     # Time
 
     def deadline_ms(self) -> int | None:
-        """The next instant at which `expire` has something to do; None while the group is quiet."""
+        """Return the next instant at which `expire` has something to do; None while the group is quiesced."""
         if self.quiescence.quiesced:
             return None
         deadline_ms = min(self._heartbeat_deadline_ms, self._quorum_deadline_ms)
         return min(deadline_ms, self._transfer_deadline_ms) if self.transfer_target else deadline_ms
 
     def expire(self, *, now_ms: int) -> bool:
-        """Do what is due; False if we must step down.
+        """Do what is due; return False if we must step down.
 
-        That is where a majority was not heard from for an election timeout (check-quorum), or is heard and
-        gets nothing of what it should append: then `is_unreached`.
+        We must if no majority was heard for an election timeout (check-quorum), or if one is heard and yet
+        receives none of our appends: then `is_unreached`.
         """
         if now_ms >= self._quorum_deadline_ms:
             self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
@@ -127,25 +127,25 @@ class Leadership:
             self._committed_at_tick = self._log.committed_index
             self.quiescence.last_at_tick = self._log.last_index
             if self.transfer_target:
-                # What told the target to stand may have been lost.
+                # The message by which the target campaigns may have been lost.
                 self._hand_over()
         return True
 
     @property
     def is_unreached(self) -> bool:
-        """Whether entries wait, and for some election timeouts none has come through to a majority."""
+        """Whether entries wait, and none has reached a majority for `UNREACHED_CHECKS` election timeouts."""
         return self._unreached >= UNREACHED_CHECKS
 
     @property
     def is_complete(self) -> bool:
-        """Whether a mark of our own may fall: this term has committed, and our disk holds that."""
+        """Whether our own recovery may end: this term has committed, and our disk holds that."""
         return self.term_start <= min(self._log.committed_index, self._log.durable_index)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Give the others more time to be heard: what they sent lies unread in our sockets."""
+        """Give the others more time to be heard: their messages may be in our sockets."""
         self._quorum_deadline_ms += by_ms
 
-    # Rest (docs/consensus.md#quiescence)
+    # Quiescence (docs/consensus.md#quiescence)
 
     @property
     def is_idle(self) -> bool:
@@ -161,14 +161,14 @@ class Leadership:
         )
 
     def offer_quiesce(self, absent: Collection[int]) -> None:
-        """Let the next heartbeat ask all but `absent` to fall quiet, if a majority has all that we hold."""
+        """Let the next heartbeat ask all but `absent` to quiesce, if a majority has all that we hold."""
         asked = {p.replica_id for p in self._others if p.replica_id not in absent}
         voters = sum(p is self.own or p.replica_id in asked for p in self._voters)
         if self.is_idle and voters >= majority(len(self._voters)) and self._hold_all(asked):
             self.quiescence.offer(asked)
 
     def quiesce_without(self, gone: Collection[int]) -> bool:
-        """While quiet: rest on the others alone, as agreed with each of them; False if they are too few."""
+        """Stay quiesced with the other members alone; return False if they are too few."""
         left = self.quiescence.asked.difference(gone)
         if sum(p is self.own or p.replica_id in left for p in self._voters) < majority(len(self._voters)):
             return False
@@ -188,14 +188,14 @@ class Leadership:
         )
 
     def _count_agreement(self, progress: Progress, message: HeartbeatAnswer) -> None:
-        """Note an answer to the offer of that round; the group is quiet when the last one agrees."""
+        """Note an answer to the offer of that round; the group is quiesced when the last one agrees."""
         quiescence = self.quiescence
         if not message.round:
             quiescence.withdraw()  # It woke while others still answer.
         elif not quiescence.is_answer(message.round, progress.replica_id):
             return
         elif not message.quiesce:
-            # It lacks something that we don't know of, as when it was restarted: find out where it stands.
+            # It lacks something that we don't know of, as after a restart: find out where its log ends.
             quiescence.withdraw()
             if progress.flow is Flow.REPLICATE and progress.match_index == self._log.last_index:
                 self._sender.probe(progress, progress.match_index)
@@ -203,7 +203,7 @@ class Leadership:
             quiescence.quiesced = True
 
     def unquiesce(self, *, now_ms: int, soon: bool) -> None:
-        """Beat and count again; with `soon` at once, else when the next heartbeat would be due."""
+        """Send heartbeats again: with `soon` at once, else when the next one would be due."""
         self.quiescence.end()
         self._unreached = 0
         interval_ms = self._settings.heartbeat_ms
@@ -235,7 +235,7 @@ class Leadership:
             heard += progress.active or progress is self.own
         for progress in self._others:
             if not progress.active and progress.flow is Flow.REPLICATE:
-                # Nothing was heard for long: stop filling its window, and ask where it stands when it speaks.
+                # Nothing was heard for long: stop filling its window, and probe it when it answers.
                 progress.probe(progress.match_index + 1)
                 progress.probe_sent = True
             progress.silent = not progress.active
@@ -252,7 +252,11 @@ class Leadership:
         self._log.append(entries)
 
     def propose_configuration(self, entry: Entry) -> None:
-        """Append an entry that changes the configuration by one step. Raises `ConfigurationRefused`."""
+        """Append an entry that changes the configuration by one step.
+
+        Raises:
+            ConfigurationRefused: when the step is not allowed, or not now.
+        """
         log = self._log
         current = log.configurations.current
         new = entry.configuration
@@ -282,7 +286,7 @@ class Leadership:
         self._adopt_configuration()
 
     def hears_majority(self, voters: Collection[int]) -> bool:
-        """Whether a majority of these was heard in the last election timeout or two, or since we lead."""
+        """Return whether a majority of these was heard in the last two election timeouts."""
         heard = 0
         for replica_id in voters:
             progress = self.progress.get(replica_id)
@@ -290,7 +294,7 @@ class Leadership:
         return heard >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
-        """Our own disk holds the log up to `durable_index`, of `term`: count ourselves up to there."""
+        """Count ourselves up to `durable_index`, of `term`: our own disk holds the log up to there."""
         if term == self.term:
             # The term and our vote in it were recorded before its first entry, so they are durable too.
             self.held = False
@@ -335,7 +339,7 @@ class Leadership:
     # Answers
 
     def reincarnated(self, replica_id: int) -> None:
-        """A replica came back as a new incarnation: nothing that it acknowledged counts any more."""
+        """Forget what a replica acknowledged: it came back as a new incarnation."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress is not self.own:
             progress.reset(
@@ -345,7 +349,7 @@ class Leadership:
             )
 
     def append_answer(self, message: AppendAnswer) -> bool:
-        """A follower says how far it holds our log, or what did not fit; False if that can't be."""
+        """Process how far a follower holds our log, or what did not fit; return False if that can't be."""
         progress = self.progress.get(message.sender)
         if progress is None:
             return True
@@ -388,7 +392,7 @@ class Leadership:
         progress.probe(max(min(prev_index, hint_index + 1), progress.match_index + 1))
 
     def heartbeat_answer(self, message: HeartbeatAnswer) -> bool:
-        """A follower knew no later term when that round reached it; False if there was no such round."""
+        """Note that a follower knew no later term in that round; return False if there was no such round."""
         progress = self.progress.get(message.sender)
         if progress is None:
             return True
@@ -408,17 +412,16 @@ class Leadership:
         return True
 
     def _resend_probe(self, progress: Progress, known_index: int) -> None:
-        """Once per heartbeat: if messages to this replica or from it were lost, find out where it stands."""
+        """Probe a replica, once per heartbeat, if messages to it or from it were lost."""
         if progress.flow is Flow.PROBE:
             progress.probe_sent = False
         elif progress.flow is Flow.CATCH_UP:
-            # Perhaps it has been caught up meanwhile. Ask without entries: the first that we would send
-            # follow.
+            # Perhaps it has been caught up meanwhile. Probe it without entries: ours begin after that.
             self._sender.probe(progress, self._resume_index(progress))
         elif progress.next_index - 1 > progress.match_index:
             if progress.match_index == progress.match_at_tick:
-                # Nothing was acknowledged since the last heartbeat. An empty append behind all that was sent
-                # is acknowledged if it came (then only the answer was lost) and refused with a hint if it did
+                # Nothing was acknowledged since the last heartbeat. An empty append after all that was sent
+                # is accepted if that came (then only the answer was lost) and rejected with a hint if it did
                 # not.
                 self._sender.probe(progress, progress.next_index - 1)
             progress.match_at_tick = progress.match_index
@@ -427,24 +430,24 @@ class Leadership:
             self._sender.probe(progress, progress.match_index)
 
     def _resume_index(self, progress: Progress) -> int:
-        """The entry that a replica must hold before appends can serve it again."""
+        """Return the entry that a replica must hold before appends can serve it again."""
         return max(self._log.first_index - 1, progress.resume_index)
 
     def catch_up(self, replica_id: int, resume_index: int) -> None:
-        """Send this replica nothing before it holds the log up to a committed entry by other means."""
+        """Send this replica no entries before it holds the log up to a committed entry by other means."""
         progress = self.progress.get(replica_id)
         assert resume_index <= self._log.committed_index, f"{resume_index} is not committed"
         if progress is not None and progress is not self.own and progress.match_index < resume_index:
             progress.catch_up(resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """The other means failed: find out where this replica stands, and send what there is."""
+        """Probe this replica and send what there is: the other means failed."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress.flow is Flow.CATCH_UP:
             progress.probe(progress.match_index + 1)
 
     def unreachable(self, replica_id: int) -> None:
-        """News: what was under way to this replica is probably lost."""
+        """Probe this replica: what was under way to it is probably lost."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress.flow is Flow.REPLICATE and progress is not self.own:
             progress.probe(progress.match_index + 1)
@@ -453,7 +456,7 @@ class Leadership:
     # Reads
 
     def _begin_round(self) -> int:
-        """Ask everybody whether they know a later term; answers all reads that wait. Returns its number."""
+        """Begin a confirmation round for all reads that wait, and return its number (thesis 6.4)."""
         self._round = self.own.acked_round = round_ = self._round + 1
         # Before our term has committed anything we don't know the commit index (thesis 6.4; pitfall 14).
         if self._log.committed_index >= self.term_start:
@@ -473,7 +476,7 @@ class Leadership:
     # Hand-over
 
     def transfer(self, replica_id: int, *, now_ms: int) -> bool:
-        """Stop taking proposals and let `replica_id` lead as soon as it holds all; False if it can't."""
+        """Stop taking proposals and let `replica_id` lead once it holds all; return False if it can't."""
         if replica_id == self.own.replica_id or replica_id not in self._log.configurations.current.voters:
             return False
         self.transfer_target = replica_id
@@ -482,7 +485,7 @@ class Leadership:
         return True
 
     def transfer_refused(self, replica_id: int) -> None:
-        """The one that should lead will not stand: go on."""
+        """Lead on: the replica that should lead will not campaign."""
         if replica_id == self.transfer_target:
             self.transfer_target = 0
 
@@ -491,14 +494,14 @@ class Leadership:
             self._effects.messages.append(TimeoutNow(*self._sender.head_to(self.transfer_target)))
 
     def transfer_on_removal(self) -> None:
-        """Leaving by a committed removal: let the most complete voter stand at once."""
+        """Let the voter with the longest log campaign at once: our own removal is committed."""
         best = max(self._voters, key=lambda progress: progress.match_index)
         self._effects.messages.append(TimeoutNow(*self._sender.head_to(best.replica_id)))
 
     # Sending
 
     def flush(self) -> None:
-        """Send every replica what it lacks and may be sent, and the commit index to those not told it."""
+        """Send every replica the entries it lacks and may be sent, and the commit index where it is new."""
         if self.reads.waiting and not self.reads.in_flight and self._log.committed_index >= self.term_start:
             self._begin_round()
         if self.held:
@@ -520,5 +523,5 @@ class Leadership:
             elif flow is Flow.PROBE and not progress.probe_sent:
                 self._sender.entries(progress, last)
             if progress.sent_commit < committed and progress.active:
-                # Nothing else goes to this follower now, and its readers wait for this commit.
+                # Nothing else is sent to this follower now, and its readers wait for this commit.
                 self._sender.heartbeat(progress, 0)

@@ -1,9 +1,9 @@
-"""The replica's log as the core sees it: the driver's log, plus what the driver has not been told yet.
+"""The replica's log as the core sees it: the driver's log, and entries that no `Ready` has handed out.
 
 Between an input and `take_ready`, entries that the core has accepted are *pending* here. Terms and sizes are
-answered over both parts as if they were one log. Three marks stand on it: `committed_index`, `durable_index`
-(what our own disk holds) and the configurations in force. This module keeps the log's own rules (no hole,
-terms never fall, nothing committed is ever cut) and knows nothing of leaders.
+answered over both parts as if they were one log. It also keeps `committed_index`, `durable_index` (what our
+own disk holds) and the configurations in force. Invariants: the log has no gap, terms never fall along it,
+and nothing committed is ever truncated. It knows nothing of leaders.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class RaftLog:
         self.committed_index = committed_index
         # A log that is there after a restart was read from the disk, so all of it is durable.
         self.durable_index = view.last_index
-        # How often entries that the driver had been given were cut, in this life.
+        # How often entries that a `Ready` had handed out were truncated since the start.
         self.truncations = 0
-        # What was appended in this life and is not committed, oldest first: (last index, bytes) per call.
+        # What was appended since the start and is not committed, oldest first: (last index, bytes) per call.
         self._uncommitted: deque[tuple[int, int]] = deque()
         self.uncommitted_bytes = 0
         self.configurations = History(configuration, configurations)
@@ -66,22 +66,22 @@ class RaftLog:
         return self._view.first_index
 
     def term(self, index: int) -> int | None:
-        """The term of entry `index`; None if we don't hold it (any more), or damage hides it."""
+        """Return the term of entry `index`; None if we don't hold it (any more), or it is damaged."""
         if index <= self._view_last:
             return self._view.term(index)
         place = index - self._view_last - 1
         return self._pending[place].term if place < len(self._pending) else None
 
     def size(self, index: int) -> int:
-        """The bytes of entry `index`, which must be there."""
+        """Return the size of entry `index` in bytes; it must be there."""
         if index <= self._view_last:
             return self._view.size(index)
         return self._pending[index - self._view_last - 1].size
 
     def last_at_or_below_term(self, bound: int, term: int) -> int:
-        """The last index at or below `bound` whose term is at most `term`.
+        """Return the last index at or below `bound` whose term is at most `term`.
 
-        Terms never fall along a log, so this halves instead of walking. The answer may lie one below what we
+        Terms never fall along a log, so this is a binary search. The answer may be one below what we
         know (`first_index` - 2) when everything we know is of a later term.
         """
         low = self._view.first_index - 1
@@ -99,14 +99,14 @@ class RaftLog:
         return low
 
     def _term_at_or_before(self, index: int) -> int:
-        """The term of an entry, or, where damage hides it, of the nearest before it whose term is known."""
+        """Return the term of an entry or, if it is damaged, of the nearest one before it that is not."""
         while (term := self.term(index)) is None:
             index -= 1
             assert index >= self._view.first_index - 1, "no term is known"
         return term
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Add `entries` behind the last one; the driver hears of them in the next Ready."""
+        """Add `entries` after the last one; the next `Ready` hands them out."""
         index, term = self.last_index, self.last_term
         size_bytes = 0
         if not self._pending and self._truncate_from is None:
@@ -127,7 +127,7 @@ class RaftLog:
         self.uncommitted_bytes += size_bytes
 
     def truncate(self, index: int) -> None:
-        """Cut entry `index` and all behind it. Only for a real conflict, never for what is committed."""
+        """Remove entry `index` and all after it. Only for a real conflict, never what is committed."""
         assert self.committed_index < index <= self.last_index, (
             f"truncation at {index}, committed {self.committed_index}, last {self.last_index}"
         )
@@ -146,7 +146,7 @@ class RaftLog:
         self.configurations.truncated(index)
 
     def _uncount_from(self, index: int) -> None:
-        """Entry `index` and all behind it, which are still there, no longer wait to be committed."""
+        """Stop counting entry `index` and all after it as uncommitted; they are still there."""
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[-1][0] >= index:
             _, size_bytes = uncommitted.pop()
@@ -173,10 +173,10 @@ class RaftLog:
         """Note that our disk holds the log up to (index, term); return False if that is out of date.
 
         `truncations` is their number when that entry was written.
-        An entry may be written, cut, and replaced by one of the same index while its sync is under way; even
-        by itself, when a third leader sends it again. Index and term do not tell these apart, so a completion
-        counts only while nothing was cut since its entries were written (docs/pitfalls.md, number 3). The cut
-        has a completion of its own, which covers all that is left.
+        An entry may be written, truncated, and replaced by one of the same index while its sync is under way;
+        even by itself, when a third leader sends it again. Index and term do not tell these apart, so a
+        completion counts only while nothing was truncated since its entries were written (docs/pitfalls.md,
+        number 3). The truncation has a completion of its own, which covers all that is left.
         """
         if truncations != self.truncations:
             return False
@@ -188,7 +188,7 @@ class RaftLog:
         return True
 
     def take(self) -> tuple[int | None, Sequence[Entry]]:
-        """Hand over where to cut and what to append; the driver applies both before the next input."""
+        """Return where to truncate and what to append; the driver applies both before the next input."""
         truncate_from, entries = self._truncate_from, self._pending
         if truncate_from is None and not entries:
             return None, ()

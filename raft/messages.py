@@ -1,12 +1,11 @@
 """The messages of the protocol, and their form on the wire.
 
 Every message names its cluster, its group, both replica ids, the sender's incarnation and the sender's term,
-so that nothing meant for another life or another group is ever taken for ours. What a message *does* is
-decided in `raft.core`; this module is apart so that a transport can carry messages without knowing the
-protocol.
+so that nothing meant for another incarnation or another group is ever taken for ours. What a message *does*
+is decided in `raft.core`; this module is apart so that a transport can carry messages without the protocol.
 
 The payload of an `Append` is not part of the struct: the struct says how many entries belong to it, and the
-transport carries their frames behind it, untouched.
+transport carries their frames after it, untouched.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-# Terms, indexes and ids are far below: so what is counted up from one fits the 64 bits of wire and disk.
+# Terms, indexes and ids are far below this, so a number counted up from one fits the 64 bits of wire and
+# disk.
 NUMBER_LIMIT = 2**62
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=NUMBER_LIMIT)]
 
@@ -26,7 +26,7 @@ class ProtocolError(ValueError):
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every message carries. `cluster` and `group` are 128-bit ids, replica ids start at 1."""
+    """The fields of every message. `cluster` and `group` are 128-bit ids, replica ids start at 1."""
 
     cluster: bytes
     group: bytes
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PreVote(Message, frozen=True, tag=1):
-    """Would you vote for me in `term` (one above my own)? Changes nothing at the receiver."""
+    """Asks whether the receiver would vote for the sender in `term`, one above its own; changes nothing."""
 
     last_index: Natural
     last_term: Natural
@@ -51,7 +51,7 @@ class PreVoteAnswer(Message, frozen=True, tag=2):
 
 
 class Vote(Message, frozen=True, tag=3):
-    """A candidate asks for a vote in `term`. `transfer`: the leader itself told it to stand."""
+    """Asks for a vote in `term`. `transfer`: the leader itself handed over to the sender."""
 
     last_index: Natural
     last_term: Natural
@@ -59,7 +59,7 @@ class Vote(Message, frozen=True, tag=3):
 
 
 class VoteAnswer(Message, frozen=True, tag=4):
-    """`recovering`: the voter may have forgotten something, so its grant counts less."""
+    """Grants or refuses a vote. `recovering`: the voter may have forgotten something; its grant is void."""
 
     granted: bool
     recovering: bool = False
@@ -69,7 +69,7 @@ class Append(Message, frozen=True, tag=5):
     """`entry_count` entries that follow the one at (`prev_index`, `prev_term`); zero entries make a probe.
 
     `goal` and `receiver_incarnation` say how far the receiver, in that incarnation, must match with this
-    leader before it may be trusted again after a possible loss.
+    leader before its recovery may end.
     """
 
     prev_index: Natural
@@ -81,11 +81,13 @@ class Append(Message, frozen=True, tag=5):
 
 
 class AppendAnswer(Message, frozen=True, tag=6):
-    """Accepted: everything up to `match_index` is durable here and equal to the leader's log. With a hint it
-    is so because it is committed here, and its entry at `hint_index` has `hint_term`.
+    """Accepts or rejects an append.
 
-    Rejected: we do not have (`prev_index`, its term). The last entry that can be common is at or below
-    `hint_index`, which has `hint_term` in our log.
+    Accepted: everything up to `match_index` is durable at the sender and equal to the leader's log. With a
+    hint it is so because it is committed there, and its entry at `hint_index` has `hint_term`.
+
+    Rejected: the sender does not have (`prev_index`, its term). The last entry that can be common is at or
+    below `hint_index`, which has `hint_term` in the sender's log.
     """
 
     match_index: Natural
@@ -113,12 +115,12 @@ class Heartbeat(Message, frozen=True, tag=7):
 
 
 class HeartbeatAnswer(Message, frozen=True, tag=8):
-    """When round `round` reached us, `term` was the highest term we knew.
+    """Says that `term` was the highest term the sender knew when round `round` reached it.
 
-    Round 0 answers no heartbeat: it tells an old leader of our term, or a quiet one that we are awake.
-    `quiesce`: we hold all that the leader holds, know it committed, and need no more heartbeats.
-    `match_index`: up to there we know our log to be the leader's; less than we acknowledged, if we have begun
-    anew since.
+    Round 0 answers no heartbeat: it announces a later term to an old leader, or to a quiesced one that the
+    sender is awake. `quiesce`: the sender holds all that the leader holds, knows it committed, and needs no
+    more heartbeats. `match_index`: up to there the sender knows its log to be the leader's; less than it
+    acknowledged, if it was restarted since.
     """
 
     round: Natural
@@ -127,7 +129,7 @@ class HeartbeatAnswer(Message, frozen=True, tag=8):
 
 
 class TimeoutNow(Message, frozen=True, tag=9):
-    """The leader hands over: stand for election at once, without a pre-vote."""
+    """Hands leadership over: the receiver campaigns at once, without a pre-vote (thesis 3.10)."""
 
 
 AnyMessage = (
@@ -147,12 +149,16 @@ _decoder = msgspec.msgpack.Decoder(list[AnyMessage])
 
 
 def encode(messages: Sequence[AnyMessage]) -> bytes:
-    """All messages as one MessagePack array; the inverse of `decode`."""
+    """Return all messages as one MessagePack array; the inverse of `decode`."""
     return _encoder.encode(messages)
 
 
 def decode(payload: bytes | bytearray | memoryview) -> list[AnyMessage]:
-    """The messages in `payload`, which must hold exactly one array. Raises `ProtocolError`."""
+    """Return the messages in `payload`, which must hold exactly one array.
+
+    Raises:
+        ProtocolError: when it does not.
+    """
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

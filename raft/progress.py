@@ -1,9 +1,9 @@
-"""What a leader knows about one replica, and how much it may send to it.
+"""Progress of one replica as its leader sees it, and how much may be sent to it (etcd's tracker).
 
 A replica is *probed* until it is known where its log meets the leader's: one append, then silence until an
 answer or a heartbeat. Then it is *replicated* to: appends go out one after another without waiting, up to a
 window of bytes and appends. A replica whose next entry is no longer in the leader's log, or that lacks so
-much of it that the driver says so, is *caught up* by other means. These objects live as long as one leader's
+much of it that the driver decides so, is *caught up* by other means. These objects exist for one leader's
 term; they decide nothing about commitment.
 """
 
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Flow(Enum):
-    """How a replica is being sent to."""
+    """How entries are sent to a replica."""
 
     PROBE = "probe"
     REPLICATE = "replicate"
@@ -61,7 +61,7 @@ class Progress:
         self.sent_commit = 0
         self.acked_round = 0
         self.match_at_tick = 0
-        # How much of our log it has, durable or not, as it said last; and whether an append has reached it
+        # How much of our log it has, durable or not, by its last answer; and whether an append has reached it
         # since the last check of the quorum.
         self.received_index = 0
         self.received = False
@@ -76,7 +76,7 @@ class Progress:
         return self.flow is Flow.CATCH_UP
 
     def probe(self, next_index: int) -> None:
-        """Find out again where the logs meet, from `next_index` on."""
+        """Probe again where the logs meet, from `next_index` on."""
         assert next_index > self.match_index, f"probe at {next_index}, matched {self.match_index}"
         self.flow = Flow.PROBE
         self.next_index = next_index
@@ -86,7 +86,7 @@ class Progress:
         self.inflight_bytes = 0
 
     def replicate(self) -> None:
-        """The logs meet at `match_index`: send what follows without waiting."""
+        """Send entries without waiting: the logs meet at `match_index`."""
         self.flow = Flow.REPLICATE
         self.next_index = self.match_index + 1
         self.resume_index = 0
@@ -94,9 +94,9 @@ class Progress:
         self.inflight_bytes = 0
 
     def catch_up(self, resume_index: int = 0) -> None:
-        """Stop sending: what it needs is no longer in the log, or so much that it comes by other means.
+        """Send no entries until it holds the log up to `resume_index`, and up to where ours begins.
 
-        It is sent to again once it holds the log up to `resume_index`, and up to where ours begins.
+        What it needs is no longer in the log, or so much that it gets it by other means.
         """
         self.flow = Flow.CATCH_UP
         self.resume_index = resume_index
@@ -104,7 +104,7 @@ class Progress:
         self.inflight_bytes = 0
 
     def sent(self, last_index: int, size_bytes: int) -> None:
-        """Entries up to `last_index` have left."""
+        """Note that entries up to `last_index` were sent."""
         if self.flow is Flow.REPLICATE:
             self.next_index = last_index + 1
             self.inflight.append((last_index, size_bytes))
@@ -113,7 +113,7 @@ class Progress:
             self.probe_sent = True
 
     def matched(self, index: int) -> bool:
-        """The replica holds the leader's log up to `index`; True if that is news."""
+        """Note that the replica holds the leader's log up to `index`; return whether that is news."""
         if index <= self.match_index:
             return False
         self.match_index = index
@@ -125,7 +125,7 @@ class Progress:
         return True
 
     def reset(self, *, incarnation: int, goal: int, next_index: int) -> None:
-        """The replica came back as a new incarnation: what it once acknowledged, it may have lost."""
+        """Begin again with a new incarnation of the replica, which may have lost what it acknowledged."""
         self.incarnation = incarnation
         self.goal = goal
         self.match_index = 0

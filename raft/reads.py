@@ -1,8 +1,8 @@
-"""Linearizable reads without leases: which waiting reads does a confirmation round answer?
+"""ReadIndex: linearizable reads without leases (thesis 6.4).
 
-A leader may say "this is the end of the log" only if a majority confirms, *after the question came*, that it
-still knows no later term (thesis 6.4). Rounds are numbered; one round answers for all that waited when it
-began. This queue only does the bookkeeping; rounds are begun and counted in `raft.leadership`.
+A leader may answer a read only if a majority confirms, *after the request came*, that it knows no later term.
+Rounds of heartbeats are numbered; one round answers for all reads that waited when it began. This queue only
+does the bookkeeping; rounds are begun and counted in `raft.leadership`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class ReadQueue:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a round has begun that somebody waits for."""
+        """Whether a read waits for a round that has begun."""
         return bool(self._asked)
 
     def begin(self, round_: int, *, committed_index: int) -> None:
-        """Round `round_` begins now, after all that wait have asked, and will answer them with this index."""
+        """Let all reads that wait be answered by round `round_`, which begins now, with this index."""
         if self.waiting:
             self._asked.append((round_, committed_index, self.waiting))
             self.waiting = []
 
     def confirmed(self, round_: int) -> list[tuple[int, int]]:
-        """Rounds up to `round_` are confirmed: the (context, index) of every read that they answer."""
+        """Return the (context, index) of every read that rounds up to `round_` answer: they are confirmed."""
         answers: list[tuple[int, int]] = []
         while self._asked and self._asked[0][0] <= round_:
             _, index, contexts = self._asked.popleft()
@@ -40,7 +40,7 @@ class ReadQueue:
         return answers
 
     def abandon(self) -> list[int]:
-        """Give up all reads, for example because leadership is lost; returns their contexts."""
+        """Drop all reads, for example because leadership is lost, and return their contexts."""
         contexts = [context for _, _, asked in self._asked for context in asked] + self.waiting
         self._asked.clear()
         self.waiting = []

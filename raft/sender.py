@@ -1,8 +1,7 @@
-"""How a leader speaks: appends cut to size, probes, heartbeats.
+"""The messages of a leader: appends of limited size, probes, heartbeats.
 
-Only the making of messages and the bookkeeping of what was sent; to whom something is sent, and when, is
-decided in `raft.leadership`. An append is described here by its indexes: the driver reads the frames from the
-log.
+It makes messages and keeps the books of what was sent; to which replica something is sent, and when, is
+decided in `raft.leadership`. An append is described by its indexes: the driver reads the frames from the log.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from raft.values import SendAppend, Settings
 
 
 class Sender:
-    """Speaks for one leader in one term."""
+    """Makes the messages of one leader in one term."""
 
     __slots__ = ("_effects", "_identity", "_log", "_max_append_bytes", "_term")
 
@@ -53,7 +52,7 @@ class Sender:
         self._append(progress, first - 1, end - first + 1, size_bytes)
 
     def probe(self, progress: Progress, prev_index: int) -> None:
-        """Ask whether the replica holds our entry `prev_index`, without sending anything new."""
+        """Ask whether the replica holds our entry `prev_index`, without sending entries."""
         self._append(progress, prev_index, 0, 0)
 
     def _append(self, progress: Progress, prev_index: int, count: int, size_bytes: int) -> None:
@@ -83,7 +82,7 @@ class Sender:
             progress.sent(prev_index + count, size_bytes)
 
     def heartbeat(self, progress: Progress, round_: int, *, quiesce: bool = False) -> None:
-        """Send a sign of life that wants an answer; with round 0 a commit notice, which wants none."""
+        """Send a heartbeat, which wants an answer; with round 0 a commit notice, which wants none."""
         commit = progress.sent_commit = self._log.committed_index
         held_term = self._log.term(progress.match_index) if progress.match_index else None
         self._effects.messages.append(
@@ -100,5 +99,5 @@ class Sender:
         )
 
     def head_to(self, receiver: int) -> tuple[bytes, bytes, int, int, int, int]:
-        """What stands first in every message from this leader to `receiver`."""
+        """Return the first fields of every message from this leader to `receiver`."""
         return *self._identity.head_to(receiver), self._term

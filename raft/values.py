@@ -1,6 +1,6 @@
 """The values that pass between the core and its driver: entries, places, settings, and `Ready`.
 
-Apart from `raft.core` so that a driver, a log adapter and the tests can name them without the protocol.
+They are apart from `raft.core` so that a driver, a log adapter and the tests can name them without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raft.messages import AnyMessage, Append
 
 
 class Role(Enum):
-    """What a replica is doing. A learner is a follower that is no voter."""
+    """The role of a replica (paper 5.1, thesis 9.6). A learner is a follower that is no voter."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One place of the log. `data` is the frame, whose meaning the core never looks at; `size` its bytes."""
+    """One entry of the log. `data` is opaque to the core, `size` its length in bytes."""
 
     index: int
     term: int
@@ -36,14 +36,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """What must survive a crash besides the log; `vote` is 0 for none in this term."""
+    """What must survive a crash besides the log; `vote` is 0 for none in this term (etcd's term)."""
 
     term: int = 0
     vote: int = 0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the leader's next entry goes: what a frame is stamped with."""
+    """Where the leader's next entry goes: the numbers that it is made with."""
 
     index: int
     term: int
@@ -52,7 +52,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class LogView(Protocol):
-    """The in-memory state of the replica's log, as its driver keeps it; always current between two inputs.
+    """The replica's log as its driver keeps it in memory; always current between two inputs.
 
     `term(first_index - 1)` is known (0 for a log that starts at 1); below that and above `last_index` it is
     None.
@@ -88,7 +88,7 @@ class Settings:
 
 
 class NotLeader(Exception):
-    """Only a leader can do this, and one that is not handing over; `.leader_id` is a hint, 0 if unknown."""
+    """This replica does not lead, or hands over; `.leader_id` is a hint, 0 if unknown."""
 
     def __init__(self, leader_id: int) -> None:
         super().__init__(f"not the leader; the leader may be replica {leader_id}")
@@ -96,7 +96,7 @@ class NotLeader(Exception):
 
 
 class TooMuchUncommitted(Exception):
-    """Too much waits for a majority already: try again when something is committed; all values in bytes."""
+    """Too many bytes wait for a majority: try again when something is committed."""
 
     def __init__(self, *, uncommitted_bytes: int, proposed_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -124,8 +124,7 @@ MakeNoop = Callable[[Place], Entry]
 class SendAppend(msgspec.Struct, frozen=True):
     """Send `message` with the frames of entries `first_index` to `last_index`; none if first > last.
 
-    If the driver can't read those frames any more it drops the message: the core takes every message as one
-    that may be lost.
+    If the driver can't read those frames any more it drops the message, as any message may be lost.
     """
 
     message: Append
@@ -142,9 +141,9 @@ class Became(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What the driver has to do after an input, in this order.
+    """The duties of the driver after an input, in this order.
 
-    1. Cut entry `truncate_from` and all behind it, append `entries`, and record `hard_state`: in memory at
+    1. Truncate the log from entry `truncate_from` on, append `entries`, and record `hard_state`: in memory at
        once, before the next input; on disk with the next sync.
     2. Send `messages` and `appends`, at any time from now on. They promise nothing about our disk.
     3. Send `messages_after_sync` when a sync that covers step 1 of this Ready *and of all before it* is done,
@@ -152,10 +151,10 @@ class Ready(msgspec.Struct, frozen=True):
     4. When that sync is done, call `persisted` with the last entry that it covers, and with what
        `Core.truncations` was when that entry was written.
 
-    `committed_index` is the new one. `reads` are (context, index): whatever is committed up to that index was
-    the whole truth at some instant after the request. `reads_failed` are contexts to be asked again
-    elsewhere. `recovered`: record, with the next sync, that this replica may be trusted again; a crash
-    before that only leaves it recovering.
+    `committed_index` is the new one. `reads` are (context, index): the commit index of the group at some
+    instant after the request. `reads_failed` are contexts to be asked again elsewhere. `recovered`: record,
+    with the next sync, that this replica is not recovering any more; a crash before that only leaves it
+    recovering.
     """
 
     hard_state: HardState | None = None
