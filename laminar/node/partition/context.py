@@ -63,7 +63,7 @@ class PartitionContext:
     def check_leads(self) -> None:
         """Raise 503 `not_leader` where only the leader can answer, and look for a leader soon."""
         if not self.leads:
-            self.driver.wanted(self.replica)
+            self.driver.leader_requested(self.replica)
             raise not_leader(self.name, outcome="not_applied")
 
     def hears(self, member: int) -> bool:
