@@ -139,7 +139,7 @@ async def test_a_removal_is_told_when_it_is_committed() -> None:
         return SimpleNamespace(
             leads=True,
             committed_index=committed_index,
-            tables=SimpleNamespace(
+            state=SimpleNamespace(
                 configurations_up_to=lambda index: [each for each in history if each[0] <= index]
             ),
         )
