@@ -119,11 +119,11 @@ class Batch:
         return self.directory().keys()
 
     def entry(self, column: int) -> Entry | None:
-        """The directory's line of a column, or None if the batch has no such column."""
+        """Return the directory's line of a column, or None if the batch has no such column."""
         return self.directory().get(column)
 
     def directory(self) -> Mapping[int, Entry]:
-        """The lines of all columns, by number; empty for a control kind."""
+        """Return the lines of all columns, by number; empty for a control kind."""
         if self._entries is None:
             if self.header.kind is not Kind.DATA:
                 self._entries = {}
@@ -146,7 +146,7 @@ class Batch:
         return plain
 
     def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
-        """Offsets, checked, and bytes of a variable column; None if there is no such column."""
+        """Return the checked offsets and the bytes of a variable column; None if there is no such column."""
         entry, plain = self.entry(column), self.plain(column)
         if entry is None or plain is None:
             return None
@@ -166,7 +166,7 @@ class Batch:
         return values
 
     def value(self, position: int) -> memoryview:
-        """The value of the record at `position` (from 0) in this batch, as a view; nothing is copied."""
+        """Return the value of the record at `position` (from 0) as a view; nothing is copied."""
         if not 0 <= position < len(self):
             raise IndexError(f"record {position} of {len(self)}")
         cells = self.cells(Column.VALUE)
@@ -222,7 +222,7 @@ class Batch:
             _ = self.tags
 
     def tagged(self, tag: str) -> list[int]:
-        """Positions of the records with this tag; hashes are compared first, then the tags themselves."""
+        """Return the positions of the records with this tag; hashes are compared first, then the tags."""
         entry = self.entry(Column.TAG_HASH)
         wanted = tag_hash(tag)
         if entry is None:
@@ -267,7 +267,7 @@ class Batch:
         return self._with_nulls(entry, [data[i : i + 16] for i in range(0, len(data), 16)])
 
     def records(self, start: int | None = None, stop: int | None = None) -> Iterator[Record]:
-        """The records with offsets from `start` up to and without `stop`; all of them by default."""
+        """Return the records with offsets from `start` up to, not including, `stop`; all by default."""
         base = self.header.base_offset
         first = 0 if start is None else max(0, start - base)
         last = len(self) if stop is None else min(len(self), stop - base)
@@ -307,7 +307,7 @@ class Batch:
         return [cell if bit == "1" else None for cell, bit in zip(cells, present, strict=True)]
 
     def bad(self, error: Exception) -> BatchError:
-        """The same error, about a body that is not what it says, naming the records it hides."""
+        """Return `error` as a `BatchError` that names the records that cannot be read."""
         first, behind = self.header.base_offset, self.header.next_offset
         known = error if isinstance(error, BatchError) else None
         return BatchError(

@@ -116,7 +116,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Bits of the head's flags."""
+    """Bits of the header's flags."""
 
     OPENS_SEGMENT = 1
     # Id and sequence of the producer are the hashes of an idempotency key and of what came with it.
@@ -187,7 +187,7 @@ _NUMBERED = (Kind.DATA, Kind.STAGED)
 
 @dataclass(slots=True)
 class Header:
-    """The head of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C.
+    """The header of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C.
 
     `checkpoint` is the highest of the numbers that a producer's user gave the records, `floor` one that all
     up to it are durable in every partition; 0: none. In a `STAGED` batch they are the number of the stage and
@@ -215,9 +215,9 @@ class Header:
 
     @classmethod
     def unpack(cls, buffer: Buffer, position: int = 0) -> Header:
-        """Read the head at `position`; checks magic, version and that every value is one we know.
+        """Read the header at `position`; check magic, version and that every value is known here.
 
-        The checksum is not looked at: whoever got these bytes from a disk or a wire wants `verify`.
+        The checksum is not checked: use `verify` for bytes from a disk or a connection.
         """
         if len(buffer) - position < HEADER_SIZE:
             raise malformed("length", len(buffer) - position, f"at least {HEADER_SIZE}", "frame")
@@ -281,12 +281,12 @@ class Header:
 
     @property
     def frame_size(self) -> int:
-        """Bytes of head and body together."""
+        """Bytes of header and body together."""
         return HEADER_SIZE + self.body_length
 
     @property
     def next_offset(self) -> int:
-        """The offset of the first record behind this batch."""
+        """Offset of the first record after this batch."""
         return self.base_offset + self.count
 
     @property
@@ -328,7 +328,7 @@ def seal(
     floor: int = 0,
     keyed: bool = False,
 ) -> bytearray:
-    """Write the head of a frame that has no place in a log yet, over its first 128 bytes, and return it.
+    """Write the header of a frame without a place in a log over its first bytes, and return the frame.
 
     Index, terms, base offset and times are zero until the leader stamps them, but both checksums
     already hold, so damage on the way to the leader is caught.
@@ -376,7 +376,7 @@ def seal(
 
 
 def build_control(kind: Kind, payload: Buffer = b"") -> bytearray:
-    """An unstamped frame of a control kind: no records, and `payload` as its body."""
+    """Return an unstamped frame of a control kind: no records, and `payload` as its body."""
     assert kind is not Kind.DATA, "records are built by `build`"
     return seal(bytearray(HEADER_SIZE) + payload, kind)
 
@@ -392,7 +392,7 @@ def stamp(
     committed_index: int,
     opens_segment: bool = False,
 ) -> None:
-    """Write the leader's place, clock and commit index into the head, in place, and seal it again.
+    """Write the leader's place, clock and commit index into the header, in place, and seal it again.
 
     Happens once, in memory, before the first write. The body and its checksum stay the producer's.
     """
@@ -406,7 +406,7 @@ def stamp(
 def set_producer(
     frame: bytearray | memoryview, *, producer_id: bytes, epoch: int, sequence: int, keyed: bool
 ) -> None:
-    """Say of an unstamped frame by what it is recognised when it comes again, in place, and seal its head."""
+    """Write by what an unstamped frame is recognised when it comes again, in place, and seal its header."""
     assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
     frame[_FLAGS_AT] = int(Flag.KEYED) if keyed else 0
     _PRODUCER.pack_into(frame, _PRODUCER_AT, producer_id, epoch, 0, sequence)
@@ -416,7 +416,7 @@ def set_producer(
 def as_staged(
     frame: bytearray | memoryview, *, sink: bytes, epoch: int, number: int, stage: int, records: int
 ) -> None:
-    """Make a batch of records one of a sink's staged batch `number`, in place; the leader stamps it next."""
+    """Turn a batch of records into a stage of a sink's batch `number`, in place, before it is stamped."""
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.STAGED, 0)
     _COUNT.pack_into(frame, _COUNT_AT, 0)
     _PRODUCER.pack_into(frame, _PRODUCER_AT, sink, epoch, 0, number)
@@ -424,12 +424,12 @@ def as_staged(
 
 
 def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
-    """An unstamped part of a large record: a `STAGED` batch of no records, whose body are the bytes."""
+    """Return an unstamped part of a large record: a `STAGED` batch without records, with `value` as body."""
     return seal(bytearray(HEADER_SIZE) + value, Kind.STAGED, producer_id=upload, checkpoint=number)
 
 
 def as_large(stub: Buffer, *, publish: Header) -> bytearray:
-    """The batch that stands for a large record as its readers see it: where its publish stands in the log."""
+    """Return the stub of a large record as readers see it: at the place of its publish in the log."""
     frame = bytearray(stub)
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, Flag.LARGE)
     _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, publish.base_offset)
@@ -439,7 +439,7 @@ def as_large(stub: Buffer, *, publish: Header) -> bytearray:
 
 
 def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytearray:
-    """A staged batch as its readers see it: records at their offsets, where the publish stands in the log."""
+    """Return a staged batch as readers see it: records with offsets, at the place of the publish."""
     header = Header.unpack(staged)
     frame = bytearray(staged)
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, 0)
@@ -453,7 +453,7 @@ def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytear
 
 
 def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
-    """The head of `frame` over the first 128 bytes of `changed`, sealed for the body behind them."""
+    """Write the header of `frame` over the first bytes of `changed`, sealed for the body after them."""
     changed[:HEADER_SIZE] = memoryview(frame)[:HEADER_SIZE]
     with memoryview(changed) as view:
         _BODY_LENGTH.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)
@@ -463,7 +463,7 @@ def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
 
 
 def verify_header(frame: Buffer) -> Header:
-    """Check the head's checksum and read it. The body may be missing, or more may follow."""
+    """Check the header's checksum and read it. The body may be missing, or more may follow."""
     header = Header.unpack(frame)
     found = crc32c(memoryview(frame)[:HEADER_CRC_AT])
     if found != header.header_crc:
@@ -472,7 +472,7 @@ def verify_header(frame: Buffer) -> Header:
 
 
 def verify(frame: Buffer) -> Header:
-    """Check that `frame` is exactly one whole frame with both checksums right, and read its head."""
+    """Check that `frame` is exactly one whole frame with both checksums right, and read its header."""
     header = verify_header(frame)
     if len(frame) != HEADER_SIZE + header.body_length:
         raise malformed("length", len(frame), header.frame_size, "frame")
@@ -488,7 +488,7 @@ def _bad_checksum(field: str, found: int, stated: int) -> BatchError:
 
 
 def split(buffer: Buffer) -> list[memoryview]:
-    """Cut frames that lie back to back into views on them, one a frame; no bytes are copied.
+    """Return a view of each of the frames that follow each other in `buffer`; no bytes are copied.
 
     Heads are verified, as their lengths say where to cut; bodies are not. Bytes that are left over,
     or a last frame that ends early, are a `BatchError`.

@@ -1,7 +1,7 @@
-"""One value of a frame, verified: the short way for who reads single records by their offsets.
+"""One value of a frame, verified: the fast path for reads of single records by offset.
 
-`Batch` opens a directory, checks the offsets of all records and keeps both for the next question; who wants
-one record of each batch pays for that each time. Here the same bytes are verified, the same arithmetic is
+`Batch` opens a directory, checks the offsets of all records and keeps both for the next use; a reader of one
+record of each batch pays for that each time. Here the same bytes are verified, the same arithmetic is
 checked as far as this value goes, and nothing is made but the view. It decides nothing: whatever is not
 plain and right is left to `Batch`.
 """
@@ -31,7 +31,7 @@ for _columns in range(1, len(Column) + 1):
 
 
 def verified_value(frame: Buffer, index: int, term: int, position: int) -> memoryview | None:
-    """The value of the record at `position` of the frame of that entry, verified, as a view.
+    """Return the value of the record at `position` of the frame of that entry, verified, as a view.
 
     For reading one record: what `verify`, `Batch` and `value` do, in one look at head and directory and
     without reading what belongs to the other records (1.2 µs for 4 KiB instead of 7). None where the frame

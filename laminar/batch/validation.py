@@ -1,4 +1,4 @@
-"""What a leader checks in a batch from outside before it acknowledges it: all that a reader relies on later.
+"""Validation of a batch from outside, before it is acknowledged: all that readers rely on later.
 
 A batch that is acknowledged is never changed, and every reader of its partition meets it. So a cell that
 cannot be read must be refused here: after the acknowledgement it stops each reader that asks for it. Costs

@@ -57,7 +57,7 @@ _BY_TYPE: Final = {format_.value: format_ for format_ in FetchFormat} | {
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """A body, and where to go on."""
+    """A body, and the offset to go on from."""
 
     content_type: str
     body: Sequence[Buffer]

@@ -32,12 +32,12 @@ def check_json(text: Buffer, *, field: str) -> None:
 
 
 def not_json(text: Buffer, error: Exception, *, field: str) -> Problem:
-    """The answer to text that isn't JSON."""
+    """Return the problem of text that isn't JSON."""
     return Problem("malformed", f"{field} is not JSON: {error}", field=field, value=text)
 
 
 def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
-    """Lines that aren't empty, named ``line N`` from 1, without their line ends.
+    """Yield (name, bytes) of each non-empty line, named ``line N`` from 1, without its line end.
 
     Raises 413 for more than `max_records` of them, and before any is read for more than twice as many lines:
     a body of empty lines costs no more than one of records.

@@ -29,7 +29,7 @@ def problem_of(error: HttpError) -> Problem:
 
 
 def answer_error(error: BaseException) -> Response | None:
-    """Return the answer to an error, for `HttpServer`'s `on_error`; None for an exception nobody expected."""
+    """Return the answer to an error, for `HttpServer`'s `on_error`; None for an unexpected exception."""
     if isinstance(error, HttpError):
         error = problem_of(error)
     return problem_response(error) if isinstance(error, Problem) else None

@@ -328,7 +328,7 @@ class Problem(Exception):
         return " ".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """The members of the problem document; those without a value are left out."""
+        """Return the members of the problem document; those without a value are left out."""
         document: dict[str, Any] = {
             "type": TYPE_PREFIX + self.code,
             "title": self.title,
@@ -345,11 +345,11 @@ class Problem(Exception):
         return document
 
     def encode(self) -> bytes:
-        """The problem document as JSON, a line of its own."""
+        """Return the problem document as JSON, a line of its own."""
         return msgspec.json.encode(self.document()) + b"\n"
 
     def all_headers(self) -> list[tuple[str, str]]:
-        """Headers of the answer, `Retry-After` (whole seconds, rounded up) included."""
+        """Return the headers of the answer, with `Retry-After` (whole seconds, rounded up)."""
         headers = list(self.headers)
         if self.retry_after_ms is not None:
             headers.append(("Retry-After", str(-(-self.retry_after_ms // 1000))))
@@ -421,12 +421,12 @@ _GENERAL: Final[Mapping[int, str]] = {
 
 
 def code_of_status(status: int) -> str:
-    """The general code for a status whose document says nothing usable."""
+    """Return the general code for a status whose document says nothing usable."""
     return _GENERAL.get(status, "internal_error" if status >= 500 else "malformed")
 
 
 def _short(value: Any) -> Any:
-    """What goes back into a problem: a number as it is, a text not longer than `LONGEST_VALUE`."""
+    """Return a value as a problem may carry it: numbers as they are, text cut to `LONGEST_VALUE`."""
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):

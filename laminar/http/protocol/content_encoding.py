@@ -32,7 +32,7 @@ def check_coding(coding: str) -> None:
 
 
 def decode_content(body: bytes | bytearray | memoryview, coding: str, *, limit_bytes: int) -> bytes:
-    """The body without its coding; 413 beyond the limit, 400 if it is damaged or cut short."""
+    """Return the body without its coding; 413 beyond the limit, 400 if it is damaged or cut short."""
     check_coding(coding)
     coding = coding.strip().lower()
     if coding == "identity":
@@ -50,7 +50,7 @@ def decode_content(body: bytes | bytearray | memoryview, coding: str, *, limit_b
 
 
 class _TooLarge(Exception):
-    """More came out than may."""
+    """The decompressed body exceeds the limit."""
 
 
 def _decode_gzip(body: bytes, limit_bytes: int) -> bytes:
@@ -91,7 +91,7 @@ def _decode_zstd(body: bytes, limit_bytes: int) -> bytes:
 
 
 def _zstd_module() -> Any:
-    """Python's own zstd, from 3.14 on, or its backport; loaded with the first body that needs it."""
+    """Return Python's own zstd, from 3.14 on, or its backport; loaded with the first body that needs it."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

@@ -34,12 +34,12 @@ _JSON_BLOCK: Final = b"Content-Type: application/json\r\n"
 
 
 def status_line(status: int) -> bytes:
-    """The status line with its CR LF."""
+    """Return the status line with its CR LF."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Headers as they go over the wire. A line break in one would be a second header: asserted."""
+    """Return headers as they are sent. A line break in one would be a second header: asserted."""
     block = "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1", "replace")
     assert block.count(b"\n") == block.count(b"\r\n") == block.count(b"\r"), block
     return block
@@ -135,7 +135,7 @@ class Response:
 
     @classmethod
     def json(cls, value: Any, status: int = 200, *, headers: Sequence[tuple[str, str]] = ()) -> Response:
-        """A JSON answer of anything msgspec can write, with a newline: it ends a line on a terminal."""
+        """Return a JSON answer of anything msgspec can write, with a newline for terminals."""
         return cls(status, headers, msgspec.json.encode(value) + b"\n", header_block=_JSON_BLOCK)
 
     def __repr__(self) -> str:

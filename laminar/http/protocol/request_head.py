@@ -34,7 +34,7 @@ _SINGLE: Final = frozenset(
 
 
 class RequestHead:
-    """A request line and its headers; shared between requests, so nobody changes it.
+    """A request line and its headers; shared between requests, so it must not be changed.
 
     `headers` has lower-case names; repeated ones are joined by ``", "``.
     `content_length` is 0 without a body and for a chunked one. `segments` is
@@ -148,14 +148,14 @@ def parse_request_head(data: bytes) -> RequestHead:
 
 
 def head_too_large(size: int) -> HttpError:
-    """431, for a head of so many bytes."""
+    """Return the 431 error of a head that is too large."""
     return HttpError(
         431, "headers_too_large", "the head is too large", field="head", value=size, limit=LONGEST_HEAD_BYTES
     )
 
 
 def fault_of_unfinished_head(data: bytes, position: int) -> HttpError | None:
-    """Why what begins at `position` can't become a head, however it goes on; None while it can."""
+    """Return why the bytes from `position` cannot become a head, however they go on; None while they can."""
     size = len(data) - position
     if size > LONGEST_HEAD_BYTES:
         return head_too_large(size)
@@ -169,7 +169,7 @@ def fault_of_unfinished_head(data: bytes, position: int) -> HttpError | None:
 
 
 def _check_request_line(line: bytes) -> bool:
-    """Whether the line speaks HTTP/1.1 (else 1.0); the limits that need no parsing."""
+    """Check the limits that need no parsing; return whether the line says HTTP/1.1 (else 1.0)."""
     longest = LONGEST_TARGET_BYTES + 32
     if len(line) > longest:
         raise HttpError(
@@ -203,7 +203,7 @@ def _join_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _origin_form(target: bytes) -> str:
-    """The target as path and query: an absolute one loses scheme and authority, and none keeps a fragment."""
+    """Return the target as path and query: without scheme and authority; a fragment is refused."""
     if len(target) > LONGEST_TARGET_BYTES:
         raise HttpError(
             414,
@@ -228,7 +228,7 @@ def _origin_form(target: bytes) -> str:
 
 
 def _frame_body(head: RequestHead) -> None:
-    """Say how the body is framed and whether the connection goes on after it."""
+    """Set how the body is framed and whether the connection goes on after it."""
     headers = head.headers
     if "connection" in headers:
         options = {option.strip().lower() for option in headers["connection"].split(",")}
@@ -282,7 +282,7 @@ class RequestHeads:
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The segments of a path, percent-decoded one by one: ``/v1/a%2Fb`` is ``("v1", "a/b")``."""
+    """Return the segments of a path, each percent-decoded: ``/v1/a%2Fb`` is ``("v1", "a/b")``."""
     segments = path[1:].split("/")
     if "%" in path:
         return tuple(decode_percent(segment, field="path") for segment in segments)
@@ -290,7 +290,7 @@ def split_path(path: str) -> tuple[str, ...]:
 
 
 def parse_query(query: str) -> dict[str, str]:
-    """Names and values of a query; 400 `malformed` for a name given twice or text that isn't UTF-8.
+    """Return names and values of a query; 400 `malformed` for a repeated name or text that isn't UTF-8.
 
     ``+`` stands for a space, as in forms: that is what clients' query builders write.
     """
@@ -314,7 +314,7 @@ _BROKEN_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def decode_percent(text: str, *, field: str) -> str:
-    """Percent-decoded text; 400 `malformed` if it isn't UTF-8 or a percent sign stands alone."""
+    """Return percent-decoded text; 400 `malformed` if it isn't UTF-8 or has a stray percent sign."""
     if "%" not in text:
         return text
     try:

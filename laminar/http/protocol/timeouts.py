@@ -1,7 +1,7 @@
-"""How long a peer may stand still, as a pure object: windows of time, with a floor of bytes in each.
+"""Detection of a peer that stalls, as a pure object: windows of time with a floor of bytes in each.
 
-One belongs to each connection of a server, which tells it what has come and
-what is gone whenever it is swept over. It knows neither sockets nor answers.
+Each connection of a server has one and updates it with the bytes received and
+sent whenever it is swept. It knows neither sockets nor answers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class StallDetector:
         self._writing = False
 
     def restart(self, now_s: float, *, received: int) -> None:
-        """Something new is awaited from now on."""
+        """Begin a new window: something else is awaited from now on."""
         self._since_s, self._received, self._in_head = now_s, received, False
 
     def over(self, now_s: float, *, limit_s: float) -> bool:
-        """Whether the window has lasted longer than that."""
+        """Return whether the window has lasted longer than `limit_s`."""
         return now_s - self._since_s > limit_s
 
     def over_body(self, now_s: float, *, received: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """Whether a window has passed with fewer bytes than the floor; then the next one begins."""
+        """Return whether a window has passed with fewer bytes than the floor; then begin the next one."""
         elapsed_s = now_s - self._since_s
         if elapsed_s <= window_s:
             return False
@@ -37,7 +37,7 @@ class StallDetector:
         return slow
 
     def over_head(self, now_s: float, *, limit_s: float) -> bool:
-        """Whether a head has been begun too long ago.
+        """Return whether a head was begun too long ago.
 
         Its window starts with the first sweep that sees it; no byte prolongs it.
         """
@@ -47,14 +47,14 @@ class StallDetector:
         return now_s - self._since_s > limit_s
 
     def over_idle(self, now_s: float, *, received: int, limit_s: float) -> bool:
-        """Whether nothing has come for so long."""
+        """Return whether nothing has arrived for `limit_s`."""
         if self._in_head or received != self._received:
             self.restart(now_s, received=received)
             return False
         return now_s - self._since_s > limit_s
 
     def over_writing(self, now_s: float, *, drained: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """As `over_body`, for what the peer takes of what waits to be sent."""
+        """Return the same as `over_body`, for bytes that the peer takes of what waits to be sent."""
         if not self._writing:
             self._writing = True
             self._since_s, self._drained = now_s, drained
@@ -67,5 +67,5 @@ class StallDetector:
         return slow
 
     def written(self) -> None:
-        """Nothing waits to be sent."""
+        """End the window of writing: nothing waits to be sent."""
         self._writing = False

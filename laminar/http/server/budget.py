@@ -21,7 +21,7 @@ class Budget:
         self._by_address: dict[str, int] = {}
 
     def lacks(self, address: str, size: int, *, of: int = 0) -> int | None:
-        """The limit that `size` more bytes for `address` would pass; None if there is room.
+        """Return the limit that `size` more bytes for `address` would pass; None if there is room.
 
         `of` is the size of the whole that they belong to.
         """
@@ -52,7 +52,7 @@ class Budget:
 
 
 def address_of(peername: object) -> str:
-    """What counts as one: an IPv4 address, an IPv6 network of 64 bits, or all Unix sockets together."""
+    """Return what counts as one address: an IPv4 address, an IPv6 /64, or all Unix sockets together."""
     if not isinstance(peername, tuple):
         return "unix"
     host = str(peername[0])

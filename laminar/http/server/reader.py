@@ -4,7 +4,7 @@ A head is found, looked up among the last ones (or parsed), shown to the
 application, and its body collected: small ones come with their head, larger
 ones of known length are received straight into their own buffer, chunked ones
 go through the decoder. What `handle` returns, a `Response` or a future, goes to
-the answering half (`Outbound`). No task is made unless the application asks for
+the answering half (`ResponseWriter`). No task is made unless the application asks for
 one, by a coroutine.
 
 Timers belong to the server, which sweeps over its connections: `sweep` asks the
@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- What the event loop calls ------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A peer connected."""
+        """Begin with a connected peer."""
         self.transport = cast(asyncio.Transport, transport)
         high = self._server.limits.write_high_bytes
         self.transport.set_write_buffer_limits(high=high, low=high // 4)
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalls.restart(self._server.now_s, received=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Release everything, as the connection has ended."""
         self._writer.stopped = True
         self.transport = self._writer.transport = None
         self._body_view = None
@@ -118,13 +118,13 @@ class Connection(asyncio.BufferedProtocol):
         self._server.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go: the body's own buffer, or the one that all connections share."""
+        """Return the buffer of the next bytes: the body's own, or the one that all connections share."""
         if self._body_view is not None:
             return self._body_view[self._filled :]
         return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """`nbytes` have come into the buffer given last."""
+        """Take `nbytes` that were received into the buffer returned last."""
         self._received += nbytes
         self._server.counts.bytes_in += nbytes
         if self._body_view is not None:
@@ -146,17 +146,17 @@ class Connection(asyncio.BufferedProtocol):
             writer.flush_joined()
 
     def eof_received(self) -> bool:
-        """The peer sends nothing more; what it asked for is still answered."""
+        """Take note that the peer sends nothing more; what it asked for is still answered."""
         self._at_eof = True
         return self._writer.busy
 
     def pause_writing(self) -> None:
-        """More than the high mark waits to be sent: no new requests until it is gone."""
+        """Stop taking requests until less than the high mark waits to be sent."""
         self._writer.paused = True
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer took its bytes."""
+        """Go on, as the peer took its bytes."""
         self._writer.resume()
 
     @property
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _consume(self, data: bytes) -> None:
-        """Take as many requests as `data` holds; what is left over becomes the tail."""
+        """Take all requests in `data`; what is left over becomes the tail."""
         server = self._server
         position = 0
         size = len(data)
@@ -285,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
         return position + head.content_length
 
     def _await_body(self, head: RequestHead, phase: Phase) -> None:
-        """The body comes next; if the client waits to be asked for it, ask, in turn like any answer."""
+        """Await the body; send 100 Continue in its turn if the client waits for it."""
         self._head = head
         self._phase = phase
         self._stalls.restart(self._server.now_s, received=self._received)
@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.bodies.take(self._writer.address, size)
 
     def _body_received(self) -> None:
-        """The body of known length is whole."""
+        """Dispatch the request whose body of known length is complete."""
         assert self._head is not None
         head, body = self._head, self._body
         self._head, self._body, self._body_view = None, bytearray(), None
@@ -334,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
         return len(data)
 
     def _dispatch(self, request: Request, *, reserved: int = 0) -> None:
-        """A request is whole: take the coding off its body, and hand it over."""
+        """Decode the body of a complete request, and hand the request over."""
         coding, size = request.head.coding, len(request.body)
         if size <= OFF_LOOP_BYTES and not (coding and size):
             self._hand_over(request, reserved)
@@ -392,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _reserve_unfolded(self, answer: asyncio.Future[Response], size: int) -> None:
-        """Count a body that was coded as what it has become."""
+        """Count a decoded body with its real size."""
         last = self._writer.pending[-1]
         assert last.result is answer, "a request was begun while a body was parsed"
         if size > last.reserved:
@@ -425,7 +425,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- Ends -----------------------------------------------------------------------------
 
     def _answer_last(self, head: RequestHead, response: Response) -> None:
-        """Answer, and take nothing more: where the next request begins isn't known or isn't wanted."""
+        """Answer, and take no further request: where the next one begins is not known or not wanted."""
         owed = sum([exchange.reserved for exchange in self._writer.pending])
         if self._writer.reserved_bytes > owed:
             self._writer.release(self._writer.reserved_bytes - owed)
@@ -435,7 +435,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.answer(head, response)
 
     def _finish(self) -> None:
-        """The last answer is written: end our side; the peer's is read out for a while if it may go on."""
+        """End our side after the last answer; read and discard what the peer still sends, for a while."""
         assert self.transport is not None
         if self._phase is not Phase.LINGER or self._at_eof:
             self.transport.close()
@@ -446,7 +446,7 @@ class Connection(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def drain(self) -> None:
-        """Close now if idle, else behind the answers that are owed."""
+        """Close now if idle, else after the answers that are owed."""
         if self.idle and self.transport is not None:
             self._writer.stopped = True
             self.transport.close()
@@ -465,7 +465,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.resume_reading()
 
     def _go_on(self) -> None:
-        """There may be room again: take the requests that waited in the tail, then read on."""
+        """Take the requests that waited in the tail, if there is room again, then read on."""
         if not (self._paused_reading or self._tail or self._at_eof) or not self._has_room:
             return
         if self._tail:
@@ -480,7 +480,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- Standing still -------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """Look for a peer that stands still. Called about every second, more often with short limits."""
+        """End the connection of a stalled peer. Called about every second, more often with short limits."""
         if self.transport is None:
             return
         stalls, limits = self._stalls, self._server.limits
@@ -531,7 +531,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _read_body(app: Application, request: Request, limit_bytes: int) -> None:
-    """In the thread for large bodies."""
+    """Decode and parse a large body, in another thread."""
     coding = request.head.coding
     if coding:
         request.body = decode_content(request.body, coding, limit_bytes=limit_bytes)
@@ -539,7 +539,7 @@ def _read_body(app: Application, request: Request, limit_bytes: int) -> None:
 
 
 def _settle_by(answer: asyncio.Future[Response], outcome: Response | Exception) -> None:
-    """Unless nobody waits for it any more."""
+    """Resolve `answer`, unless it is resolved or cancelled already."""
     if answer.done():
         return
     if isinstance(outcome, Response):

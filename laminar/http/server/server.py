@@ -85,7 +85,7 @@ class HttpServer:
         self._period_s = min(1.0, min(limits_s) / 4)
 
     def protocol_factory(self) -> Connection:
-        """A connection's protocol, for `loop.create_server` and `create_unix_server`."""
+        """Return a connection's protocol, for `loop.create_server` and `create_unix_server`."""
         return Connection(self)
 
     async def serve(self, sock: socket.socket, *, backlog: int = 1024) -> asyncio.Server:
@@ -99,7 +99,7 @@ class HttpServer:
         return listener
 
     async def drain(self, *, timeout_s: float = 10.0) -> bool:
-        """Accept nothing more, answer what was asked, close; True if all were answered in time."""
+        """Stop accepting, answer what was asked, close; return True if all were answered in time."""
         self.draining = True
         for listener in self._listeners:
             listener.close()
@@ -125,7 +125,7 @@ class HttpServer:
         return asyncio.get_running_loop().run_in_executor(self._off_loop, job, *arguments)
 
     def statistics(self) -> dict[str, int]:
-        """All counters, and what is open and reserved now."""
+        """Return all counters, and what is open and reserved now."""
         counted = {name: getattr(self.counts, name) for name in Counts.__slots__}
         return counted | {
             "open_connections": len(self._connections),
@@ -136,7 +136,7 @@ class HttpServer:
     # -- For connections ------------------------------------------------------------------
 
     def opened(self, connection: ServedConnection) -> None:
-        """A connection was accepted; beyond the limit it is closed at once."""
+        """Register an accepted connection; beyond the limit it is aborted at once."""
         self.counts.connections += 1
         if self._timer is None:
             self._note_time()
@@ -147,7 +147,7 @@ class HttpServer:
             connection.abort()
 
     def closed(self, connection: ServedConnection) -> None:
-        """A connection is gone."""
+        """Forget a connection that has ended."""
         self._connections.discard(connection)
         if not self._connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
@@ -222,7 +222,7 @@ class HttpServer:
         self.date_block = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n".encode("ascii")
 
     def _tick(self) -> None:
-        """Once a period, while there are connections: the time, and who stands still."""
+        """Update the time and end stalled connections, once a period while there are connections."""
         self._note_time()
         for connection in list(self._connections):
             connection.sweep(self.now_s)

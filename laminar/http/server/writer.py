@@ -137,7 +137,7 @@ class ResponseWriter:
     # -- The queue --------------------------------------------------------------------------
 
     def answer(self, head: RequestHead, response: Response, reserved: int = 0) -> None:
-        """Answer at once, or behind those that are owed before."""
+        """Answer at once, or after the answers that are owed before."""
         if head.close or response.close:
             self.stopped = True
         exchange = Exchange(head, response, reserved)
@@ -150,7 +150,7 @@ class ResponseWriter:
         self._write(head, response, exchange.held)
 
     def _hold(self, exchange: Exchange, response: Response) -> Response:
-        """The answer is made: count it if it is large, or put a refusal in its place."""
+        """Count an answer if it is large, or put a refusal in its place; return what is to be sent."""
         size = _size_of(response)
         if size > JOINED_BODY_BYTES:
             try:
@@ -165,12 +165,12 @@ class ResponseWriter:
         return response
 
     def _let_go(self, held: int) -> None:
-        """A large answer is sent, or is sent to nobody."""
+        """Stop counting a large answer that was sent or abandoned."""
         self._held -= held
         self._server.answers.give(self.address, held)
 
     def made(self, exchange: Exchange) -> None:
-        """The future of a read is done: count its answer now, as its turn may come much later."""
+        """Count the answer of a read as soon as it is made, as its turn may come much later."""
         future = exchange.result
         if self.transport is not None and isinstance(future, asyncio.Future):
             self._take_made(exchange, future)
@@ -205,7 +205,7 @@ class ResponseWriter:
         self._server.bodies.give(self.address, reserved)
 
     def abandon(self) -> None:
-        """The peer is gone: reads that nobody waits for are ended, changes run to their end."""
+        """Abandon what is owed to a peer that is gone: cancel reads, let changes run to their end."""
         pending, self.pending = self.pending, deque()
         for exchange in pending:
             result = exchange.result
@@ -286,7 +286,7 @@ class ResponseWriter:
             counts.bytes_out += len(joined)
 
     def _block(self, head: RequestHead, response: Response, close: bool) -> list[bytes]:
-        """Status line and headers, without the framing of the body."""
+        """Return status line and headers, without the framing of the body."""
         status = response.status
         block = [
             STATUS_LINES.get(status) or status_line(status),
@@ -304,7 +304,7 @@ class ResponseWriter:
         return block
 
     def _socket_line(self) -> bytes:
-        """On which shard's socket the connection is, and which CPU worked on its packets last."""
+        """Return a header with the shard of the connection's socket and the CPU of its last packets."""
         shard = self._server.shard
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if shard is None or sock is None or sock.family == socket.AF_UNIX:
@@ -334,7 +334,7 @@ class ResponseWriter:
             self._unwritten_held = 0
 
     def resume(self) -> None:
-        """The peer took its bytes."""
+        """Go on, as the peer took its bytes."""
         self.paused = False
         if self._resume is not None:
             self._resume.set()
@@ -404,7 +404,7 @@ class ResponseWriter:
 
 
 def _size_of(response: Response) -> int:
-    """Bytes of a body that is held in memory whole; 0 for one that is streamed."""
+    """Return the bytes of a body that is held in memory; 0 for a streamed one."""
     body = response.body
     if isinstance(body, (bytes, bytearray, memoryview)):
         return len(body)
@@ -439,6 +439,6 @@ def failure_of(future: asyncio.Future[Response]) -> BaseException | None:
 
 
 def _note_failure(future: asyncio.Future[Response]) -> None:
-    """Take note of a failure that nobody is left to hear of."""
+    """Log the failure of a request whose client is gone."""
     if not future.cancelled() and future.exception() is not None:
         log.info("a request whose client is gone failed: %r", future.exception())

@@ -22,7 +22,7 @@ _LIMITS = {
 
 
 def check_flush(settings: Mapping[str, int | str]) -> None:
-    """Raises `Problem` for a value that can't be."""
+    """Raise `Problem` for an invalid flush setting."""
     flush = settings.get("flush", "commit")
     if flush not in POLICIES:
         raise Problem(
@@ -45,7 +45,7 @@ def check_flush(settings: Mapping[str, int | str]) -> None:
 
 
 def policy_of(settings: Mapping[str, int | str]) -> FlushPolicy:
-    """The policy of a topic with these settings."""
+    """Return the flush policy of a topic with these settings."""
     if settings.get("flush", "commit") != "interval":
         return COMMIT
     return FlushPolicy(

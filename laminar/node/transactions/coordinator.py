@@ -48,12 +48,12 @@ PUBLISH_WAIT_S = 20.0
 
 
 def id_of(name: str) -> bytes:
-    """The 16 bytes that stand for a sink in the heads of its batches."""
+    """Return the id (16 bytes) of a sink in the headers of its batches."""
     return hashlib.sha256(b"sink\0" + name.encode()).digest()[:16]
 
 
 def id_of_name(name: str) -> bytes:
-    """The same of a producer's name: no sink is called so."""
+    """Return the id of a producer's name, which is no sink's."""
     return hashlib.sha256(b"producer\0" + name.encode()).digest()[:16]
 
 
@@ -67,24 +67,24 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True):
-    """What a partition has promised: its group's id, and the index of the pin there."""
+    """The promise of a partition: its group's id, and the index of the pin there."""
 
     group: bytes
     pin: int
 
 
 class Targets(Protocol):
-    """Asks the leaders of other partitions, wherever they are."""
+    """The participants of a transaction: the leaders of other partitions, on any node."""
 
     async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        """Done when pinned. Raises `Problem`."""
+        """Have a partition pin its part. Raises `Problem`."""
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Done when published, or when that group is no more. Raises `Problem`."""
+        """Have a partition publish; nothing is left to do if its group is gone. Raises `Problem`."""
 
 
 class Coordinator:
-    """Of one partition of `_transactions`, while this process leads it."""
+    """The coordinator on one partition of `_transactions`, while this process leads it."""
 
     def __init__(
         self,
@@ -114,16 +114,19 @@ class Coordinator:
     async def begin(
         self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0, once: bool = False
     ) -> Sink:
-        """Raise the sink's epoch; whoever drove it before is refused from now on.
+        """Raise the sink's epoch; its former driver is refused from now on.
 
-        Once for each `request` that is named: one that comes late or again fences nobody who began by it.
-        With `epoch` to this very one: 409 `fenced` when somebody else began it or a later one, 422 `invalid`
-        when it is not the next. `once`: it writes one batch and is never heard of again, so it may be
-        forgotten; but not if anybody ever began it otherwise.
+        Once for each `request` that is named, so a repeated or late one fences no driver that began by it.
+        With `epoch`, to exactly that one. `once`: the sink writes one batch and is never used again, so it
+        may be forgotten, unless it was ever begun otherwise.
+
+        Raises:
+            Problem: 409 `fenced` when another driver began this epoch or a later one, 422 `invalid` when it
+                is not the next.
         """
         sink = self._sink(sink_id)
         if epoch > sink.last_epoch + 1:
-            # Who was deposed unawares has not heard of those between: only a leader may deny them.
+            # A leader that was deposed unawares does not know those between: only a real one may deny them.
             await self.partition.reader.confirmed_end()
             sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN:
@@ -142,7 +145,7 @@ class Coordinator:
                 f"sink {name!r} was deleted",
                 field="sink",
                 value=name,
-                hint="Without an epoch it begins anew, and knows of no batch.",
+                hint="Without an epoch it begins again, and knows of no batch.",
                 outcome="not_applied",
             )
         if epoch and epoch != sink.last_epoch + 1 and not (request and sink.begun_by == request):
@@ -157,7 +160,7 @@ class Coordinator:
         elif unknown and self.partition.state.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
-                "so many sinks were begun that are kept for ever",
+                "the largest number of sinks that are kept for ever has been begun",
                 field="sink",
                 value=name,
                 limit=MAX_KEPT,
@@ -174,10 +177,12 @@ class Coordinator:
         return await self._raise(sink_id, begun, request)
 
     async def delete(self, sink_id: bytes, request: str) -> Sink:
-        """Begin to delete a sink: whoever drives it is refused from now on. What was decided is published
-        first. Then every partition forgets it, and `deleted` says so here.
+        """Begin to delete a sink: its driver is refused from now on, and what was decided is published first.
 
-        Raises 404 `no_such_sink`, and 409 `in_progress` where a batch can't be published now.
+        Afterwards every partition forgets it, and `deleted` records that here.
+
+        Raises:
+            Problem: 404 `no_such_sink`, or 409 `in_progress` when a batch cannot be published now.
         """
         sink = self._sink(sink_id)
         again = (sink.deletion and sink.begun_by == request) or (request and sink.deleted_by == request)
@@ -187,7 +192,7 @@ class Coordinator:
             await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         if not sink.exists:
-            # Who was deposed unawares has not heard of it: only a leader may deny it.
+            # A leader that was deposed unawares does not know of it: only a real one may deny it.
             await self.partition.reader.confirmed_end()
             if not self._sink(sink_id).exists:
                 raise Problem("no_such_sink", "there is no such sink", outcome="not_applied")
@@ -210,8 +215,8 @@ class Coordinator:
         return gone
 
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
-        """Every partition has forgotten what it knew of the sink up to this epoch: its name is free."""
-        # Who was deposed unawares may not have heard of the deletion, or of its end have what will not last.
+        """Record that every partition has forgotten the sink up to this epoch: its name is free."""
+        # A leader that was deposed unawares may not know of the deletion, or know an end of it that is lost.
         await self.partition.reader.confirmed_end()
         sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
@@ -220,8 +225,9 @@ class Coordinator:
         return sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """Of these sinks those of which nothing is under way, confirmed by a majority after this call: what
-        was decided is published in every partition, so nobody is asked for it again.
+        """Return those of the sinks that have nothing under way, confirmed by a majority after this call.
+
+        What was decided is published in every partition, so it will not be asked for again.
         """
         await self.partition.reader.confirmed_end()
         table = self.partition.state.sinks
@@ -233,18 +239,19 @@ class Coordinator:
         ]
 
     async def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """The sinks that exist or are being deleted, by name, confirmed by a majority after this call."""
+        """Return the listed sinks by name, confirmed by a majority after this call."""
         await self.partition.reader.confirmed_end()
         return self.partition.state.sinks.listed(prefix=prefix, after=after, limit=limit)
 
     def _new_once(self) -> Sink:
-        """One that writes once, before its first epoch."""
+        """Return a sink that writes once, before its first epoch."""
         first = first_once_epoch(self.partition.log.last_index)
         return Sink("", epoch=first - 1, first=first, once=True)
 
     async def end(self, sink_id: bytes, epoch: int) -> Sink:
-        """See to it that a batch of a sink that writes once is not decided under `epoch` any more, unless it
-        is; the sink as it is committed then. For one whose driver was not heard of for longer than ever.
+        """Rule out that a batch of a sink that writes once is still decided under `epoch`; return the sink.
+
+        For a sink whose driver has been silent for too long. A batch that is decided stays decided.
         """
         sink = self._sink(sink_id)
         if sink.epoch == 0:
@@ -255,8 +262,9 @@ class Coordinator:
         return await self._raise(sink_id, sink, "")
 
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
-        """Raise the epoch of a producer's name, as `begin` does a sink's. `producer`: the id that it gets if
-        it has none yet.
+        """Raise the epoch of a producer's name, as `begin` does a sink's.
+
+        `producer` is the id that the name gets if it has none yet.
         """
         sink = self._sink(sink_id)
         named = msgspec.structs.replace(sink, name=name, producer=sink.producer or producer)
@@ -272,7 +280,7 @@ class Coordinator:
         return begun
 
     async def status(self, sink_id: bytes) -> Sink:
-        """The sink as it is committed, confirmed by a majority after this call."""
+        """Return the sink as it is committed, confirmed by a majority after this call."""
         await self.partition.reader.confirmed_end()
         sinks = self.partition.state.sinks
         return sinks.committed_at(sink_id) or sinks.unknown
@@ -290,7 +298,7 @@ class Coordinator:
         number is decided with another: what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
-            # Who was deposed unawares has not heard of it: only a leader may deny it.
+            # A leader that was deposed unawares does not know of it: only a real one may deny it.
             await self.partition.reader.confirmed_end()
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
@@ -305,7 +313,7 @@ class Coordinator:
             return False
         for pin in pins:
             if isinstance(pin, BaseException):
-                # Who was deposed unawares may not have heard that it was committed, and forgotten there.
+                # A leader that was deposed unawares may not know that it was committed, and forgotten there.
                 await self.partition.reader.confirmed_end()
                 if self._decided(sink_id, number, epoch, fingerprint):
                     await self._finished(sink_id, number)
@@ -334,7 +342,7 @@ class Coordinator:
         return True
 
     def _decided(self, sink_id: bytes, number: int, epoch: int, fingerprint: str) -> bool:
-        """Whether this batch is decided already; raises `Problem` when it may not be by who asks."""
+        """Return whether this batch is decided already. Raises `Problem` if this epoch may not decide."""
         sink = self._sink(sink_id)
         refuse_epoch(sink, epoch)
         known = sink.fingerprint
@@ -379,7 +387,7 @@ class Coordinator:
         raise Problem("outcome_unknown", f"batch {number} of this sink is decided, and {why}")
 
     async def _committed(self) -> None:
-        """What is in the log now is committed, or this is not the leader any more."""
+        """Wait until what is in the log now is committed, or this replica no longer leads."""
         partition = self.partition
         index = partition.log.last_index
         try:
@@ -399,7 +407,7 @@ class Coordinator:
         return known is not None and known.undone == decision
 
     def finish_all(self) -> None:
-        """Go on with what leaders before this one decided."""
+        """Resume publishing what earlier leaders decided."""
         if self.partition.leads:
             for sink_id in self.partition.state.sinks.undone():
                 # What is gone comes back with its topic's deletion at most: then the sink goes on.
@@ -413,7 +421,7 @@ class Coordinator:
             self._spawn(self._publish(sink_id))
 
     async def _publish(self, sink_id: bytes) -> None:
-        """Publish the sink's decision until every partition has, then say so in the log."""
+        """Publish the sink's decision in every partition, then record that in the log."""
         pause_s = RETRY_S
         try:
             while self.partition.leads:
@@ -461,7 +469,7 @@ class Coordinator:
 
 
 def refuse_epoch(sink: Sink, epoch: int) -> None:
-    """Raises `Problem` when nothing can be decided under this epoch, by what is known of the sink."""
+    """Raise `Problem` when nothing can be decided under this epoch of the sink."""
     if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
         raise Problem(
             "no_such_sink",

@@ -1,4 +1,4 @@
-"""What the leader of a partition does for sinks: take their stages, pin them, publish them, drop the rest.
+"""The participant of transactions in one partition: stages batches, pins, publishes and drops them.
 
 Every step may be asked for again: what is there already is answered as it was the first time. It decides for
 one partition by its table alone (`laminar.node.partition.state.staged_batches`); it never drops a pinned
@@ -49,7 +49,7 @@ class Batch:
 
 
 class Participant:
-    """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
+    """The commands on one partition. Leader only: elsewhere they raise `Problem`, as appends do."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -142,7 +142,7 @@ class Participant:
         )
 
     def pinned(self, batch: Batch, count: int) -> asyncio.Future[Receipt]:
-        """Answer for so many stages of a batch that were pinned before: nobody can have pinned others."""
+        """Confirm the number of stages of a batch that were pinned before: no others can have been pinned."""
         partition = self._partition
         partition.check_leads()
         self._refuse_interval()
@@ -163,12 +163,12 @@ class Participant:
         )
 
     def pin_of(self, batch: Batch) -> int:
-        """The index of the entry that pins a batch; 0 where there is none, or it is not known."""
+        """Return the index of the entry that pins a batch; 0 if there is none, or it is not known."""
         known = self._partition.state.stages.batch(batch.key)
         return known.pin if known is not None and known.pinned else 0
 
     def knows(self, batch: Batch, pin: int = 0) -> bool:
-        """Whether `publish` would publish the batch, or recognise that it is."""
+        """Return whether `publish` would publish the batch, or recognise that it is published."""
         stages = self._partition.state.stages
         done, known = stages.published(batch.sink), stages.batch(batch.key)
         if done is not None and done.number >= batch.number:
@@ -262,7 +262,7 @@ class Participant:
         return self._partition.appends.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
 
     def _refuse_crowd(self, batch: Batch) -> None:
-        """Behind the pin it is too late: what is decided must be published."""
+        """Refuse one pin too many; after the pin it is too late, as what is decided must be published."""
         known = self._partition.state.stages.published_once
         if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
             raise Problem(
@@ -277,7 +277,7 @@ class Participant:
             )
 
     def _refuse_interval(self) -> None:
-        """What is pinned stays, so it must be on the disks of a majority when that is said."""
+        """Refuse partitions that answer before the sync: a pin promises that the stages stay."""
         if self._partition.log.policy.is_interval:
             raise Problem(
                 "invalid",
@@ -314,6 +314,6 @@ def _number(stage: Stage) -> int:
 
 
 def _ignore(future: asyncio.Future[Receipt]) -> None:
-    """Whoever leads next looks for himself."""
+    """Ignore the outcome: the next leader checks for itself."""
     if not future.cancelled():
         future.exception()

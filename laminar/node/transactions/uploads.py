@@ -1,9 +1,9 @@
-"""What the leader of a partition does for records larger than a batch: take their parts, publish, drop.
+"""Uploads of records larger than a batch, in one partition: parts, publish, drop.
 
 An upload is of one partition, so this leader decides alone, by its table
 (`laminar.node.partition.state.staged_batches`), in the turn in which it proposes. Every step may be asked for
-again: what is there already is answered as it was the first time. Parts of an upload that nobody goes on with
-are dropped for their age, as stages are.
+again: what is there already is answered as it was the first time. Parts of an abandoned upload are dropped
+for their age, as stages are.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from laminar.node.partition.state.staged_batches import (
 )
 from laminar.node.transactions.participant import Batch, Participant
 
-# So many parts has a record at most: its publish, which is read before any of them, names each.
+# The most parts of a record: its publish, which is read before any of them, names each.
 MAX_PARTS = 50_000
 # Uploads under way in one partition: what they hold is kept from retention.
 MAX_OPEN = 256
 # What those of one partition hold at most, if no setting says otherwise.
 MAX_BYTES = 64 << 30
-# Of too many, or too much, one that had no part added for so long makes way for a new one.
+# When there are too many, or too much, one that had no part added for this time makes way for a new one.
 IDLE_MS = 60_000
 # Checksums that are joined in one turn: 3 ms, or less; and of how many parts of a length it knows a table.
 _AT_ONCE = 64
@@ -45,12 +45,12 @@ _OFTEN = 64
 
 
 def id_of(name: str) -> bytes:
-    """The 16 bytes that stand for an upload in the heads of its parts."""
+    """Return the id (16 bytes) of an upload in the headers of its parts."""
     return hashlib.sha256(b"upload\0" + name.encode()).digest()[:16]
 
 
 class Uploads:
-    """Of one partition. Only its leader may be asked; all else raises `Problem`, as appends do."""
+    """The commands on one partition. Leader only: elsewhere they raise `Problem`, as appends do."""
 
     def __init__(self, partition: Partition, *, max_bytes: int = MAX_BYTES) -> None:
         self._partition = partition
@@ -128,12 +128,12 @@ class Uploads:
         return partition.appends.append_control(frame, count=1, even_if_full=True)
 
     def drop(self, upload: bytes) -> asyncio.Future[Receipt]:
-        """Forget the parts of an upload that is not published; done when that is committed."""
+        """Drop the parts of an upload that is not published; done when that is committed."""
         sink, number, epoch = upload_key(upload)
         return Participant(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
 
     def _parts(self, upload: bytes, parts: int) -> list[Stage]:
-        """Those from 0 to `parts` - 1, if they are what is there."""
+        """Return the parts 0 to `parts` - 1, if exactly these are there. Raises `Problem`."""
         batch = self._stages.batch(upload_key(upload))
         held = {part.number: part for part in batch.stages} if batch is not None else {}
         missing = next((number for number in range(parts) if number not in held), None)
@@ -152,24 +152,27 @@ class Uploads:
         return [held[number] for number in range(parts)]
 
     def _make_room(self) -> None:
-        """For one more upload: where too many are under way, one that nobody goes on with is dropped.
+        """Make room for one more upload: where too many are under way, an idle one is dropped.
 
-        Raises 429 `quota` where somebody went on with each a moment ago.
+        Raises:
+            Problem: 429 `quota` when none is idle.
         """
         count = self._stages.open_uploads()
         if count < MAX_OPEN:
             return
         idle = self._stages.idle_upload(before_ms=self._idle_since_ms())
         if idle is None:
-            raise self._quota("so many uploads are under way", field="uploads", value=count, limit=MAX_OPEN)
+            raise self._quota(
+                "the largest number of uploads is under way", field="uploads", value=count, limit=MAX_OPEN
+            )
         self._drop(idle)
 
     def _make_room_for(self, key: BatchKey, size_bytes: int) -> None:
-        """For a part of so many bytes: where unfinished uploads hold too much, others that nobody goes on
-        with are dropped, those that have waited longest first.
+        """Make room for a part: where unfinished uploads hold too much, idle ones are dropped, oldest first.
 
-        Raises 413 `too_large` where this upload alone would hold too much, and 429 `quota` where somebody
-        goes on with the others.
+        Raises:
+            Problem: 413 `too_large` when this upload alone would hold too much, 429 `quota` when the others
+                are not idle.
         """
         limit = self._max_bytes
         own = self._stages.batch(key)
@@ -214,7 +217,7 @@ class Uploads:
             field=field,
             value=value,
             limit=limit,
-            hint="Publish or drop what was begun; what nobody adds to for a minute makes way.",
+            hint="Publish or drop what was begun; an upload without a new part for a minute makes way.",
             retry_after_ms=1000,
             outcome="not_applied",
         )

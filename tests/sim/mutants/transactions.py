@@ -253,7 +253,7 @@ TRANSACTIONS = [
     case(
         "a coordinator that was deposed denies a batch that was committed",
         "laminar.node.transactions.coordinator:Coordinator.commit",
-        "# Who was deposed unawares may not have heard that it was committed, and forgotten there.",
+        "# A leader that was deposed unawares may not know that it was committed, and forgotten there.",
         "raise pin",
         tests=PUBLISHED_ONCE,
     ),

@@ -57,26 +57,26 @@ class Cursors:
         return len(self._cursors)
 
     def get(self, name: str) -> Cursor | None:
-        """The cursor as the log's end has it."""
+        """Return the cursor as of the log's end."""
         return self._cursors.get(name)
 
     def committed_at(self, name: str) -> Cursor | None:
-        """The cursor as it was before the first change that may still be truncated."""
+        """Return the cursor as it is committed: before the first change that may still be truncated."""
         for _, changed, before in self._undo:
             if changed == name:
                 return before
         return self._cursors.get(name)
 
     def names(self) -> list[str]:
-        """The names as the log's end has them, sorted."""
+        """Return the names as of the log's end, sorted."""
         return sorted(self._cursors)
 
     def known(self) -> list[str]:
-        """All names that stand at the log's end or at the last commit, sorted."""
+        """Return the names that exist at the log's end or as of the last commit, sorted."""
         return sorted(self._cursors.keys() | {name for _, name, _ in self._undo})
 
     def appended(self, header: Header, payload: Buffer) -> None:
-        """A `cursor` entry is now the log's last."""
+        """Apply a `cursor` entry that is now the log's last."""
         change = msgspec.msgpack.decode(payload, type=CursorChange)
         self._undo.append((header.index, change.name, self._cursors.get(change.name)))
         if change.position is None:
@@ -85,7 +85,7 @@ class Cursors:
             self._cursors[change.name] = Cursor(change.position, change.changed_ms, change.owner)
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone: roll back."""
+        """Roll back entry `index` and all after it, which were truncated."""
         while self._undo and self._undo[-1][0] >= index:
             _, name, before = self._undo.pop()
             if before is None:
@@ -94,19 +94,19 @@ class Cursors:
                 self._cursors[name] = before
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` will never be truncated."""
+        """Forget how to roll back entries up to `index`: they are committed."""
         while self._undo and self._undo[0][0] <= index:
             self._undo.popleft()
 
     def stored(self) -> list[CursorEntry]:
-        """All cursors as the log's end has them."""
+        """Return all cursors as of the log's end."""
         return [
             CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner)
             for name, cursor in self._cursors.items()
         ]
 
     def stored_at(self, index: int) -> list[CursorEntry]:
-        """All cursors as they were behind entry `index`: the last that was committed, or one behind it."""
+        """Return all cursors as of entry `index`, which is the last committed one or a later one."""
         copy = Cursors()
         copy._cursors = dict(self._cursors)
         copy._undo = deque(self._undo)
@@ -114,7 +114,7 @@ class Cursors:
         return copy.stored()
 
     def restore(self, entries: Iterable[CursorEntry]) -> None:
-        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        """Replace the table by a stored one, without a way back to what was known before."""
         self._undo.clear()
         self._cursors = {
             entry.name: Cursor(entry.position, entry.changed_ms, entry.owner) for entry in entries

@@ -1,9 +1,9 @@
-"""Who is a live member of which group of consumers, as the leader of one partition was told lately.
+"""The live members of consumer groups, as the leader of one partition has heard from them.
 
 A group's members tell the leader of the partition that the group's name falls on that they are there, and it
-answers who else is. Nothing of this is in the log: a new leader begins with nobody, and says for the longest
-session that it is still *forming*, so that nobody is taken for dead who has only not come by yet. Nothing
-rests on it but who tries to own what: who does is in each partition's log
+answers with the others. Nothing of this is in the log: a new leader begins without members, and says for the
+longest session that the group is *rebalancing*, so that no member is taken for dead that has only not called
+yet. It decides only which member tries to own what; who owns it is in each partition's log
 (`laminar.node.partition.state.cursors`).
 """
 
@@ -27,7 +27,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     seen_s: float
 
     def lives(self, now_s: float) -> bool:
-        """Whether its session is not over."""
+        """Return whether its session is not over."""
         return now_s < self.seen_s + self.session_ms / 1000
 
 
@@ -41,12 +41,16 @@ class GroupMembers:
         self._led_s = 0.0
 
     def led(self, now_s: float) -> None:
-        """This replica begins to lead: whoever comes has been a member elsewhere, perhaps."""
+        """Begin to lead, without members: those that call may have been members under another leader."""
         self._groups.clear()
         self._led_s = now_s
 
     def renew(self, group: str, member: Member, *, now_s: float) -> None:
-        """`member` is there. Raises 409 where live members are of another mode, 429 where too many."""
+        """Add `member`, or extend its session.
+
+        Raises:
+            Problem: 409 when live members are of another mode, 429 when there are too many.
+        """
         members = self._living(group, now_s)
         for other in members.values():
             if other.mode != member.mode and other.member != member.member:
@@ -74,24 +78,27 @@ class GroupMembers:
         members[member.member] = member
 
     def leave(self, group: str, member: str) -> None:
-        """It says that it is there no more."""
+        """Remove a member that leaves."""
         members = self._groups.get(group, {})
         members.pop(member, None)
         if not members:
             self._groups.pop(group, None)
 
     def members(self, group: str, *, now_s: float) -> list[Member]:
-        """The live members by name."""
+        """Return the live members by name."""
         living = self._living(group, now_s)
         return [living[name] for name in sorted(living)]
 
     def is_rebalancing(self, group: str, *, now_s: float) -> bool:
-        """Whether members that another leader knew may still come: until their longest session is over."""
+        """Return whether the group may still have members that only the previous leader knew.
+
+        True until the longest session time has passed since this replica became leader.
+        """
         longest_ms = max((each.session_ms for each in self._living(group, now_s).values()), default=0)
         return now_s < self._led_s + longest_ms / 1000
 
     def _count(self, now_s: float) -> int:
-        """Members of all groups; who is gone is counted only where that would make too many."""
+        """Return the number of members of all groups; gone ones are sorted out only near the limit."""
         count = sum(map(len, self._groups.values()))
         if count < MOST_IN_ALL_GROUPS:
             return count

@@ -1,10 +1,9 @@
-"""What a partition remembers of idempotency keys, so that a request that comes again is recognised.
+"""The table of idempotency keys of one partition, by which a repeated request is recognised.
 
 A batch appended with a key carries it: `Flag.KEYED` in its head, 16 bytes of the key's hash as producer id,
 63 bits of the hash of all that the request said as sequence. So the table is a function of the log, as the
 producers' is (`laminar.node.partition.state.producers`): changed by `appended` and `truncated`, expired by
-append times found in the log, never by a clock. It knows hashes only, not who asks, nor what an answer to him
-looks like.
+append times found in the log, never by a clock. It knows hashes only, neither clients nor answers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from laminar.batch.header import Flag
 
 MAX_KEYS = 32_768
 AGE_MS = 24 * 3_600_000
-# No key is forgotten before this, whoever comes after it: see `full_for_ms`.
+# No key is forgotten before this, whatever comes after it: see `full_for_ms`.
 KEPT_MS = 5 * 60_000
 
 
@@ -49,13 +48,13 @@ class IdempotencyKeys:
         return len(self._keys)
 
     def get(self, key_id: bytes) -> KeyEntry | None:
-        """The batch that was appended with this key, if it is remembered."""
+        """Return the batch that was appended with this key, if it is remembered."""
         return self._keys.get(key_id)
 
     def full_for_ms(self, now_ms: int) -> int:
-        """How long a new key must wait, so that none is forgotten that is younger than `KEPT_MS`.
+        """Return how long a new key must wait, so that none younger than `KEPT_MS` is forgotten.
 
-        The leader refuses it for so long. So a crowd of new keys holds up itself, and what came before it is
+        The leader refuses it for that time. So a crowd of new keys holds itself up; what came before it is
         still recognised. The table alone obeys the log: it takes whatever was appended.
         """
         if len(self._keys) < MAX_KEYS:
@@ -64,13 +63,13 @@ class IdempotencyKeys:
         return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
     def complete_from_ms(self, now_ms: int) -> int:
-        """Every key that was appended since is here; one from before may have been forgotten."""
+        """Return the time since which every appended key is here; older ones may have been forgotten."""
         if len(self._keys) < MAX_KEYS:
             return now_ms - AGE_MS
         return next(iter(self._keys.values())).time_ms
 
     def appended(self, header: Header) -> None:
-        """A batch of records, with a key or without, is now the log's last."""
+        """Apply a batch of records, with a key or without, that is now the log's last entry."""
         keyed = bool(header.flags & Flag.KEYED)
         if self._keys:
             self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
@@ -95,7 +94,7 @@ class IdempotencyKeys:
             del self._keys[oldest.key_id]
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone: roll back."""
+        """Roll back entry `index` and all after it, which were truncated."""
         touched = False
         while self._undo and self._undo[-1][0] >= index:
             _, key_id, before = self._undo.pop()
@@ -109,17 +108,17 @@ class IdempotencyKeys:
             self._keys = dict(sorted(self._keys.items(), key=lambda item: item[1].index))
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` will never be truncated."""
+        """Forget how to roll back entries up to `index`: they are committed."""
         undo = self._undo
         while undo and undo[0][0] <= index:
             undo.popleft()
 
     def stored(self) -> list[KeyEntry]:
-        """The whole table as the log's end has it, oldest first."""
+        """Return the whole table as of the log's end, oldest first."""
         return list(self._keys.values())
 
     def stored_at(self, index: int) -> list[KeyEntry]:
-        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        """Return the table as of entry `index`, which is the last committed one or a later one."""
         copy = IdempotencyKeys()
         copy._keys = dict(self._keys)
         copy._undo = deque(self._undo)
@@ -127,6 +126,6 @@ class IdempotencyKeys:
         return copy.stored()
 
     def restore(self, entries: Iterable[KeyEntry]) -> None:
-        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        """Replace the table by a stored one, without a way back to what was known before."""
         self._undo.clear()
         self._keys = {entry.key_id: entry for entry in entries}

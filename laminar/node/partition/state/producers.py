@@ -1,4 +1,4 @@
-"""What a partition remembers of its producers, so that a retry is recognised.
+"""The table of producers of one partition, by which a retry is recognised.
 
 A function of the log: `appended` and `truncated` follow the log, nothing else changes the
 table, and expiry counts append times found in the log, never a clock. So every replica
@@ -8,10 +8,10 @@ holds the same table at the same index, and a new leader knows every retry the o
 A producer numbers its batches per partition: 0, 1, 2, … within an epoch. The leader takes
 only the next number; one it has seen again is a *duplicate* and gets the first receipt.
 
-Beside that its user may number the records, rising through all partitions: a batch tells the highest of its
-records, and one up to which everything is durable everywhere. Both are remembered over epochs, so that
-whoever copies something here can ask how far he got. A `FENCE` begins an epoch without a record: what is
-known behind it is not changed by an older epoch any more.
+Its user may also number the records, rising through all partitions: a batch carries the highest number of its
+records, and one up to which everything is durable everywhere. Both are remembered over epochs, so that a
+program that copies something here can ask how far it got. A `FENCE` begins an epoch without a record: after
+it no older epoch changes what is known.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from laminar.batch import NO_PRODUCER, Header, Kind
 REMEMBERED_BATCHES = 64
 MAX_PRODUCERS = 10_000
 IDLE_MS = 7 * 24 * 3_600_000
-# No producer that appended within this time is forgotten, whoever comes after it: see `full_for_ms`.
+# No producer that appended within this time is forgotten, whatever comes after it: see `full_for_ms`.
 KEPT_MS = 3_600_000
 
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """Where a remembered batch lies: Raft index, first offset, records, sequence."""
+    """Place of a remembered batch: Raft index, first offset, records, sequence."""
 
     index: int
     offset: int
@@ -103,10 +103,10 @@ class Producers:
         return len(self._producers)
 
     def check(self, producer_id: bytes, epoch: int, sequence: int) -> Place | Refused | None:
-        """None: take it. A place: seen before, this is where it lies. Else why it is refused."""
+        """Return None for a new batch, its place for a duplicate, else why it is refused."""
         known = self._producers.get(producer_id)
         if known is None:
-            # Never heard of, or forgotten: then this very batch may have been taken before that.
+            # Unknown, or forgotten: then this very batch may have been appended before that.
             return None if sequence == 0 else Refused("unknown_producer", 0)
         if epoch > known.epoch:
             return None if sequence == 0 else Refused("out_of_sequence", 0)
@@ -122,8 +122,9 @@ class Producers:
         return Refused("out_of_sequence", known.next_sequence)
 
     def full_for_ms(self, producer_id: bytes, now_ms: int) -> int:
-        """How long a producer that is not here must wait, so that none is forgotten that appended within
-        `KEPT_MS`; 0 for one that is here. As `Keys.full_for_ms`.
+        """Return how long a new producer must wait, so that none is forgotten that appended within `KEPT_MS`.
+
+        0 for one that is here. As `IdempotencyKeys.full_for_ms`.
         """
         if len(self._producers) < MAX_PRODUCERS or producer_id in self._producers:
             return 0
@@ -131,19 +132,19 @@ class Producers:
         return max(0, oldest.seen_ms + KEPT_MS - now_ms)
 
     def fenced_at(self, producer_id: bytes, epoch: int) -> int | Refused | None:
-        """The entry behind which no older epoch than this one writes; None if it is still to be appended."""
+        """Return the entry after which no epoch before this one writes; None if it is not appended yet."""
         known = self._producers.get(producer_id)
         if known is None or epoch > known.epoch:
             return None
         return Refused("fenced", known.epoch) if epoch < known.epoch else known.index
 
     def progress(self, producer_id: bytes) -> Progress | None:
-        """How far the log's end says that the producer is; what is not committed may yet be lost."""
+        """Return the producer's progress as of the log's end; what is not committed may still be lost."""
         known = self._producers.get(producer_id)
         return None if known is None else known.progress()
 
     def committed_progress(self, producer_id: bytes) -> Progress | None:
-        """The same of what is committed."""
+        """Return the producer's committed progress."""
         known = self._producers.get(producer_id)
         for _, each, before in self._undo:
             if each == producer_id:
@@ -152,7 +153,7 @@ class Producers:
         return None if known is None else known.progress()
 
     def appended(self, header: Header) -> None:
-        """A batch, or a fence, is now the log's last."""
+        """Apply a batch or a fence that is now the log's last entry."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             return
@@ -188,7 +189,7 @@ class Producers:
             del self._producers[oldest]
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone: roll back."""
+        """Roll back entry `index` and all after it, which were truncated."""
         touched = False
         while self._undo and self._undo[-1][0] >= index:
             _, producer_id, before = self._undo.pop()
@@ -204,17 +205,17 @@ class Producers:
             self._producers = dict(ordered)
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` will never be truncated."""
+        """Forget how to roll back entries up to `index`: they are committed."""
         undo = self._undo
         while undo and undo[0][0] <= index:
             undo.popleft()
 
     def snapshot(self) -> list[tuple[bytes, int, int]]:
-        """(producer id, epoch, next sequence) in order of last use: for comparing replicas."""
+        """Return (producer id, epoch, next sequence) in order of last use, for comparing replicas."""
         return [(key, state.epoch, state.next_sequence) for key, state in self._producers.items()]
 
     def stored(self) -> list[ProducerEntry]:
-        """The whole table as the log's end has it, in order of last use."""
+        """Return the whole table as of the log's end, in order of last use."""
         return [
             ProducerEntry(
                 producer_id,
@@ -230,7 +231,7 @@ class Producers:
         ]
 
     def stored_at(self, index: int) -> list[ProducerEntry]:
-        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        """Return the table as of entry `index`, which is the last committed one or a later one."""
         if not self._undo or self._undo[-1][0] <= index:
             return self.stored()
         copy = Producers()
@@ -241,7 +242,7 @@ class Producers:
         return copy.stored()
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
-        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        """Replace the table by a stored one, without a way back to what was known before."""
         self._undo.clear()
         self._producers = {
             entry.producer_id: _Producer(

@@ -1,4 +1,4 @@
-"""What a coordinator knows of its sinks: epochs, and what was decided.
+"""The table of sinks of one coordinator: their epochs and decisions.
 
 A sink is a named sequence of batches, each committed once and in order of their numbers, whoever drives it.
 `begin` raises its epoch, so that an older driver is refused. A *decision* is the commit point of one batch;
@@ -37,7 +37,7 @@ MAX_ONCE = 10_000
 # Sinks of one coordinator that are kept for ever: no more are begun.
 MAX_KEPT = 10_000
 ONCE_MS = 2 * 3_600_000
-# A table that outgrew its bound, as it held nothing that old, shrinks by and by.
+# A table that outgrew its bound, as it held nothing that old, shrinks gradually.
 _FORGOTTEN_AT_ONCE = 2
 # Epochs of sinks that write once begin here; see `first_once_epoch`.
 FIRST_ONCE_EPOCH = 1 << 31
@@ -45,10 +45,10 @@ _ONCE_EPOCHS = 1 << 30
 
 
 def first_once_epoch(index: int) -> int:
-    """The epoch with which a sink begins that writes once, on a log whose last entry is `index`.
+    """Return the first epoch of a sink that writes once, on a log whose last entry is `index`.
 
-    When its name is used again after it was forgotten, that begins behind a later entry: so an epoch that
-    anybody has heard of never comes again, be it as one of a sink that is kept, whose epochs begin at 1.
+    A forgotten name that is used again begins after a later entry: so no epoch that was ever announced comes
+    again, not even as one of a sink that is kept, whose epochs begin at 1.
     """
     return FIRST_ONCE_EPOCH + index % _ONCE_EPOCHS
 
@@ -59,7 +59,7 @@ class Deletion(IntEnum):
     NONE = 0
     # Nothing more is decided; partitions may still know of it.
     BEGUN = 1
-    # No partition does: its name may be begun anew.
+    # No partition does: its name may be begun again.
     DONE = 2
 
 
@@ -109,7 +109,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def exists(self) -> bool:
-        """Whether it began, and was neither deleted nor is a producer's name."""
+        """Whether it began, was not deleted, and is no producer's name."""
         return self.epoch > 0 and not self.deletion and not self.producer
 
     @property
@@ -167,7 +167,7 @@ class _ByAge:
         self._changed_ms.pop(sink_id, None)
 
     def oldest(self) -> tuple[int, bytes]:
-        """When it was changed, and its id. There is one."""
+        """Return the time of change and the id of the oldest; there must be one."""
         while self._changed_ms.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0]
@@ -194,22 +194,20 @@ class Sinks:
 
     @property
     def kept(self) -> int:
-        """How many are never forgotten."""
+        """Number of sinks that are never forgotten."""
         return len(self._sinks) - len(self._names) - len(self._begun) - len(self._once)
 
     def get(self, sink_id: bytes) -> Sink | None:
-        """The sink as the log's end has it: what a leader decides by."""
+        """Return the sink as of the log's end, by which a leader decides."""
         return self._sinks.get(sink_id)
 
     @property
     def unknown(self) -> Sink:
-        """What is said of a sink that is not in the table."""
+        """The state of a sink that is not in the table."""
         return Sink("", first=self.floor + 1)
 
     def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """Sinks that exist, or are being deleted, and whose names begin with `prefix`, behind `after`: the
-        first `limit` by name.
-        """
+        """Return the first `limit` listed sinks whose names begin with `prefix` and follow `after`."""
         found = (
             sink
             for sink in self._sinks.values()
@@ -218,18 +216,18 @@ class Sinks:
         return heapq.nsmallest(limit, found, key=_name)
 
     def undone(self) -> list[bytes]:
-        """Sinks with a decision that is not published everywhere, as far as the log says."""
+        """Return the sinks with a decision that is not published everywhere, as of the log's end."""
         return [sink_id for sink_id, sink in self._sinks.items() if sink.undone is not None]
 
     def committed_at(self, sink_id: bytes) -> Sink | None:
-        """The sink as it was before the first change that may still be truncated."""
+        """Return the sink as it is committed: before the first change that may still be truncated."""
         for _, changed, before, _ in self._undo:
             if changed == sink_id:
                 return before
         return self._sinks.get(sink_id)
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """A `sink` entry is now the log's last."""
+        """Apply a `sink` entry that is now the log's last."""
         change = _decoder.decode(body_of(frame))
         now_ms = header.append_time_ms
         # What is forgotten follows from the table and the entry, so that every replica forgets the same.
@@ -253,7 +251,7 @@ class Sinks:
         if before is None or before.producer or before.epoch >= FIRST_ONCE_EPOCH:
             return
         if sink is None or sink.epoch >= FIRST_ONCE_EPOCH:
-            # Its epochs are known no more: whoever begins that name later must not get one of them.
+            # Its epochs are forgotten: a sink of that name that begins later must not get one of them.
             self.floor = max(self.floor, before.epoch)
 
     def _set(self, sink_id: bytes, sink: Sink | None) -> None:
@@ -271,22 +269,22 @@ class Sinks:
             (self._begun if sink.number < 0 else self._once).put(sink_id, sink.changed_ms)
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone: roll back."""
+        """Roll back entry `index` and all after it, which were truncated."""
         while self._undo and self._undo[-1][0] >= index:
             _, sink_id, before, self.floor = self._undo.pop()
             self._set(sink_id, before)
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` will never be truncated."""
+        """Forget how to roll back entries up to `index`: they are committed."""
         while self._undo and self._undo[0][0] <= index:
             self._undo.popleft()
 
     def stored(self) -> list[SinkEntry]:
-        """All sinks as the log's end has them, by id."""
+        """Return all sinks as of the log's end, by id."""
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(self._sinks.items())]
 
     def stored_at(self, index: int) -> list[SinkEntry]:
-        """All sinks as they were behind entry `index`: the last that was committed, or one behind it."""
+        """Return all sinks as of entry `index`, which is the last committed one or a later one."""
         sinks = dict(self._sinks)
         for at, sink_id, before, _ in reversed(self._undo):
             if at <= index:
@@ -298,11 +296,11 @@ class Sinks:
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(sinks.items())]
 
     def floor_at(self, index: int) -> int:
-        """The floor as it was behind entry `index`, as of `stored_at`."""
+        """Return the floor as of entry `index`, as `stored_at` does the sinks."""
         return next((floor for at, _, _, floor in self._undo if at > index), self.floor)
 
     def restore(self, entries: list[SinkEntry], floor: int = 0) -> None:
-        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        """Replace the table by a stored one, without a way back to what was known before."""
         self._sinks = {}
         self.floor = floor
         self._names, self._begun, self._once = _ByAge(), _ByAge(), _ByAge()

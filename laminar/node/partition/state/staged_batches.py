@@ -1,4 +1,4 @@
-"""Batches that are in the log and have no offsets yet: what transactions and large records are made of.
+"""The table of staged batches: entries in the log without offsets, of transactions and large records.
 
 A *stage* is a batch of records in an entry of its own, replicated and checksummed as any other, but
 invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* promises that they stay until
@@ -11,8 +11,8 @@ Which batch of a sink was published last is known, so that a publish that comes 
 Of sinks that write once it is forgotten when the coordinator says that nothing of them is under way.
 
 An *upload* is the same of one record that is larger than a batch: its stages are parts of the value, bytes
-and no records, and its publish takes one offset. It is of one partition, whose leader decides alone: so
-nobody pins it. What was published is remembered for a while: a publish that comes again is recognised.
+and no records, and its publish takes one offset. It is of one partition, whose leader decides alone, without
+a pin. What was published is remembered for a while: a publish that comes again is recognised.
 
 Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
 when it is truncated. It knows one partition; who decides, and over which partitions, is the coordinator's
@@ -68,7 +68,7 @@ BatchKey: TypeAlias = tuple[bytes, int, int]
 
 
 def upload_key(upload: bytes) -> BatchKey:
-    """Of an upload by its id (16 bytes). No sink has an epoch 0."""
+    """Return the key of an upload by its id (16 bytes). No sink has an epoch 0."""
     return (upload, 0, 0)
 
 
@@ -107,7 +107,7 @@ class OpenBatch:
 
     @property
     def stages(self) -> list[Stage]:
-        """All of them, as a new list."""
+        """All stages, as a new list."""
         return self._all[: self.count]
 
     @property
@@ -119,12 +119,12 @@ class OpenBatch:
         return self._all[self.count - 1]
 
     def get(self, number: int) -> Stage | None:
-        """The stage with this number."""
+        """Return the stage with this number, if there is one."""
         place = self._places.get(number)
         return None if place is None or place >= self.count else self._all[place]
 
     def with_stage(self, stage: Stage) -> OpenBatch:
-        """This and one more; only of the one that the log's end has."""
+        """Return this batch with one more stage; only for the batch as of the log's end."""
         while len(self._all) > self.count:
             self._places.pop(self._all.pop().number, None)
         self._all.append(stage)
@@ -252,35 +252,35 @@ class StagedBatches:
         self._undo: deque[tuple[int, int, Any, Any]] = deque()
 
     def __len__(self) -> int:
-        """Batches that are open."""
+        """Return the number of open batches."""
         return len(self._maps[0])
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all that is open."""
+        """Bytes of all open batches."""
         return sum(batch.size_bytes for batch in self._maps[0].values())
 
     @property
     def pinned(self) -> bool:
-        """Whether anything is."""
+        """Whether any batch is pinned."""
         return any(batch.pinned for batch in self._maps[0].values())
 
     def batch(self, key: BatchKey) -> OpenBatch | None:
-        """What is staged of a batch, as the log's end has it."""
+        """Return the open batch with this key, as of the log's end."""
         return self._maps[0].get(key)
 
     def stage(self, key: BatchKey, number: int) -> Stage | None:
-        """A stage that is open, as the log's end has it."""
+        """Return an open stage, as of the log's end."""
         batch = self._maps[0].get(key)
         return None if batch is None else batch.get(number)
 
     def published(self, sink: bytes) -> Published | None:
-        """The last batch of a sink that was published here, as the log's end has it."""
+        """Return the last batch of a sink that was published here, as of the log's end."""
         return self._maps[1].get(sink) or self._maps[4].get(sink)
 
     @property
     def published_once(self) -> int:
-        """How many publishes of sinks that write once are known."""
+        """Number of known publishes of sinks that write once."""
         return len(self._maps[4])
 
     def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
@@ -296,19 +296,19 @@ class StagedBatches:
         return found
 
     def upload(self, upload: bytes) -> PublishedUpload | None:
-        """An upload that was published here, if it is remembered, as the log's end has it."""
+        """Return an upload that was published here, if it is remembered, as of the log's end."""
         return self._maps[3].get(upload)
 
     def open_uploads(self) -> int:
-        """How many uploads have parts here and are not published."""
+        """Return the number of uploads that have parts here and are not published."""
         return sum(1 for batch in self._maps[0].values() if not batch.first.records)
 
     def open_upload_bytes(self) -> int:
-        """Bytes of the uploads that are not published."""
+        """Return the bytes of the uploads that are not published."""
         return sum(batch.size_bytes for batch in self._maps[0].values() if not batch.first.records)
 
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
-        """Of the uploads that nothing was added to since a time of the log: the one that holds least."""
+        """Return the smallest upload that nothing was added to since a time of the log."""
         idle = [(size, last_ms, key) for last_ms, size, key in self.idle_uploads(before_ms=before_ms)]
         return min(idle)[2] if idle else None
 
@@ -323,12 +323,13 @@ class StagedBatches:
         )
 
     def batches(self) -> Iterator[tuple[BatchKey, OpenBatch]]:
-        """All that is open, in order of first entry."""
+        """Return all open batches, in order of their first entries."""
         return iter(self._maps[0].items())
 
     def left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
-        """Batches that nobody has pinned: of sinks those that began before a time of the log, and uploads
-        that nothing was added to since another.
+        """Return abandoned batches, none of them pinned.
+
+        Of sinks those that began before a time of the log; uploads that nothing was added to since another.
         """
         return [
             key
@@ -342,13 +343,13 @@ class StagedBatches:
         ]
 
     def of_sink(self, sink: bytes, *, epoch: int) -> list[BatchKey]:
-        """What is open of a sink under epochs up to this one."""
+        """Return the open batches of a sink under epochs up to this one."""
         return [key for key in self._maps[0] if key[0] == sink and key[2] <= epoch]
 
     def start_limit(self, index: int) -> int:
-        """The highest entry up to `index` that the log may begin behind: nothing that stays is torn.
+        """Return the highest entry up to `index` that the log may begin after, so that nothing kept is torn.
 
-        What is open stays, and so does everything that a publish behind the start names.
+        Open batches stay, and so does everything that a publish after the start names.
         """
         lowest = [batch.first.index for batch in self._maps[0].values()]
         limit = min([index, *(first - 1 for first in lowest)])
@@ -369,7 +370,7 @@ class StagedBatches:
             table[key] = value
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """A `staged`, `pin`, or `publish` entry is now the log's last."""
+        """Apply a `staged`, `pin` or `publish` entry that is now the log's last."""
         if header.kind is Kind.STAGED:
             key = (header.producer_id, header.sequence, header.producer_epoch)
             stage = Stage(
@@ -443,7 +444,7 @@ class StagedBatches:
             self._name(header.index, min(index for index, _ in record.stages))
 
     def _name(self, publish: int, first: int) -> None:
-        """Between the first entry that a publish names and itself the log may not begin."""
+        """Record that the log may not begin between a publish and the first entry that it names."""
         named = self._maps[2]
         for earlier in list(reversed(named)):
             if earlier < first:
@@ -474,12 +475,12 @@ class StagedBatches:
         self._put(header.index, 3, record.sink, published)
 
     def started(self, index: int, start_index: int) -> None:
-        """Entry `index` lets the log begin behind `start_index`: what was published up to there is gone."""
+        """Apply entry `index`, which moves the start to `start_index`: publishes up to there are gone."""
         for publish in [publish for publish in self._maps[2] if publish <= start_index]:
             self._put(index, 2, publish, None)
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone: roll back."""
+        """Roll back entry `index` and all after it, which were truncated."""
         numbers = set()
         while self._undo and self._undo[-1][0] >= index:
             _, number, key, before = self._undo.pop()
@@ -500,7 +501,7 @@ class StagedBatches:
             self._maps[4].update(in_order)
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` will never be truncated."""
+        """Forget how to roll back entries up to `index`: they are committed."""
         undo = self._undo
         while undo and undo[0][0] <= index:
             undo.popleft()
@@ -508,7 +509,7 @@ class StagedBatches:
     # -- stored --------------------------------------------------------------------------
 
     def stored(self) -> StoredStages:
-        """The whole table as the log's end has it; the same for the same log."""
+        """Return the whole table as of the log's end; equal logs give equal tables."""
         open_, published, named, uploads, once = self._maps
         return StoredStages(
             [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
@@ -518,7 +519,7 @@ class StagedBatches:
         )
 
     def stored_at(self, index: int) -> StoredStages:
-        """The table as it was behind entry `index`: the last that was committed, or one behind it."""
+        """Return the table as of entry `index`, which is the last committed one or a later one."""
         copy = StagedBatches()
         # Values are replaced, never changed: so the copies may be shallow.
         open_, published, named, uploads, once = self._maps
@@ -528,7 +529,7 @@ class StagedBatches:
         return copy.stored()
 
     def restore(self, stored: StoredStages) -> None:
-        """Take a stored table over; what was known before is forgotten, and cannot be rolled back to."""
+        """Replace the table by a stored one, without a way back to what was known before."""
         self._undo.clear()
         open_ = {key: _opened(batch) for key, batch in stored.open}
         lasting: dict[bytes, Published] = {}
@@ -543,7 +544,7 @@ def _opened(batch: StagedBatch) -> OpenBatch:
 
 
 def _place_of(published: Published) -> int:
-    """In which of the maps a publish of a sink is."""
+    """Return the number of the map that a sink's publish is in."""
     return 4 if published.epoch >= FIRST_ONCE_EPOCH else 1
 
 

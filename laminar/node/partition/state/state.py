@@ -1,7 +1,7 @@
-"""What a partition's replica knows because of its log, and for no other reason.
+"""The derived state of one replica: everything that follows from its log, and nothing else.
 
 Every table is a function of the log: changed when an entry is appended, rolled back when it is truncated,
-told what can't be truncated any more, stored beside the log and shipped with catch-up
+informed of what is committed, stored beside the log and shipped with catch-up
 (docs/consensus.md#derived-tables). Here they are kept together, so that one that is added can't be forgotten
 in one of these places. Beside the tables of producers, keys, cursors and stages that is the group's
 configuration, and where the log is to begin.
@@ -27,10 +27,10 @@ from laminar.node.partition.state.staged_batches import StagedBatches
 
 
 class PartitionState:
-    """Of one replica; see the module."""
+    """The tables of one replica."""
 
     def __init__(self, start_index: int) -> None:
-        """Of a log that begins behind entry `start_index`, before any of its entries was told."""
+        """Begin the state of a log that starts after entry `start_index`, before any of its entries."""
         self.producers = Producers()
         self.keys = IdempotencyKeys()
         self.cursors = Cursors()
@@ -56,7 +56,7 @@ class PartitionState:
         self.underived_bytes = 0
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """An entry is now the log's last."""
+        """Apply an entry that is now the log's last."""
         self.underived_bytes += len(frame)
         self.stamped_index = max(self.stamped_index, header.committed_index)
         if header.kind in (Kind.DATA, Kind.FENCE):
@@ -88,7 +88,7 @@ class PartitionState:
             self._configurations.append((header.index, configuration_record(body_of(frame))))
 
     def truncated(self, index: int) -> None:
-        """Entry `index` and all behind it are gone."""
+        """Roll back entry `index` and all after it, which were truncated."""
         self.left_out = [each for each in self.left_out if each < index]
         self.producers.truncated(index)
         self.keys.truncated(index)
@@ -101,7 +101,7 @@ class PartitionState:
             self._configurations.pop()
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` will never be truncated; a `log_start` among them is due."""
+        """Take note that entries up to `index` are committed; a `log_start` among them becomes due."""
         self.committed_index = index
         self.producers.committed(index)
         self.keys.committed(index)
@@ -116,11 +116,11 @@ class PartitionState:
 
     @property
     def start_is_moving(self) -> bool:
-        """Whether an entry that moves the log's start waits for its commit, or to be carried out."""
+        """Whether a `log_start` entry waits for its commit, or to be carried out."""
         return bool(self._starts) or self.due_start is not None
 
     def state(self) -> DerivedState:
-        """All tables as the log's end has them."""
+        """Return all tables as of the log's end."""
         return DerivedState(
             producers=self.producers.stored(),
             cursors=self.cursors.stored(),
@@ -131,7 +131,7 @@ class PartitionState:
         )
 
     def state_at(self, index: int) -> DerivedState:
-        """All tables as they were behind entry `index`: the last that was committed, or one behind it."""
+        """Return all tables as of entry `index`, which is the last committed one or a later one."""
         return DerivedState(
             producers=self.producers.stored_at(index),
             cursors=self.cursors.stored_at(index),
@@ -142,11 +142,11 @@ class PartitionState:
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
-        """Those known that were set by entries up to `index`."""
+        """Return the known configurations that entries up to `index` set."""
         return [(at, record) for at, record in self._configurations if at <= index]
 
     def last_start_up_to(self, index: int) -> tuple[int, LogStartRecord] | None:
-        """The last committed `log_start` entry, without its state, if it is not behind `index`."""
+        """Return the last committed `log_start` entry, without its state, unless it comes after `index`."""
         return self._last_start if self._last_start is not None and self._last_start[0] <= index else None
 
     def restore(
@@ -155,7 +155,7 @@ class PartitionState:
         configurations: Sequence[tuple[int, ConfigurationRecord]],
         start: tuple[int, LogStartRecord] | None,
     ) -> None:
-        """Begin with what was derived from the log up to a committed entry, in place of replaying it."""
+        """Restore the state derived up to a committed entry, in place of replaying the log."""
         self._restore_tables(state)
         self._configurations = list(configurations)
         self._beheaded = False
@@ -170,7 +170,7 @@ class PartitionState:
         self.keys.restore(state.keys)
 
     def adopt(self, whole: PartitionState) -> None:
-        """Take what follows from every entry of the log, made beside this replica while it went on."""
+        """Replace the tables by those of a complete replay that ran beside this replica."""
         self.producers, self.cursors = whole.producers, whole.cursors
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
         self.producers.committed(self.committed_index)
