@@ -138,12 +138,16 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
     numbers = {number for number, _ in found}
     if len(numbers) != 1 or [shard for _, shard in found] != list(range(len(found))):
         raise DamagedDocument(
-            f"{problem}, and the homes in {directory} ({_names(found)}) do not tell it. Put the map back "
-            "from a copy of the folder; nothing was changed"
+            f"{problem}, and the store directories in {directory} ({_names(found)}) do not tell it. Put "
+            "the map back from a copy of the folder; nothing was changed"
         )
     known = ShardLayout(numbers.pop(), len(found))
     _log.critical(
-        "%s; by the homes in %s it is number %d, of %d shards", problem, directory, known.number, known.shards
+        "%s; by the store directories in %s it is number %d, of %d shards",
+        problem,
+        directory,
+        known.number,
+        known.shards,
     )
     return known
 
@@ -177,9 +181,9 @@ def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None
     ):
         raise DamagedDocument(
             f"the map in {data_directory} is number {current.number}, of {current.shards} shards, and the "
-            f"homes in {directory} ({_names(found)}) are of others: it is an older copy. Put the right one "
-            "back. Where all homes are of one number, remove the files map-*: their names tell it then. "
-            "Nothing was changed"
+            f"store directories in {directory} ({_names(found)}) are of others: it is an older copy. Put the "
+            "right one back. If all store directories are of one number, remove the files map-*: their "
+            "names tell it then. Nothing was changed"
         )
     _refuse_without_stores(disk, data_directory, len(missing), current)
 
@@ -190,9 +194,10 @@ def _refuse_without_stores(disk: Disk, data_directory: str, missing: int, curren
     if missing == current.shards and held:
         names = f"{', '.join(held[:3])}{' and more' if held[3:] else ''}"
         raise DamagedDocument(
-            f"{directory} has none of the {current.shards} homes {current.number}-0 and so on, and {logs} "
-            f"holds {names}: a disk may not be mounted. Put the homes back as they were, no older copies. To "
-            f"give up what they held, make an empty folder {current.number}-0 there. Nothing was changed"
+            f"{directory} has none of the {current.shards} store directories {current.number}-0 and so on, "
+            f"and {logs} holds {names}: a disk may not be mounted. Put them back as they were, no older "
+            f"copies. To accept the loss of what they held, make an empty folder {current.number}-0 there. "
+            "Nothing was changed"
         )
 
 

@@ -165,9 +165,9 @@ def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, home
             for shard in range(3):
                 disk.remove_tree(f"data/shards/1-{shard}")
         before = [each for each in disk.files("data") if not each[0].endswith("/lock")]
-        said = r"no .*map in data.* homes in data/shards \("
+        said = r"no .*map in data.* store directories in data/shards \("
         if (how, homes) == ("missing", "none"):
-            said = r"data/shards has none of the 3 homes 1-0 .* data/logs holds log-1-.* and more"
+            said = r"data/shards has none of the 3 store directories 1-0 .* data/logs holds log-1-.* and more"
         with pytest.raises(DamagedDocument, match=said):
             _recover(disk, 3)
 
