@@ -531,5 +531,5 @@ async def test_two_leaders_of_one_term_are_the_loudest_alarm(caplog: pytest.LogC
             follower.driver.process_ready(replica)
 
         assert follower.driver.statistics()["second_leaders"] == 2
-        said = [each for each in caplog.records if "says that it leads term" in each.getMessage()]
+        said = [each for each in caplog.records if "claims to lead term" in each.getMessage()]
         assert [each.levelname for each in said] == ["CRITICAL"]

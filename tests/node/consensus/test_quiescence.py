@@ -61,7 +61,7 @@ async def test_pitfall_42_a_quiet_leader_restarted_within_the_timeout_is_replace
 
 def one_that_rests() -> tuple[Quiescence, Any]:
     """A process with one quiet follower of replica 1 on node `a`."""
-    core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiet=True, rests_on=(1,), term=1)
+    core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiesced=True, quiesce_peers=(1,), term=1)
     replica: Any = Stub(group=b"g", core=core, nodes={1: "a", 2: "b"})
     quiescence = Quiescence(
         replicas={b"g": replica},
@@ -213,7 +213,7 @@ async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_
 def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
     """Its node comes back at another address, and a learner asks no other replica for a leader."""
     where = {"b": TcpAddress("127.0.0.1", 1), "c": TcpAddress("127.0.0.1", 2)}
-    core = SimpleNamespace(role=Role.LEADER, leader_id=1, quiet=True, rests_on=(2,), term=1)
+    core = SimpleNamespace(role=Role.LEADER, leader_id=1, quiesced=True, quiesce_peers=(2,), term=1)
     replica: Any = Stub(
         group=b"g",
         replica_id=1,

@@ -26,7 +26,7 @@ def broken(*_: object, **__: object) -> Any:
     raise AssertionError("a mistake")
 
 
-@pytest.mark.parametrize("where", ["propose", "persisted", "committed", "expire", "wake", "deadline_ms"])
+@pytest.mark.parametrize("where", ["propose", "persisted", "committed", "expire", "unquiesce", "deadline_ms"])
 async def test_a_mistake_in_one_group_leaves_the_others_of_the_process_as_they_were(
     tmp_path: Path, where: str
 ) -> None:
@@ -44,7 +44,7 @@ async def test_a_mistake_in_one_group_leaves_the_others_of_the_process_as_they_w
             setattr(poisoned.replica.core, where, broken)
         if where == "expire":
             driver._due(poisoned.replica, 10**12)
-        elif where == "wake":
+        elif where == "unquiesce":
             driver.unreachable(poisoned.replica, 1)
         else:
             with pytest.raises(Problem) as problem:
