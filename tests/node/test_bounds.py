@@ -12,7 +12,7 @@ import pytest
 from laminar.http.api.problems import Problem
 from laminar.log import RealDisk
 from laminar.log.disk.errors import DiskError
-from laminar.node.partition import partition
+from laminar.node.partition import cursor_commands
 from laminar.node.partition.state import group_members as rosters
 from laminar.node.partition.state.group_members import GroupMembers, Member
 from laminar.node.runtime.data_folder import IdentityError, check_owner
@@ -23,7 +23,7 @@ from tests.node.alone import lone_partition
 
 async def test_cursors_of_a_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are there move on; one that is deleted makes room."""
-    monkeypatch.setattr(partition, "MAX_CURSORS", 2)
+    monkeypatch.setattr(cursor_commands, "MAX_CURSORS", 2)
     async with lone_partition(tmp_path) as found:
 
         async def put(name: str, position: int | None) -> None:

@@ -394,7 +394,7 @@ def test_a_range_of_a_topic_made_anew_is_not_read_from_the_new_one(
     [planned] = one.partitions(first, end)
     made_anew(topic, client, 20)
 
-    with pytest.raises(ValueError, match=rf"{topic.name}/0, 0 to 9: .*made anew.*failOnDataLoss"):
+    with pytest.raises(ValueError, match=rf"{topic.name}/0, 0 to 9: .*created again.*failOnDataLoss"):
         list(one.read(planned))
     assert [] == list(other.read(planned))
     with pytest.raises(ValueError, match=rf"{topic.name}/0, 0 to 9: deleted"):
