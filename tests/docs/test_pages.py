@@ -15,6 +15,7 @@ from tests.docs.pages import ROOT, Block, blocks_of, matches
 PREPARATION = {
     "make demo\n",
     "make test\n",
+    "make .venv/.core\n",
     f". .venv/bin/activate\n{DEV}\n",
 }
 
