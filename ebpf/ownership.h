@@ -36,7 +36,7 @@ static inline u32 laminar_draw(u32 partition_hash, u32 shard)
 
 /* router.owner_shard: the highest draw wins, the lower shard keeps a tie. `shards` is at least 1.
  *
- * The winner is kept without a branch. With one, the verifier would look at every round anew for each shard that
+ * The winner is kept without a branch. With one, the verifier would look at every round again for each shard that
  * can have won before, and give up; so it does for a mask of which it knows the two values. The empty assembly
  * keeps the compiler from making a branch of it.
  */

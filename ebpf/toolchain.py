@@ -136,7 +136,7 @@ def compile_program() -> Compiled:
 
 
 def _import_bcc(folder: Path) -> Any:
-    """The package at this very place, without its folder's neighbours."""
+    """Import the package in exactly this folder, without making its folder's neighbours importable."""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
     spec = importlib.util.spec_from_file_location(

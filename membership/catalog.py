@@ -250,7 +250,7 @@ class Catalog:
     # Commands. Each returns what `apply` computed at its index on this node, so `state()` already shows it.
 
     async def found_cluster(self, cluster_id: bytes) -> Result:
-        """Give the cluster its id: created, exists or exists_differently."""
+        """Give the cluster its id: created, exists or already_exists."""
         return await self._command(self._tables.found_cluster, FoundCluster(cluster_id))
 
     async def register_node(self, record: NodeRecord, *, former: Sequence[BootRecord] = ()) -> Result:
@@ -278,7 +278,7 @@ class Catalog:
     ) -> Result:
         """Record a topic and its partitions, in state `creating`.
 
-        Outcomes: created, exists (the same), exists_differently, conflict. `groups` are 16 random bytes for
+        Outcomes: created, exists (the same), already_exists, conflict. `groups` are 16 random bytes for
         each partition, `placement` its nodes (from `router.place`), both by number.
         """
         request = CreateTopic(

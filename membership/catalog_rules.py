@@ -56,7 +56,7 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
         return _same(state, "invalid", "an empty cluster id")
     if state.cluster_id:
         same = state.cluster_id == request.cluster_id
-        return _same(state, "exists" if same else "exists_differently")
+        return _same(state, "exists" if same else "already_exists")
     return _changed(state, "created", {}, cluster_id=request.cluster_id)
 
 
@@ -139,7 +139,7 @@ def create_topic(state: CatalogState, request: CreateTopic) -> Change:
     if known is not None:
         wanted = (request.partitions, request.replicas, request.settings)
         same = wanted == (known.partitions, known.replicas, known.settings)
-        return _same(state, "exists" if same else "exists_differently", topic=known)
+        return _same(state, "exists" if same else "already_exists", topic=known)
     conflict = _conflict_of_topic(state, request)
     if conflict:
         return _same(state, "conflict", conflict)

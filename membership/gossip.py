@@ -171,7 +171,7 @@ class Gossip:
         self._after()
 
     def statistics(self) -> dict[str, int]:
-        """Return counts: datagrams by fate, refutations, packets of others under our name; and the doubt."""
+        """Return counts: datagrams by fate, refutations, packets of others under our name, self-doubt."""
         return {
             **self._counts,
             "refutations": self._core.refutations,

@@ -281,7 +281,7 @@ Outcome = Literal[
     "marked",
     "exists",
     "unchanged",
-    "exists_differently",
+    "already_exists",
     "store_changed",
     "rolled_back",
     "absent",
@@ -295,7 +295,7 @@ class Result(msgspec.Struct, frozen=True):
     """The outcome of a command. `version` is the catalog's after it.
 
     created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
-    exists_differently: the name is taken. store_changed: another data directory under a known name.
+    already_exists: the name is taken. store_changed: another data directory under a known name.
     rolled_back: an older copy of the data directory that is known. absent: no such topic or node. conflict:
     decided on an outdated state. invalid: makes no sense. failed: a mistake of ours in applying it; nothing
     changed.

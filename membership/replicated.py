@@ -6,9 +6,9 @@ of its own, none of which can be trusted with a cluster's metadata (docs/decisio
 left out:
 
 * ``_applyCommand`` (an override) hands the encoded call to us instead of to its queue;
-  ``_SyncObj__doApplyCommand`` (a private call) performs a committed one;
-  it gets no peers, no tick, no file, and a transport that refuses to send. It makes no thread, socket or
-   file.
+* ``_SyncObj__doApplyCommand`` (a private call) performs a committed one;
+* it gets no peers, no tick, no file, and a transport that refuses to send. So it makes no thread, socket or
+  file.
 
 A call is encoded with `pickle`. Two things keep that harmless: only bytes from our own authenticated log come
 here, and a command is performed only when its pickle consists of numbers, texts and containers of them; a

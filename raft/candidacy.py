@@ -134,7 +134,7 @@ class Candidacy:
         return self.recovering and not self._reaches_floor(last_term, last_index)
 
     def release(self, floor: tuple[int, int], *, now_ms: int) -> None:
-        """Let our grants to logs that end at `floor` or later count in spite of our mark."""
+        """Let grants to logs that end at `floor` or later count although this replica is recovering."""
         if self._floor == floor:
             return
         self._floor = floor
@@ -144,7 +144,7 @@ class Candidacy:
             self.timer.retry(now_ms=now_ms)
 
     def finish_recovery(self) -> None:
-        """Let our grants count as any other's from now on."""
+        """End the recovery: this replica's grants count as any other's from now on."""
         self.recovering = False
         self._floor = None
 
@@ -155,7 +155,7 @@ class Candidacy:
             self.timer.retry(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
-        """Campaign if that is due. Not for a leader, nor for a quiet follower."""
+        """Campaign if that is due. Not for a leader, nor for a quiesced follower."""
         if (
             self.timer.is_due(now_ms=now_ms)
             and self.is_promotable()

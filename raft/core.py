@@ -18,8 +18,7 @@ Invariants, by number; tests cite them.
 2. A candidate wins with grants *collected by replica id* from a majority of the voters in its own log; an
    answer delivered twice is one answer. Hence one leader per term.
 3. A leader never truncates or overwrites its own log. A follower truncates only at an entry whose term
-differs from the
-   leader's entry there, and never at or below its commit index.
+   differs from the leader's entry there, and never at or below its commit index.
 4. An accepting `AppendAnswer` waits for the sync: what it reports is durable and equal to the leader's log.
    A leader counts itself only as far as `persisted` says, by (index, term).
 5. A leader commits by counting only entries of its own term. It opens its term with a no-op, so that there is
@@ -31,8 +30,7 @@ differs from the
    after the request, by a leader that had committed in its term.
 9. A message of another cluster or group, for another replica, or of a former incarnation is ignored.
 10. A leader that no other replica voted for (a single voter) sends nothing before its own disk has confirmed
-its
-    term: else, after a crash, it could lead the same term twice.
+    its term: else, after a crash, it could lead the same term twice.
 11. A replica that hears a leader neither grants a pre-vote nor lets a vote raise its term (except in a
     hand-over); a leader that hears no majority for an election timeout steps down. So a replica
     that is cut off disturbs no other, and no client waits for a leader that is.
@@ -193,7 +191,7 @@ class Core:
 
     @property
     def defers_campaign(self) -> bool:
-        """Whether others are let campaign first, because part of this log is damaged; set by the driver."""
+        """True if others are to campaign first, because part of this log is damaged; set by the driver."""
         return self._candidacy.defers_campaign
 
     @defers_campaign.setter
@@ -500,13 +498,13 @@ class Core:
             leadership.catch_up(replica_id, resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """Take back `catch_up`, unless the entries are not in the log any more. Leader only."""
+        """Revoke `catch_up`, unless the entries are not in the log any more. Leader only."""
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.resume(replica_id)
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns while this replica's log is replaced, or allow them again; it may vote."""
+        """Forbid campaigns while this replica's log is replaced, or allow them again; votes go on."""
         self._candidacy.inhibit_campaign(inhibited, now_ms=now_ms)
 
     def place(self) -> Place:

@@ -34,7 +34,7 @@ class QuiesceOffer:
         self._missing: set[int] = set()
 
     def offer(self, asked: Collection[int]) -> None:
-        """Let the next heartbeat ask these; without any to ask the group is quiesced at once."""
+        """Let the next heartbeat ask these replicas to quiesce; with none, the group quiesces at once."""
         if self.asked != asked:
             self.asked = frozenset(asked)
             self._missing = set()
@@ -42,7 +42,10 @@ class QuiesceOffer:
         self.quiesced = not asked
 
     def begin(self, round_: int) -> Collection[int]:
-        """Return who is asked by the heartbeat of round `round_`; without an offer an older one is void."""
+        """Return the replicas that the heartbeat of round `round_` asks.
+
+        Without an offer an older one is void.
+        """
         if not self._offered:
             self._missing = set()
             return ()
@@ -53,7 +56,7 @@ class QuiesceOffer:
         return self.asked
 
     def is_answer(self, round_: int, replica_id: int) -> bool:
-        """Return whether this is an answer to the present offer."""
+        """Return whether an answer to round `round_` belongs to the present offer."""
         return round_ >= self._first_round and bool(self._missing) and replica_id in self.asked
 
     def agreed(self, replica_id: int) -> bool:

@@ -59,13 +59,22 @@ class LogView(Protocol):
     """
 
     @property
-    def first_index(self) -> int: ...
+    def first_index(self) -> int:
+        """The index of the first entry that is kept."""
+
     @property
-    def last_index(self) -> int: ...
+    def last_index(self) -> int:
+        """The index of the last entry."""
+
     @property
-    def last_term(self) -> int: ...
-    def term(self, index: int, /) -> int | None: ...
-    def size(self, index: int, /) -> int: ...
+    def last_term(self) -> int:
+        """The term of the last entry."""
+
+    def term(self, index: int, /) -> int | None:
+        """Return the term of an entry; None if it is not kept."""
+
+    def size(self, index: int, /) -> int:
+        """Return the size of an entry in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

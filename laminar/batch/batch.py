@@ -43,16 +43,19 @@ class Record:
 
     @property
     def key(self) -> bytes | None:
+        """The record's key; None if it has none."""
         keys = self._batch.keys
         return None if keys is None else keys[self._position]
 
     @property
     def tag(self) -> str | None:
+        """The record's tag; None if it has none."""
         tags = self._batch.tags
         return None if tags is None else tags[self._position]
 
     @property
     def headers(self) -> Mapping[str, bytes]:
+        """The record's headers; empty if it has none."""
         headers = self._batch.headers
         return {} if headers is None else headers[self._position]
 
@@ -63,10 +66,11 @@ class Record:
 
     @property
     def text(self) -> str:
+        """The value as text. Raises UnicodeDecodeError if it is not UTF-8."""
         return self.value.decode()
 
     def json(self) -> Any:
-        """The value as JSON. Raises `msgspec.DecodeError`, a ValueError, if it is not."""
+        """Return the value, parsed as JSON. Raises `msgspec.DecodeError`, a ValueError, if it is not JSON."""
         return msgspec.json.decode(self.value)
 
     def __repr__(self) -> str:
@@ -102,15 +106,17 @@ class Batch:
 
     @property
     def base_offset(self) -> int:
+        """The offset of the first record."""
         return self.header.base_offset
 
     @property
     def next_offset(self) -> int:
+        """The offset after the last record."""
         return self.header.next_offset
 
     @property
     def is_large(self) -> bool:
-        """Whether its one record is larger than a batch, and has no value here: see `large_record`."""
+        """True if its one record is larger than a batch, and has no value here: see `large_record`."""
         return bool(self.header.flags & Flag.LARGE)
 
     @property
@@ -135,7 +141,7 @@ class Batch:
         return self._entries
 
     def plain(self, column: Column) -> memoryview | None:
-        """The bytes of a variable column, unfolded once; None if there is no such column."""
+        """Return the bytes of a variable column, decompressed once; None if there is no such column."""
         if column not in self._cache:
             entry = self.entry(column)
             try:

@@ -60,12 +60,14 @@ def build(
     checkpoint: int = 0,
     floor: int = 0,
 ) -> bytearray:
-    """An unstamped frame of records, with both checksums right.
+    """Return an unstamped frame of records, with both checksums right.
 
     Every sequence is as long as `values`; None in one is a record without; one that is None, or all
     None, makes no column. Times are ms since the epoch; a trace id has 16 bytes. `codec` is tried on
-    values, keys and headers, and kept for each where it saves bytes. Raises `BatchError` for no records
-    at all, for a cell out of range, and where the frame would pass 2 GiB.
+    values, keys and headers, and kept for each where it saves bytes.
+
+    Raises:
+        BatchError: there are no records, a cell is out of range, or the frame would pass 2 GiB.
     """
     raw = None
     if headers is not None:
@@ -158,7 +160,7 @@ _MERGEABLE = frozenset(Column)
 
 
 def mergeable(frame: Buffer) -> bool:
-    """Whether `merge` may take this verified frame: records, no producer id, columns that we know."""
+    """Return whether `merge` may take this verified frame: records, no producer id, known columns only."""
     header = Header.unpack(frame)
     if header.kind is not Kind.DATA or header.producer_id != NO_PRODUCER:
         return False
@@ -166,10 +168,12 @@ def mergeable(frame: Buffer) -> bool:
 
 
 def merge(frames: Iterable[Buffer]) -> bytearray:
-    """One unstamped frame with the records of all `frames`, in order; nothing in it is compressed.
+    """Return one unstamped frame with the records of all `frames`, in order, without compression.
 
-    The frames are verified. A column that only some of them have is null in the others' records. Raises
-    `BatchError` for a frame that is not `mergeable`, or whose directory or offsets are wrong.
+    The frames are verified. A column that only some of them have is null in the others' records.
+
+    Raises:
+        BatchError: a frame is not `mergeable`, or its directory or offsets are wrong.
     """
     frames = list(frames)
     singles = [_single_value(frame) for frame in frames]
@@ -215,10 +219,10 @@ _SINGLE_ENDS = struct.Struct("<ii")
 
 
 def _single_value(frame: Buffer) -> memoryview | None:
-    """The value of a batch that holds one value and nothing else; None for any other, or a wrong one.
+    """Return the value of a batch that holds one value and nothing else; None for any other, or a wrong one.
 
-    The door sees hundreds of these a loop turn, and their layout leaves nothing to search: 1 us instead
-    of 6 for the general way, which also finds the words for what is wrong.
+    The append batcher sees hundreds of these a loop turn, and their layout leaves nothing to search: 1 us
+    instead of 6 for the general way, which also finds the words for what is wrong.
     """
     header_count, body_length, producer_id = _HEADER_FIELDS.unpack_from(frame)
     if header_count != 1 or body_length < 72 or _SINGLE.unpack_from(frame, HEADER_SIZE) != _SINGLE_DIRECTORY:

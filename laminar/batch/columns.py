@@ -1,9 +1,9 @@
 """The body of a batch of records: a directory, then columns in Arrow's own layout.
 
-Decides where each column lies, how a missing key or tag is written, and whether a directory that came
-from outside is sound arithmetic within limits; unfolds one column, never more than it stated. It knows
-nothing of logs, and looks into no cell. It is apart from the head because a server moves frames all day
-without opening one. ``docs/format.md`` has every byte.
+Decides where each column begins, how a missing key or tag is written, and whether a directory that came
+from outside is sound arithmetic within limits; decompresses one column, never to more than it stated. It
+knows nothing of logs, and looks into no cell. It is apart from the header because a server moves frames all
+day without opening one. ``docs/format.md`` has every byte.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ else:
 
 
 class Column(IntEnum):
-    """The columns we know. A directory lists them by rising number; an unknown one is skipped."""
+    """The known columns. A directory lists them by rising number; an unknown one is skipped."""
 
     VALUE = 1
     KEY = 2
@@ -39,7 +39,7 @@ class Column(IntEnum):
 
 
 class Codec(IntEnum):
-    """How the bytes of a variable column are stored. LZ4 is a reserved number."""
+    """The compression of a variable column's bytes. LZ4 is a reserved number."""
 
     NONE = 0
     ZSTD = 1
@@ -64,7 +64,7 @@ _ZEROS = bytes(_ALIGNMENT)
 
 
 class Entry(NamedTuple):
-    """One line of the directory. Positions count bytes from the start of the frame; 0 is "not there"."""
+    """One line of the directory. Positions count bytes from the start of the frame; 0 means absent."""
 
     column: int
     codec: int
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A column on its way into a frame. `parts` are its bytes in order, joined only with the frame."""
+    """A column that is to be put into a frame. `parts` are its bytes in order, joined only with the frame."""
 
     column: Column
     codec: Codec
@@ -93,17 +93,17 @@ class Cells(NamedTuple):
 
 
 def tag_hash(tag: str) -> int:
-    """The 64-bit hash of a tag: the low half of MurmurHash3 x64 128, seed 0, of its UTF-8."""
+    """Return the 64-bit hash of a tag: the low half of MurmurHash3 x64 128, seed 0, of its UTF-8."""
     return mmh3.hash64(tag.encode(), signed=False)[0]
 
 
 def tag_bit(tag: str) -> int:
-    """A mask with the one bit that `tag` sets in a batch's `tag_mask`."""
+    """Return a mask with the one bit that `tag` sets in a batch's `tag_mask`."""
     return 1 << (tag_hash(tag) & 63)
 
 
 def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Codec.NONE) -> Cells:
-    """A column of byte strings; None is a missing cell. One join and one accumulate, no loop over cells."""
+    """Build a column of byte strings; None is a missing cell. No loop over cells in Python."""
     # Every record has a value: looking for None would cost as much as joining.
     validity, null_count = (b"", 0) if column is Column.VALUE else _validity(cells)
     present: Sequence[Buffer]
@@ -124,7 +124,7 @@ def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Code
 
 
 def times(column: Column, cells: Sequence[int | None]) -> Cells:
-    """A column of times in ms; None is a missing cell, stored as 0."""
+    """Build a column of times in ms; None is a missing cell, stored as 0."""
     validity, null_count = _validity(cells)
     present = [cell or 0 for cell in cells] if null_count else cells
     _check_times(column, present)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def times(column: Column, cells: Sequence[int | None]) -> Cells:
 
 
 def tag_hashes(hashes: Sequence[int]) -> Cells:
-    """The column of 64-bit hashes, 0 where a record has no tag."""
+    """Build the column of 64-bit tag hashes, 0 where a record has no tag."""
     data = struct.pack(f"<{len(hashes)}Q", *hashes)
     return Cells(Column.TAG_HASH, Codec.NONE, 8, b"", b"", (data,), len(data), len(data), 0)
 
@@ -145,14 +145,14 @@ def _check_times(column: int, found: Sequence[int]) -> None:
 
 
 def read_times(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """The times of a column in ms, each in range, whatever stands in the cells that are missing."""
+    """Return the times of a column in ms, all in range; missing cells hold any number."""
     found: tuple[int, ...] = struct.unpack_from(f"<{count}q", frame, entry.position)
     _check_times(entry.column, found)
     return found
 
 
 def trace_ids(cells: Sequence[bytes | None]) -> Cells:
-    """The column of 16-byte trace ids."""
+    """Build the column of 16-byte trace ids."""
     validity, null_count = _validity(cells)
     parts = [bytes(16) if cell is None else cell for cell in cells]
     for part in parts:
@@ -170,13 +170,13 @@ def _validity(cells: Sequence[object]) -> tuple[bytes, int]:
 
 
 def bitmap(digits: str) -> bytes:
-    """The validity bitmap for one character a record, "1" where the cell is there."""
+    """Return the validity bitmap for one character a record, "1" where the cell is there."""
     # The text of a binary number is the one bitmap that C builds for us; its last digit is bit 0.
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
 
 def presence(frame: Buffer, entry: Entry, count: int) -> str | None:
-    """One character a record, "1" where the cell is there; None where all are."""
+    """Return one character a record, "1" where the cell is there; None where all are."""
     if not entry.flags & NULLS:
         return None
     return f"{_validity_bits(frame, entry, count):0{count}b}"[::-1]
@@ -194,7 +194,7 @@ def _fold(codec: Codec, plain: bytes) -> bytes:
 
 
 def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
-    """Lay the columns, by rising number, behind room for a head. Everything is copied once."""
+    """Return a frame with room for a header, then the columns by rising number. Everything is copied once."""
     directory_bytes = _HEAD.size + _ENTRY.size * len(columns)
     directory = [_HEAD.pack(len(columns), 0, directory_bytes)]
     parts: list[Buffer] = [bytes(HEADER_SIZE), b""]
@@ -244,7 +244,7 @@ def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
 
 
 def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
-    """The directory of a batch of records, by column, after checking its arithmetic.
+    """Return the directory of a batch of records, by column, after checking its arithmetic.
 
     Positions are exactly those that `assemble` gives, so columns cannot overlap, leave the frame, or
     hide bytes; lengths agree with the count. Costs a few microseconds, whatever the batch holds.
@@ -306,7 +306,7 @@ _PLAIN_VALUES = (
 
 
 def _only_values(frame: Buffer, header: Header) -> Entry | None:
-    """The line of a batch of plain values and nothing else, if that is what it is and it is right.
+    """Return the one line of a batch that holds plain values only and is right, else None.
 
     The same rules as below, for the commonest batch, in a third of the time; it refuses nothing.
     """
@@ -370,7 +370,7 @@ _LAYOUTS: dict[int, int] = {column: _WIDTHS.get(column, 0) for column in Column}
 
 
 def read_ends(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """The count + 1 offsets of a variable column: from 0, never back, to the plain length."""
+    """Return the count + 1 offsets of a variable column: from 0, never decreasing, to the plain length."""
     ends: tuple[int, ...] = struct.unpack_from(f"<{count + 1}i", frame, entry.offsets_position)
     # Sorting what is sorted is one pass in C, the cheapest test of order there is.
     if ends[0] != 0 or ends[-1] != entry.plain_length or sorted(ends) != list(ends):
@@ -379,7 +379,7 @@ def read_ends(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
 
 
 def unfold(frame: Buffer, entry: Entry) -> memoryview:
-    """The plain bytes of a column: a view on the frame, or unfolded up to the stated length."""
+    """Return the plain bytes of a column: a view on the frame, or decompressed up to the stated length."""
     stored = memoryview(frame)[entry.position : entry.position + entry.stored_length]
     if entry.codec == Codec.NONE:
         return stored
@@ -398,13 +398,13 @@ def unfold(frame: Buffer, entry: Entry) -> memoryview:
 
 
 def too_large(field: str, value: int, limit: int) -> BatchError:
-    """A part of a batch that is above its limit."""
+    """Return the error of a part of a batch that is above its limit."""
     return BatchError(
         "too_large", f"batch: {field} is {value}, at most {limit}", field=field, value=value, limit=limit
     )
 
 
 def unsupported_codec(codec: int) -> BatchError:
-    """A codec that this program cannot read."""
+    """Return the error of a codec that this program cannot read."""
     known = [Codec.NONE.name, Codec.ZSTD.name]
     return BatchError("unsupported", f"codec {codec} is not known", field="codec", value=codec, limit=known)

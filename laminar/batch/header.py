@@ -97,8 +97,10 @@ HEADER_CRC_AT: Final = OFFSETS["header_crc"]
 
 
 class Kind(IntEnum):
-    """What a batch is. `DATA` holds records; `STAGED` holds such as get their offsets from a `PUBLISH`, which
-    names them, or bytes of a record that is larger than a batch; the body of any other is one opaque payload.
+    """The kinds of batches.
+
+    `DATA` holds records. `STAGED` holds records that get their offsets from the `PUBLISH` that names them, or
+    bytes of a record that is larger than a batch. The body of any other kind is one opaque payload.
     """
 
     DATA = 0
@@ -154,6 +156,7 @@ class BatchError(ValueError):
 
 
 def malformed(field: str, value: object, expected: object, what: str) -> BatchError:
+    """Return the error of a part of `what` that holds `value` where `expected` would be right."""
     return BatchError(
         "malformed", f"{what}: {field} is {value}, not {expected}", field=field, value=value, limit=expected
     )
@@ -291,6 +294,7 @@ class Header:
 
     @property
     def opens_segment(self) -> bool:
+        """True if the batch is the first of a segment file."""
         return bool(self.flags & Flag.OPENS_SEGMENT)
 
 
@@ -392,9 +396,10 @@ def stamp(
     committed_index: int,
     opens_segment: bool = False,
 ) -> None:
-    """Write the leader's place, clock and commit index into the header, in place, and seal it again.
+    """Write the place in the log, the time and the commit index into the header in place, and seal it again.
 
-    Happens once, in memory, before the first write. The body and its checksum stay the producer's.
+    Happens once, on the leader, in memory, before the first write. The body and its checksum stay the
+    producer's.
     """
     _PLACE.pack_into(frame, _PLACE_AT, index, term, prev_term, base_offset)
     _CLOCK.pack_into(frame, _CLOCK_AT, append_time_ms, committed_index)
@@ -406,7 +411,10 @@ def stamp(
 def set_producer(
     frame: bytearray | memoryview, *, producer_id: bytes, epoch: int, sequence: int, keyed: bool
 ) -> None:
-    """Write by what an unstamped frame is recognised when it comes again, in place, and seal its header."""
+    """Write producer id, epoch and sequence number into an unstamped frame in place; seal its header.
+
+    By these the frame is recognised when it is sent again.
+    """
     assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
     frame[_FLAGS_AT] = int(Flag.KEYED) if keyed else 0
     _PRODUCER.pack_into(frame, _PRODUCER_AT, producer_id, epoch, 0, sequence)
@@ -490,8 +498,10 @@ def _bad_checksum(field: str, found: int, stated: int) -> BatchError:
 def split(buffer: Buffer) -> list[memoryview]:
     """Return a view of each of the frames that follow each other in `buffer`; no bytes are copied.
 
-    Heads are verified, as their lengths say where to cut; bodies are not. Bytes that are left over,
-    or a last frame that ends early, are a `BatchError`.
+    Headers are verified, as their lengths say where to cut; bodies are not.
+
+    Raises:
+        BatchError: bytes are left over, or the last frame ends early.
     """
     view = memoryview(buffer)
     frames = []

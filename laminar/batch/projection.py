@@ -1,7 +1,8 @@
 """Batches with fewer columns than were appended, for readers that want to know less: keys, times, tags.
 
-A narrow batch is a batch like any other, at the same place in the log, with checksums of its own. Only
-what travels is smaller; it is never stored, nor replicated. It decides nothing about who wants which column.
+A projected batch is a batch like any other, at the same place in the log, with checksums of its own. Only
+what travels is smaller; it is never stored, nor replicated. Which reader wants which column is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from laminar.batch.header import Buffer, Flag, Header, replace_body
 
 
 def project(frame: Buffer, keep: Container[int]) -> bytearray:
-    """`frame`, a verified batch of records, with its `keep` columns only; values not kept are empty ones.
+    """Return a verified batch of records with its `keep` columns only; values not kept are empty ones.
 
-    Compressed columns stay compressed. What stands for a record larger than a batch comes as it is: its
-    headers say so. Raises `BatchError` for a directory that is wrong.
+    Compressed columns stay compressed. The stub of a record larger than a batch comes as it is: its
+    headers say so.
+
+    Raises:
+        BatchError: the directory is wrong.
     """
     header = Header.unpack(frame)
     if header.flags & Flag.LARGE:

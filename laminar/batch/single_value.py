@@ -33,9 +33,10 @@ for _columns in range(1, len(Column) + 1):
 def verified_value(frame: Buffer, index: int, term: int, position: int) -> memoryview | None:
     """Return the value of the record at `position` of the frame of that entry, verified, as a view.
 
-    For reading one record: what `verify`, `Batch` and `value` do, in one look at head and directory and
+    For reading one record: what `verify`, `Batch` and `value` do, in one look at header and directory and
     without reading what belongs to the other records (1.2 µs for 4 KiB instead of 7). None where the frame
-    is damaged or another, where values are compressed or the arithmetic is wrong: those say which it is.
+    is damaged or another, where values are compressed or the arithmetic is wrong: `verify` and `Batch` then
+    name the reason.
     """
     if len(frame) < _HEAD_AND_LINE.size:
         return None

@@ -3,7 +3,7 @@
 A batch that is acknowledged is never changed, and every reader of its partition meets it. So a cell that
 cannot be read must be refused here: after the acknowledgement it stops each reader that asks for it. Costs
 about 30 ns a record and variable column; tags and headers, which are decoded one by one, about 400 ns each,
-and unfolding a compressed column about 1 ns a byte. It is apart from the layout because readers and storage
+and decompressing a column about 1 ns a byte. It is apart from the layout because readers and storage
 need none of it.
 """
 
@@ -35,7 +35,7 @@ from laminar.batch.columns import (
 from laminar.batch.header import BatchError, Buffer, Header, malformed
 
 _HEADERS = msgspec.msgpack.Decoder(dict[str, bytes])
-# Lengths are compared in runs of so many cells first: few batches have a run that is too long in all.
+# Lengths are compared in runs of this many cells first: few batches have a run that is too long in all.
 _RUN = 64
 
 # What is checked where it arrives, in the event loop: about a millisecond or two each.
@@ -47,7 +47,7 @@ Ends = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLimits:
-    """What one record's parts may be, in bytes; headers count names and values."""
+    """The largest sizes of one record's parts, in bytes; headers count names and values."""
 
     max_key_bytes: int
     max_tag_bytes: int
@@ -57,9 +57,11 @@ class CellLimits:
 def check_batch(
     frame: Buffer, limits: CellLimits, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
 ) -> int:
-    """Check a verified frame from outside whole: its directory, then every cell. Returns its plain bytes.
+    """Check a verified frame from outside whole: its directory, then every cell. Return its plain bytes.
 
-    Raises `BatchError`; a cell is named by its record's place in the batch, as in ``records[3].tag``.
+    Raises:
+        BatchError: something is wrong. A cell is named by its record's place in the batch, as in
+            ``records[3].tag``.
     """
     header, entries, ends = _check_directory(
         frame,
@@ -84,11 +86,11 @@ def check_batch(
 def check_directory(
     frame: Buffer, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
 ) -> Header:
-    """The first part of `check_batch`: arithmetic and limits, of a frame that was verified already.
+    """Check arithmetic and limits of a verified frame, the first part of `check_batch`; return its header.
 
-    How many records, how large one is with its key, tag and headers, how large all are when unfolded.
-    Offsets are looked at too, which are never compressed: each column's must begin at 0, never go back, and
-    end at its plain length; and times, which must be ones that a reader can write down. Nothing is unfolded,
+    Checked are: the number of records; how large one is with its key, tag and headers; how large all are when
+    decompressed; offsets, which are never compressed (each column's must begin at 0, never decrease, and end
+    at its plain length); and times, which must be ones that a reader can write down. Nothing is decompressed,
     no other cell is read.
     """
     return _check_directory(
@@ -152,13 +154,13 @@ def _check_lengths(ends: Ends, most: int, name: str) -> None:
 
 
 def _cells(frame: Buffer, entry: Entry, ends: Ends) -> list[bytes]:
-    """The cells of a variable column."""
+    """Return the cells of a variable column."""
     plain = bytes(unfold(frame, entry))
     return [plain[start:end] for start, end in pairwise(ends)]
 
 
 def takes_long(frame: Buffer) -> bool:
-    """Whether `check_batch` may take more than a millisecond or two: then it belongs into a thread.
+    """Return whether `check_batch` may take more than a millisecond or two: then call it in a thread.
 
     Reads the directory alone, of a frame that need not be verified. False for one that is wrong.
     """

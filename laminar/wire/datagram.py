@@ -1,11 +1,11 @@
-"""Appends by datagram: the bytes of a question and of its answer, and the proof that they come from a friend.
+"""Appends by datagram: the bytes of a question and of its answer, and the MAC that authenticates both.
 
 One datagram carries one small batch to one partition, and one comes back with the receipt, an error or the
 leader's address. Both end in a MAC under the cluster's secret, over everything before it; a reader checks it
-before it looks at anything else, and what fails is no datagram of ours (`Forged`), to be dropped in silence.
-It proves who sent, and hides nothing. A question begins so that programs in the kernel find the partition's
-hash (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness. ``docs/protocol.md`` has every
-byte.
+before it looks at anything else, and what fails is no datagram of this cluster (`Forged`), to be dropped
+silently. It proves who sent, and hides nothing. A question begins so that programs in the kernel find the
+partition's hash (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness.
+``docs/protocol.md`` has every byte.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ SMALLEST_ANSWER_LIMIT: Final = 200
 
 
 class Forged(Exception):
-    """No datagram of somebody who has the secret: it is dropped, and nobody is told."""
+    """The datagram's MAC is wrong: its sender does not have the secret. It is dropped without an answer."""
 
 
 class Malformed(Exception):
-    """The sender has the secret, and says something that can't be understood: a field and what it holds.
+    """The sender has the secret, but a field of the question cannot be understood.
 
-    `number` is that of the question, to answer with.
+    `field` names it, `value` is what it holds, `limit` what would be right. `number` is that of the question,
+    to answer with.
     """
 
     def __init__(self, message: str, *, field: str, value: Any, limit: Any = None, number: bytes) -> None:
@@ -60,12 +61,12 @@ class Malformed(Exception):
 
 
 class AnswerKind(IntEnum):
-    """What an answer says."""
+    """The kinds of answers."""
 
     RECEIPT = 1
     """The batch is durable as its topic promises."""
     PROBLEM = 2
-    """It was refused, or nobody can tell what became of it."""
+    """It was refused, or its outcome is unknown."""
     LEADER = 3
     """Another node leads: ask it."""
 
@@ -76,7 +77,7 @@ APPEND: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An append. `number` is drawn by who asks, and comes back with the answer; `frame` is its batch."""
+    """An append. `number` is drawn by the client, and comes back with the answer; `frame` is its batch."""
 
     topic: str
     partition: int
@@ -86,7 +87,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where the batch lies. `duplicate`: it had been appended before."""
+    """The offsets of the appended batch. `duplicate`: it had been appended before."""
 
     offset: int
     count: int
@@ -97,7 +98,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The node that leads: where its shared port is."""
+    """The shared port of the node that leads the partition."""
 
     host: str
     port: int
@@ -109,7 +110,7 @@ Problem: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, and from which shard: the one whose socket got the question."""
+    """An answer, and the shard that it came from: the one whose socket got the question."""
 
     number: bytes
     shard: int
@@ -117,19 +118,19 @@ class Answer:
 
 
 def partition_hash(topic: str, partition: int) -> int:
-    """`router.partition_hash`, which a user's program may not import."""
+    """Return what `router.partition_hash` returns, which a user's program may not import."""
     return mmh3.hash(topic.encode() + b"\0" + struct.pack("<I", partition), 0, signed=False)
 
 
 def room_bytes(topic: str) -> int:
-    """How large a batch for this topic may be."""
+    """Return how large a batch for this topic may be, in bytes."""
     return MAX_DATAGRAM_BYTES - _QUESTION.size - len(topic.encode()) - MAC_BYTES
 
 
 class Keys:
-    """The keys made of a secret: one for each direction, so that nothing can be sent back as an answer.
+    """The keys made of a secret: one for each direction, so that a question cannot pass for an answer.
 
-    Without a secret the keys are those of the empty one, which keeps noise out and nobody else.
+    Without a secret the keys are those of the empty one, which keeps out noise, but no attacker.
     """
 
     __slots__ = ("_key",)
@@ -144,7 +145,7 @@ class Keys:
         return hashlib.blake2s(content, digest_size=MAC_BYTES, key=self._key, person=direction).digest()
 
     def _opened(self, datagram: bytes, *, magic: bytes, size: int, direction: bytes) -> memoryview:
-        """What stands before the MAC, which is right."""
+        """Return the bytes before the MAC, after verifying it. Raises `Forged`."""
         if len(datagram) < size + MAC_BYTES or datagram[:4] != magic:
             raise Forged
         content = memoryview(datagram)[:-MAC_BYTES]
@@ -153,7 +154,7 @@ class Keys:
         return content
 
     def encode_question(self, question: Question) -> bytes:
-        """The datagram; the caller keeps to `room_bytes`."""
+        """Return the datagram of a question; the caller keeps its batch within `room_bytes`."""
         topic = question.topic.encode()
         assert len(question.number) == NUMBER_BYTES and 0 < len(topic) <= LONGEST_TOPIC_BYTES, question
         head = _QUESTION.pack(
@@ -169,7 +170,12 @@ class Keys:
         return content + self._mac(content, _ASKED)
 
     def decode_question(self, datagram: bytes) -> Question:
-        """Raises `Forged`, or `Malformed` for what can't be understood."""
+        """Return the question in an authenticated datagram.
+
+        Raises:
+            Forged: the MAC is wrong.
+            Malformed: a field cannot be understood.
+        """
         content = self._opened(datagram, magic=QUESTION_MAGIC, size=_QUESTION.size, direction=_ASKED)
         _, hashed, kind, length, reserved, partition, number = _QUESTION.unpack_from(content)
         if kind != APPEND:
@@ -200,7 +206,7 @@ class Keys:
         return Question(topic, partition, number, frame)
 
     def encode_answer(self, answer: Answer, *, limit_bytes: int) -> bytes:
-        """The datagram; the text of a problem is cut so that it is not larger than `limit_bytes`.
+        """Return the datagram of an answer, of `limit_bytes` at most: the text of a problem is cut to fit.
 
         A limit under `SMALLEST_ANSWER_LIMIT` counts as that.
         """
@@ -211,7 +217,11 @@ class Keys:
         return content + self._mac(content, _ANSWERED)
 
     def decode_answer(self, datagram: bytes) -> Answer:
-        """Raises `Forged`; also for what a newer node may say and we can't understand."""
+        """Return the answer in an authenticated datagram.
+
+        Raises:
+            Forged: the MAC is wrong, or the content is of an unknown version.
+        """
         content = self._opened(datagram, magic=ANSWER_MAGIC, size=_ANSWER.size, direction=_ANSWERED)
         _, kind, shard, _, number = _ANSWER.unpack_from(content)
         body = content[_ANSWER.size :]
@@ -241,7 +251,7 @@ def _encode_body(body: Receipt | Problem | Leader, room: int) -> tuple[AnswerKin
 
 
 def _fitting(problem: Problem, room: int) -> bytes:
-    """The problem, without what is least needed as far as it must be."""
+    """Encode a problem in `room` bytes: with a shorter detail, or with its necessary members only."""
     encoded = msgspec.msgpack.encode(problem)
     if len(encoded) <= room:
         return encoded

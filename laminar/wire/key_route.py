@@ -19,7 +19,7 @@ LOGICAL_PARTITIONS = 65536
 
 
 def logical_of_key(key: bytes | str) -> int:
-    """The logical partition of a key, 0 to 65535: the low 16 bits of MurmurHash3 x86 32, seed 0.
+    """Return the logical partition of a key, 0 to 65535: the low 16 bits of MurmurHash3 x86 32, seed 0.
 
     Text counts as its UTF-8. An empty key is a key like any other.
     """
@@ -48,7 +48,7 @@ class Route:
 
     @classmethod
     def even(cls, partitions: int, version: int = 0) -> Route:
-        """Equal ranges; what does not divide is spread one by one from the first partition."""
+        """Return a route of equal ranges; a remainder is spread one by one from the first partition."""
         if not 1 <= partitions <= LOGICAL_PARTITIONS:
             raise ValueError(f"{partitions} partitions; a topic has 1 to {LOGICAL_PARTITIONS}")
         size, rest = divmod(LOGICAL_PARTITIONS, partitions)
@@ -56,20 +56,21 @@ class Route:
 
     @property
     def partitions(self) -> int:
+        """The number of partitions."""
         return len(self._starts)
 
     def partition_of(self, logical: int) -> int:
-        """The partition that holds a logical one."""
+        """Return the partition that holds a logical partition. Raises ValueError outside 0 to 65535."""
         if not 0 <= logical < LOGICAL_PARTITIONS:
             raise ValueError(f"logical partition {logical}; they go from 0 to {LOGICAL_PARTITIONS - 1}")
         return bisect_right(self._starts, logical) - 1
 
     def partition_of_key(self, key: bytes | str) -> int:
-        """The partition that holds a key."""
+        """Return the partition that holds a key."""
         return bisect_right(self._starts, logical_of_key(key)) - 1
 
     def ranges(self) -> list[range]:
-        """The logical partitions of each partition, by its number."""
+        """Return the range of logical partitions of each partition, in order of partitions."""
         return [range(first, behind) for first, behind in pairwise(self.bounds)]
 
     def __eq__(self, other: object) -> bool:

@@ -94,7 +94,7 @@ async def test_a_cluster_is_named_once(catalog: Catalog) -> None:
     """The same id again is fine; another one is refused."""
     outcomes = [(await catalog.found_cluster(id_)).outcome for id_ in (b"one", b"one", b"two", b"")]
 
-    assert outcomes == ["created", "exists", "exists_differently", "invalid"]
+    assert outcomes == ["created", "exists", "already_exists", "invalid"]
     assert catalog.state().cluster_id == b"one"
 
 
@@ -229,7 +229,7 @@ async def test_a_topic_created_again_exists_and_a_different_one_is_told_apart(ca
     other = await create(catalog, "t", seed=3, settings={"flush": "interval"})
 
     assert again == Result("exists", first.version, topic=first.topic)
-    assert other == Result("exists_differently", first.version, topic=first.topic)
+    assert other == Result("already_exists", first.version, topic=first.topic)
     assert partitions == catalog.state().partitions
 
 

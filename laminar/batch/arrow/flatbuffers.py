@@ -1,7 +1,7 @@
 """FlatBuffers, as much as Arrow's messages need: tables, strings, vectors; written and read.
 
 Writing goes forward (a table, then what it refers to), which FlatBuffers allows and which lets a caller
-keep a message as a template and patch its numbers. Reading believes nothing: every position is checked,
+keep a message as a template and patch its numbers. Reading trusts nothing: every position is checked,
 and a wrong one is a `BatchError`. It is apart from ``ipc_writer`` because it knows no Arrow.
 """
 
@@ -20,7 +20,7 @@ _SHORT = struct.Struct("<H")
 
 
 class Scalar:
-    """A number in a table, in struct's letter `form`."""
+    """A number in a table; `form` is its format character in `struct`."""
 
     __slots__ = ("form", "number")
 
@@ -30,7 +30,7 @@ class Scalar:
 
 
 class Structs:
-    """A vector of `count` structs that start on 8 bytes, already packed."""
+    """A vector of `count` structs, already packed in `data` and aligned to 8 bytes."""
 
     __slots__ = ("count", "data")
 
@@ -52,10 +52,10 @@ Node = Table | Structs | str | Sequence[Table]
 
 
 def encode(root: Table) -> tuple[bytearray, list[dict[int, int]]]:
-    """The buffer, padded to 8 bytes, and for each object in it, in order, where its fields lie.
+    """Return the encoded buffer, and for each object in it the positions of its fields.
 
-    Objects are in order of breadth from the root. A table's places are by slot; of a vector only the
-    place of its first element is told, as slot 0.
+    The buffer is padded to 8 bytes. Objects are listed breadth first from the root. The positions within a
+    table are given by slot; of a vector only the position of its first element is given, as slot 0.
     """
     out = bytearray(4)
     places: list[dict[int, int]] = []
@@ -109,7 +109,7 @@ def _put_table(
 
 
 class Reader:
-    """One table of a buffer from outside."""
+    """One table of a buffer that came from outside."""
 
     __slots__ = ("_buffer", "_position", "_vtable")
 
@@ -122,6 +122,7 @@ class Reader:
 
     @classmethod
     def root(cls, buffer: memoryview) -> Reader:
+        """Return the root table of a buffer."""
         return cls(buffer, _checked(_UNSIGNED, buffer, 0))
 
     def _number(self, form: struct.Struct, position: int) -> int:
@@ -132,7 +133,7 @@ class Reader:
         return self._position + found if found else None
 
     def scalar(self, slot: int, form: str, default: Any = 0) -> Any:
-        """A number, or the schema's default where it is not written."""
+        """Return the number in a slot, or `default`, the schema's, where it is not written."""
         place = self._place(slot)
         return default if place is None else _checked(struct.Struct("<" + form), self._buffer, place)
 
@@ -141,6 +142,7 @@ class Reader:
         return None if place is None else place + self._number(_UNSIGNED, place)
 
     def table(self, slot: int) -> Reader | None:
+        """Return the table in a slot; None where it is not written."""
         target = self._target(slot)
         return None if target is None else Reader(self._buffer, target)
 
@@ -155,6 +157,7 @@ class Reader:
         return target + 4, count
 
     def string(self, slot: int) -> str | None:
+        """Return the text in a slot; None where it is not written. Raises `BatchError` if it is not UTF-8."""
         start, length = self._vector(slot, 1)
         if not start:
             return None
@@ -164,12 +167,13 @@ class Reader:
             raise BatchError("malformed", f"message: {error}", field="string") from None
 
     def tables(self, slot: int) -> list[Reader]:
+        """Return the tables of the vector in a slot; none where it is not written."""
         start, count = self._vector(slot, 4)
         places = range(start, start + 4 * count, 4)
         return [Reader(self._buffer, place + self._number(_UNSIGNED, place)) for place in places]
 
     def structs(self, slot: int, form: str) -> Iterator[tuple[Any, ...]]:
-        """The elements of a vector of structs, each as struct's `form` has it."""
+        """Return the elements of the vector of structs in a slot, unpacked by `struct`'s format `form`."""
         width = struct.calcsize(form)
         start, count = self._vector(slot, width)
         return struct.iter_unpack(form, self._buffer[start : start + width * count])

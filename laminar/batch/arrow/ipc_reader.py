@@ -1,8 +1,8 @@
 """An Arrow stream from outside, as the columns that records are made of.
 
 Takes the few types in which a value, a key, a tag, a time and headers may come, and refuses all others
-by name with what would be right: what a client meant is never guessed, and no column is dropped in
-silence. Believes no length. It is the reading half of ``ipc_writer``, which gives its names.
+by name with what would be right: what a client meant is never guessed, and no column is dropped
+silently. No length is trusted. It is the reading half of ``ipc_writer``, which gives its names.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Cursor:
         return f"{int.from_bytes(bitmap[:size], 'little'):0{length}b}"[::-1][:length]
 
     def ends(self, length: int) -> tuple[int, ...]:
-        """length + 1 offsets that never go back, from 0 or above (a slice begins anywhere)."""
+        """Return length + 1 offsets that never decrease, from 0 or above (a slice begins anywhere)."""
         buffer = self.buffer()
         if length == 0:
             return (0,)
@@ -125,7 +125,7 @@ class _Cursor:
         return ends
 
     def cells(self, most: int = 1) -> list[bytes | None]:
-        """A column of binary or utf8; `most` as for `node`."""
+        """Read a column of binary or utf8; `most` as for `node`."""
         length, null_count = self.node(most)
         present = self.presence(length, null_count)
         ends = self.ends(length)
@@ -138,7 +138,7 @@ class _Cursor:
         return [cell if bit == "1" else None for cell, bit in zip(cells, present, strict=True)]
 
     def numbers(self) -> list[int | None]:
-        """A column of 64-bit integers."""
+        """Read a column of 64-bit integers."""
         length, null_count = self.node()
         present = self.presence(length, null_count)
         buffer = self.buffer()
@@ -150,7 +150,7 @@ class _Cursor:
         return [number if bit == "1" else None for number, bit in zip(numbers, present, strict=True)]
 
     def headers(self) -> list[dict[str, bytes] | None]:
-        """A column of map, or of list of struct, of text to bytes; the last of equal names counts."""
+        """Read a column of map, or of list of struct, of text to bytes; the last of equal names counts."""
         length, null_count = self.node()
         present = self.presence(length, null_count)
         ends = self.ends(length)
@@ -182,13 +182,16 @@ class _Plan(NamedTuple):
 
 
 def read_stream(buffer: Buffer, *, max_rows: int | None = None) -> Iterator[Rows]:
-    """The record batches of a whole stream, those without records left out.
+    """Yield the record batches of a whole stream, but those without records.
 
-    Columns: ``value`` (binary or utf8, never null) and, if there, ``key`` (the same), ``tag`` (utf8),
+    Columns: ``value`` (binary or utf8, never null) and, optionally, ``key`` (the same), ``tag`` (utf8),
     ``timestamp`` (any unit; int64 is ms; without a zone it is UTC) and ``headers`` (map of utf8 to binary or
-    utf8). Raises `BatchError`: ``unsupported`` for other columns, types, dictionaries and compression,
-    ``malformed`` for bytes that are no such stream, or that go on behind its end, ``too_large`` for more than
-    `max_rows` rows, or than a tenth as many record batches; before the rest is read.
+    utf8).
+
+    Raises:
+        BatchError: ``unsupported`` for other columns, types, dictionaries and compression; ``malformed`` for
+            bytes that are not such a stream, or that continue after its end; ``too_large`` for more than
+            `max_rows` rows, or more record batches than a tenth of that, before the rest is read.
     """
     plans: list[_Plan] | None = None
     left = max_rows

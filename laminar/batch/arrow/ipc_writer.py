@@ -2,7 +2,7 @@
 
 Out: a record batch's metadata is a small template whose numbers are patched, and the frame itself is
 the message's body, so values go from the log to the socket uncopied; only the columns that a frame does
-not hold (offsets, microseconds) are written behind it. In: the few types that a record can be made of;
+not hold (offsets, microseconds) are written after it. In: the few types that a record can be made of;
 everything else is refused by name, never guessed. Knows no sockets, and no pyarrow: an extra, with
 threads and tens of megabytes, that no node loads. Format: arrow.apache.org/docs/format/Columnar.html,
 "IPC Streaming Format", and Message.fbs, Schema.fbs.
@@ -57,7 +57,7 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Type(Enum):
-    """The Arrow types that a column of ours has."""
+    """The Arrow types that Laminar's columns have."""
 
     INT64 = "int64"
     TIMESTAMP = "timestamp[us, tz=UTC]"
@@ -84,7 +84,11 @@ FIELDS = {
 
 
 def fields(columns: Sequence[str] | None = None) -> list[Field]:
-    """The fields of the named columns, in that order; by default all but ``headers``, which cost a loop."""
+    """Return the fields of the named columns, in that order; by default all but ``headers``.
+
+    Headers are left out by default because they cost a loop over the records. Raises ValueError for a name
+    that is no column.
+    """
     try:
         return [FIELDS[name] for name in (COLUMNS if columns is None else columns)]
     except KeyError as error:
@@ -92,7 +96,7 @@ def fields(columns: Sequence[str] | None = None) -> list[Field]:
 
 
 def schema_message(wanted: Sequence[Field]) -> bytes:
-    """The first message of a stream."""
+    """Return the first message of a stream: its schema."""
     return _schema_message(tuple(wanted))
 
 
@@ -147,9 +151,9 @@ def _template(nodes: int, buffers: int) -> _Template:
 def record_batch_message(
     length: int, nodes: Sequence[tuple[int, int]], buffers: Sequence[tuple[int, int]], body_length: int
 ) -> bytearray:
-    """The metadata of a record batch of `length` records, to be followed by `body_length` bytes.
+    """Return the metadata of a record batch of `length` records, to be followed by `body_length` bytes.
 
-    `nodes` are (cells, nulls) of each column, with its children behind it; `buffers` are (position in the
+    `nodes` are (cells, nulls) of each column, its children after it; `buffers` are (position in the
     body, bytes), validity first, in the same order. Positions and the body's length are multiples of 8.
     """
     assert body_length % 8 == 0, f"a body of {body_length} bytes"
@@ -163,7 +167,7 @@ def record_batch_message(
 
 
 def write_stream(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> list[Buffer]:
-    """A whole stream, as buffers to be sent one after another; the frames among them are not copied."""
+    """Return a whole stream, as buffers to be sent in order; the frames among them are not copied."""
     wanted = fields(columns)
     parts: list[Buffer] = [schema_message(wanted)]
     for batch in batches:
@@ -173,10 +177,10 @@ def write_stream(batches: Iterable[Batch], columns: Sequence[str] | None = None)
 
 
 def batch_parts(batch: Batch, wanted: Sequence[Field], rows: Sequence[int] | None = None) -> list[Buffer]:
-    """One record batch of a stream, as buffers: metadata, the frame, what the frame does not hold.
+    """Return one record batch of a stream as buffers: metadata, the frame, columns that are not in the frame.
 
     `rows` picks records by position in the batch, and copies them: for a fetch that begins or ends
-    inside a batch, or that filters. Nothing for no records.
+    inside a batch, or that filters. The list is empty for no records.
     """
     length = len(batch) if rows is None else len(rows)
     if length == 0:

@@ -1,7 +1,7 @@
 """Batches from pyarrow's columns: the inverse of `pyarrow_out`, without a Python object a record.
 
-A frame has Arrow's own layout, so values, keys and tags are copied as they lie, once, into the frame. Only
-headers, a map each, are written record by record. It looks at no value; who calls it has chosen the rows.
+A frame has Arrow's own layout, so values, keys and tags are copied as they are, once, into the frame. Only
+headers, a map each, are written record by record. It looks at no value; the caller has chosen the rows.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ def frame(
     timestamps: pyarrow.Array | None = None,
     headers: list[dict[str, bytes] | None] | None = None,
 ) -> bytearray:
-    """An unstamped frame of records, as `laminar.batch.build` makes it of the same cells.
+    """Return an unstamped frame of records, as `laminar.batch.build` makes it of the same cells.
 
-    `values` and `keys` are binary, `tags` text, `timestamps` of milliseconds; all have one length. Raises
-    `BatchError` for no records at all, for null values, and where the frame would pass 2 GiB.
+    `values` and `keys` are binary, `tags` text, `timestamps` in milliseconds; all have one length.
+
+    Raises:
+        BatchError: there are no records, a value is null, or the frame would pass 2 GiB.
     """
     count = len(values)
     if count == 0:
@@ -87,7 +89,7 @@ def _numbers(column: Column, cells: pyarrow.Array) -> Cells:
 
 
 def _hashes(tags: pyarrow.Array) -> tuple[Cells, int]:
-    """The column of the tags' hashes, 0 where a record has none, and the mask of their bits."""
+    """Return the column of the tags' hashes, 0 where a record has none, and the mask of their bits."""
     coded = tags.dictionary_encode()
     known = [tag_hash(tag) for tag in coded.dictionary.to_pylist()]
     mask = reduce(or_, (1 << (value & 63) for value in known), 0)
@@ -107,5 +109,5 @@ def _validity(cells: pyarrow.Array) -> bytes:
 
 
 def _bytes(cells: pyarrow.Array, width: int) -> bytes:
-    """The numbers of an array as they lie in memory."""
+    """Return the numbers of an array as they are in memory."""
     return bytes(memoryview(cells.buffers()[1])[cells.offset * width : (cells.offset + len(cells)) * width])

@@ -23,7 +23,7 @@ _VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """The schema of every batch, or of the `columns` named, in that order; all fields are nullable.
+    """Return the schema of every batch, or of the `columns` named, in that order; all fields are nullable.
 
     The columns are those of `ipc_writer.FIELDS`; ``headers``, a map, only if named.
     """
@@ -64,7 +64,7 @@ def to_arrow(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.Reco
 
 
 def table(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """One table of many batches: what `to_arrow` gives of each, one behind the other.
+    """Return one table of many batches: what `to_arrow` gives of each, concatenated.
 
     Much cheaper than joining those: what is no cell of a batch (offsets, the append time, columns that are
     not there) is written once for many batches, so columns differ in their chunks.
@@ -93,7 +93,7 @@ class _Joined:
         return self._variable(_VARIABLE[name], kind)
 
     def _variable(self, column: Column, kind: pyarrow.DataType) -> list[pyarrow.Array]:
-        """A chunk a batch; batches without the column share one of nulls."""
+        """Return one chunk a batch; adjacent batches without the column share a chunk of nulls."""
 
         def nulls(without: Sequence[Batch]) -> pyarrow.Array:
             return pyarrow.nulls(sum(map(len, without)), kind)
@@ -101,7 +101,7 @@ class _Joined:
         return self._by_column(column, partial(_cells, column=column, kind=kind), nulls)
 
     def _timestamps(self, kind: pyarrow.DataType) -> list[pyarrow.Array]:
-        """A chunk a batch that gives times; batches that give none share one, of their append times."""
+        """Return one chunk for each batch with times; runs of others get one of their append times."""
         given = partial(_given_times, kind=kind)
         return self._by_column(Column.TIMESTAMP, given, partial(_append_times, kind=kind))
 
@@ -111,7 +111,7 @@ class _Joined:
         having: Callable[[Batch, Entry], pyarrow.Array],
         lacking: Callable[[Sequence[Batch]], pyarrow.Array],
     ) -> list[pyarrow.Array]:
-        """What `having` gives of each batch that has the column, and `lacking` of each run of others."""
+        """Apply `having` to each batch with the column, and `lacking` to each run of batches without it."""
         if column not in self.present:
             return [lacking(self.batches)] if self.batches else []
         chunks = []
@@ -131,7 +131,7 @@ class _Joined:
 
 
 def _offsets(batches: Sequence[Batch]) -> list[pyarrow.Array]:
-    """A chunk for all batches whose offsets follow each other."""
+    """Return the column of offsets, one chunk for each run of batches whose offsets follow each other."""
     chunks = []
     first = following = batches[0].base_offset if batches else 0
     for header in [batch.header for batch in batches]:

@@ -37,7 +37,7 @@ _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 
 
 class Append:
-    """What an append carries: records to be joined at the door, or whole batches."""
+    """The content of an append: records to be joined by the append batcher, or whole batches."""
 
     __slots__ = ("frames", "records")
 
@@ -49,7 +49,8 @@ class Append:
 def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Append:
     """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
 
-    `keyed`: its batches may carry idempotency keys, as they come from another shard. A client's lose them.
+    `keyed`: its batches may carry idempotency keys, as they come from another shard; a client's batches lose
+    them.
     """
     kind = media_type(request)
     if kind == BATCH_TYPE:
@@ -60,7 +61,7 @@ def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Ap
 
 
 def parses_long(request: Request) -> bool:
-    """Whether `parse_append` may take more than a millisecond or two: then it belongs into a thread."""
+    """Return whether `parse_append` may take more than a millisecond or two: then call it in a thread."""
     if request.parsed is not None:
         return False
     if media_type(request) != BATCH_TYPE:
@@ -74,7 +75,7 @@ def parses_long(request: Request) -> bool:
 
 
 def media_type(request: Request) -> str:
-    """The content type of a body, without parameters; as it was sent where it is one that we know."""
+    """Return the content type of a body without parameters; a known one exactly as it was sent."""
     kind = request.headers.get("content-type", "")
     if kind not in _PARSERS and kind != BATCH_TYPE:
         kind = kind.partition(";")[0].strip().lower()
@@ -82,11 +83,10 @@ def media_type(request: Request) -> str:
 
 
 def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
-    """Whole frames, each verified, decoded once and within the limits, before any of them is appended.
+    """Return the whole frames of a body, each verified, decoded once and within the limits.
 
-    Together they unfold to no more bytes than a body may have: a reader, a follower and the next leader hold
-    what they unfold to.
-    Raises 400, 413 or 422 naming the field. `keyed` as for `parse_append`.
+    Together they decompress to no more bytes than a body may have: a reader, a follower and the next leader
+    hold what they decompress to. Raises 400, 413 or 422 naming the field. `keyed` as for `parse_append`.
     """
     plain_bytes = 0
     cells = CellLimits(
@@ -128,7 +128,7 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
 
 
 def all_marked(body: Buffer) -> bool:
-    """Whether each batch of a body carries a producer's id. Raises 400 for what is no row of batches."""
+    """Return whether each batch of a body carries a producer id. Raises 400 if it holds no batches."""
     try:
         return all(Header.unpack(frame).producer_id != NO_PRODUCER for frame in split(body))
     except BatchError as error:
@@ -136,9 +136,9 @@ def all_marked(body: Buffer) -> bool:
 
 
 def records_of(frames: Sequence[memoryview]) -> Records:
-    """Batches that `read_batches` took, as records: where they are split by key, or joined to one batch.
+    """Return the records of batches from `read_batches`, to be split by key or joined to one batch.
 
-    Raises 422 for one with a producer's id, which belongs to one partition as it is.
+    Raises 422 for a batch with a producer id, which belongs to one partition unchanged.
     """
     parts = []
     for frame in frames:
@@ -161,7 +161,7 @@ def _without_key(frame: memoryview) -> memoryview:
 
 
 def batch_problem(error: BatchError) -> Problem:
-    """A client's bad frame, as an answer."""
+    """Return the problem that answers a client's bad frame."""
     return Problem(
         _CODES.get(error.code, "malformed"),
         str(error),
@@ -172,7 +172,7 @@ def batch_problem(error: BatchError) -> Problem:
 
 
 def _plain(limit: object) -> object:
-    """A limit as JSON may carry it: a number stays one, anything else becomes text."""
+    """Return a limit as JSON may carry it: a number stays one, anything else becomes text."""
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 

@@ -42,7 +42,7 @@ class Sites:
         self._origins = frozenset(origin.lower() for origin in origins)
 
     def check(self, head: RequestHead) -> None:
-        """Raises 421 `wrong_host` or 403 `cross_site`."""
+        """Refuse a request that another site's page may have made: 421 `wrong_host` or 403 `cross_site`."""
         headers = head.headers
         host = headers.get("host", "")
         if host and not self._is_own(host):
@@ -92,7 +92,7 @@ class Sites:
 
 
 def check_body_type(head: RequestHead, operation: str) -> None:
-    """415 for a body whose content type does not belong to it (docs/protocol.md#web-pages)."""
+    """Refuse a body whose content type does not belong to it: 415 (docs/protocol.md#web-pages)."""
     kind = BODIES.get(operation, Body.NONE)
     if kind is Body.NONE or not (head.content_length or head.chunked):
         return

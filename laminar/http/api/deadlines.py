@@ -1,8 +1,9 @@
 """How long each side of a request waits, so that each outer wait covers the waits inside it.
 
 An append goes from a client over the shard that it reached to the partition's leader, which waits for a
-majority. Each answers with what it knows when its own wait is over, and the one outside is still there to
-receive it: else a client only knows that nothing came, where the leader knows that the outcome is unknown.
+majority. Each answers with what it knows when its own wait is over, and the one outside must still be there
+to receive it: otherwise a client only knows that nothing came, where the leader knows that the outcome is
+unknown.
 
     client's attempt > forwarding of an append > wait for a majority + how often that is checked
 

@@ -41,7 +41,7 @@ _SHOWN_HERE_RECORDS: Final = 500
 
 
 class FetchFormat(Enum):
-    """What a fetch may be answered as; the value is its media type."""
+    """The formats of a fetch's answer; the value is the media type."""
 
     BATCH = BATCH_TYPE
     ARROW = ARROW_TYPE
@@ -57,7 +57,7 @@ _BY_TYPE: Final = {format_.value: format_ for format_ in FetchFormat} | {
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """A body, and the offset to go on from."""
+    """A body, and the offset from which the next fetch continues."""
 
     content_type: str
     body: Sequence[Buffer]
@@ -65,7 +65,10 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 def fetch_format(request: Request) -> FetchFormat:
-    """The most wanted of the accepted types that can be produced; JSON if nothing was said. Raises 406."""
+    """Return the most wanted of the accepted types that can be produced. Raises 406 if none can.
+
+    JSON without an `Accept` header.
+    """
     accepted = request.headers.get("accept")
     if accepted is None:
         return FetchFormat.JSON
@@ -91,7 +94,7 @@ def fetch_format(request: Request) -> FetchFormat:
 
 
 def _weight(parameters: Sequence[str]) -> float:
-    """The ``q`` of an offer (RFC 9110, 12.4.2): 1 if there is none, 0 if it is no number."""
+    """Return the ``q`` of an offer (RFC 9110, 12.4.2): 1 if there is none, 0 if it is no number."""
     for parameter in parameters:
         if parameter.startswith("q="):
             return float(parameter[2:]) if _QUALITY.match(parameter[2:]) else 0.0
@@ -110,15 +113,18 @@ def encode_fetch(
     behind: int = 0,
     most_bytes: int = MOST_SHOWN_BYTES,
 ) -> Fetched:
-    """Records of `frames` from `offset` on, below `to`, at most `limit`, all or those with `tag`.
+    """Encode the records of `frames` with offsets from `offset` to below `to`, `limit` of them at most.
 
-    `wanted` names columns, separated by commas; batches then come without others. Whole batches may
-    begin before `offset`, and with a tag only those that may hold it are sent: their reader looks again.
-    Raises `BatchError` for a batch that cannot be read; its checksums are right, so its producer wrote it so.
-    `next_offset` is behind all that was looked at, also where nothing matched, so that a filtered reader
-    gets on: `behind` is where the looking ended, if batches without the tag were left out already.
+    With `tag`, only records that have it. `wanted` names columns, separated by commas; batches then come
+    without others. Whole batches may begin before `offset`, and with a tag all batches are sent that may hold
+    it: their reader filters again.
+    `next_offset` is after everything that was examined, also where nothing matched, so that a filtered reader
+    gets on: `behind` is where the examination ended, if batches without the tag were left out already.
     Where batches are taken apart, the answer ends after `most_bytes` of text, or before the batch that
-    unfolds to more than that together with those before it; it has one record at least.
+    decompresses to more than that together with those before it; it has one record at least.
+
+    Raises:
+        BatchError: a batch cannot be read; its checksums are right, so its producer wrote it so.
     """
     columns = _columns(wanted, format_)
     if format_ is FetchFormat.BATCH:
@@ -138,7 +144,7 @@ def encode_fetch(
 
 
 def shows_long(format_: FetchFormat, frames: Sequence[Buffer], wanted: str | None) -> bool:
-    """Whether `encode_fetch` may take more than a millisecond or two: then it belongs into a thread."""
+    """Return whether `encode_fetch` may take more than a millisecond or two: then call it in a thread."""
     if format_ is FetchFormat.BATCH:
         return wanted is not None
     return (
@@ -151,7 +157,7 @@ def shows_long(format_: FetchFormat, frames: Sequence[Buffer], wanted: str | Non
 def _lines(
     picked: _Picked, columns: list[str] | None, next_offset: int, most_bytes: int
 ) -> tuple[list[bytes], int]:
-    """Records as JSON, and where to go on: earlier than `next_offset` if their text gets too long."""
+    """Return records as JSON, and the offset to continue from: before `next_offset` if they get too long."""
     lines: list[bytes] = []
     size = 0
     for batch, rows in picked:
@@ -164,7 +170,7 @@ def _lines(
 
 
 def check_fields(wanted: str | None, format_: FetchFormat) -> None:
-    """Raises 422 for a `fields` that names no column: before anybody waits for records."""
+    """Refuse a `fields` that names no column with 422, before the request waits for records."""
     _columns(wanted, format_)
 
 

@@ -34,7 +34,7 @@ _SPENT: Final = "the body has too many envelopes"
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    """One record as it stands in JSON."""
+    """One record as JSON has it."""
 
     value: str | None = None
     value_json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -69,7 +69,7 @@ _PLACE: Final = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 
 def parse_envelopes(body: Buffer, limits: Limits) -> Records:
-    """One envelope, a list of them, or ``{"records": [...]}``.
+    """Return the records of one envelope, a list of them, or ``{"records": [...]}``.
 
     Raises 400 if it isn't JSON, 422 naming the place, 413 as soon as there are more than `limits` allow.
     """
@@ -91,7 +91,10 @@ def parse_envelopes(body: Buffer, limits: Limits) -> Records:
 
 
 def parse_envelope_lines(body: Buffer, limits: Limits) -> Records:
-    """An envelope a line; the first broken line is named. Raises as `parse_envelopes`."""
+    """Return the records of one envelope a line.
+
+    Raises as `parse_envelopes`, naming the first broken line.
+    """
     envelopes: list[Envelope] = []
     names: list[str] = []
     for name, text in each_line(body, max_records=limits.max_records):
@@ -108,7 +111,10 @@ def parse_envelope_lines(body: Buffer, limits: Limits) -> Records:
 
 
 def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
-    """msgspec names the place as ``$[3].key``; in a line, the line's name stands for the ``$``."""
+    """Return the problem of an envelope with a wrong value.
+
+    `msgspec` names the place as ``$[3].key``; in a line, the line's name replaces the ``$``.
+    """
     text = str(error)
     place = _PLACE.search(text)
     path = place["path"] if place else ""

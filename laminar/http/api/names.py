@@ -1,4 +1,4 @@
-"""What the names of topics, cursors, sinks, groups and uploads are made of. Clients check them too."""
+"""The rule for names of topics, cursors, sinks, groups and uploads. Clients check it too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
 
 
 def check_name(value: str, *, field: str) -> str:
-    """A topic's or cursor's name, unchanged; 422 `invalid` if it may not be one."""
+    """Return the name of a topic or cursor, unchanged; 422 `invalid` if it may not be one."""
     if not _TOPIC.match(value) or value in (".", ".."):
         raise Problem("invalid", f"no valid name of a {field}", field=field, value=value, limit=TOPIC_PATTERN)
     return value

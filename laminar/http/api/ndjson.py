@@ -23,7 +23,7 @@ _INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
 
 
 def check_json(text: Buffer, *, field: str) -> None:
-    """400 `malformed` unless `text` is one JSON value."""
+    """Refuse text that is not one JSON value: 400 `malformed`."""
     try:
         str(text, "utf-8")
         _walker.decode(text)
@@ -57,7 +57,7 @@ def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
 
 
 def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None, max_records: int) -> Records:
-    """A record a line; 400 `malformed` names the first broken one, 413 says that there are too many.
+    """Return one record a line; 400 `malformed` names the first broken one, 413 refuses too many.
 
     `key_from` and `tag_from` are JSON pointers. A text they find is taken as
     it is, anything else as its JSON; a record where they find nothing, or
@@ -86,7 +86,7 @@ def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None, max
 
 
 def _picker(pointer: str | None, field: str) -> Callable[[Any], str | None] | None:
-    """A function that reads what `pointer` names as text; 422 `invalid` if it is none."""
+    """Return a function that reads what `pointer` names as text; 422 `invalid` if it is no pointer."""
     if pointer is None:
         return None
     if (pointer and not pointer.startswith("/")) or re.search(r"~(?![01])", pointer):

@@ -26,7 +26,7 @@ def _schema(name: str, numbers: frozenset[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def openapi_document() -> dict[str, Any]:
-    """An OpenAPI 3.1 document of every route; errors are one shared response."""
+    """Return an OpenAPI 3.1 document of every route; errors are one shared response."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         if route.template.startswith("/docs/"):
@@ -85,7 +85,7 @@ def openapi_document() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def docs_page() -> str:
-    """One page without assets: routes, then errors, each error with its anchor."""
+    """Return one HTML page without assets: routes, then errors, each error with its anchor."""
     routes = "".join(
         f"<tr><td>{route.method}</td><td><code>{escape(route.template)}</code></td>"
         f"<td>{escape(route.summary)}</td><td>{escape(', '.join(route.query))}</td></tr>"

@@ -230,7 +230,7 @@ _ROWS: Final = (
     _row(
         "too_few_nodes",
         503,
-        "Too few nodes are alive for so many replicas",
+        "Too few nodes are alive for the number of replicas",
         hint="Start more nodes, or ask for fewer replicas. A topic's `allow_fewer_replicas` takes as many as "
         "there are; the nodes' `default_replicas` counts for `_transactions` and where no number is asked.",
         family="Unavailable",

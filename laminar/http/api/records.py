@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one append may carry."""
+    """The limits of one append."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_record_bytes: int = 8 * 1024 * 1024
@@ -24,17 +24,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_headers_bytes: int = 64 * 1024
 
     def document(self) -> dict[str, Any]:
-        """As `/v1/limits` shows them."""
+        """Return the limits as `/v1/limits` shows them."""
         return msgspec.structs.asdict(self)
 
 
 def too_many_records(count: int, limit: int) -> Problem:
-    """413, as soon as `count` records of a body are known; the rest of it was not read."""
+    """Return the 413 problem of a body with too many records; what follows them was not read."""
     return Problem("too_large", "records is too large", field="records", value=count, limit=limit)
 
 
 class Records:
-    """Parallel lists; a column that no record has is None. `size_bytes` counts values and keys."""
+    """Records as parallel lists; a column that no record has is None. `size_bytes` counts values and keys."""
 
     __slots__ = ("headers", "keys", "size_bytes", "tags", "timestamps", "values")
 
@@ -58,7 +58,7 @@ class Records:
         return len(self.values)
 
     def take(self, rows: Sequence[int]) -> Records:
-        """The records at these rows, in that order."""
+        """Return the records at these rows, in that order."""
         return Records(
             [self.values[row] for row in rows],
             keys=_take(self.keys, rows),
@@ -69,7 +69,7 @@ class Records:
 
     @classmethod
     def of_batch(cls, batch: Batch) -> Records:
-        """A batch taken apart."""
+        """Return the records of a batch."""
         return cls(
             list(batch.values),
             keys=batch.keys,
@@ -80,7 +80,7 @@ class Records:
 
     @classmethod
     def concat(cls, parts: Sequence[Records]) -> Records:
-        """Several one after another."""
+        """Return the records of all `parts`, in order."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -92,7 +92,7 @@ class Records:
         )
 
     def check(self, limits: Limits) -> None:
-        """Raises 413 or 422 naming the record, the value and the limit."""
+        """Refuse records beyond the limits: 413 or 422 naming the record, the value and the limit."""
         count = len(self.values)
         if count == 0:
             raise Problem("invalid", "an append has at least one record", field="records", value=0, limit=1)

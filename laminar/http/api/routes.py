@@ -19,12 +19,12 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.request_head import split_path
 
-# Larger numbers than any partition's or offset's are refused before somebody computes with them.
+# Larger numbers than any partition's or offset's are refused before anything computes with them.
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
 
 
 class Body(Enum):
-    """What an operation reads as its body."""
+    """The kind of body that an operation reads."""
 
     NONE = "none"
     JSON = "json"  # a document of ours
@@ -43,7 +43,7 @@ class Route(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What a request asks for."""
+    """The operation that a request asks for, and its parameters."""
 
     operation: str
     params: dict[str, str]
@@ -259,10 +259,10 @@ _ROOT: Final = _grow(ROUTES)
 
 
 def match(method: str, path: str) -> Match:
-    """The operation for a path as it stands in the request target, with its parameters decoded.
+    """Return the operation for the path of a request target, with its parameters decoded.
 
-    Raises `Problem` 404 `not_found`, 405 with `Allow`, or 422 for a topic or
-    number that could never be one.
+    Raises:
+        Problem: 404 `not_found`, 405 with `Allow`, or 422 for a topic or number that could never be one.
     """
     try:
         segments = split_path(path)
@@ -272,7 +272,7 @@ def match(method: str, path: str) -> Match:
 
 
 def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:
-    """As `match`, for segments already split and decoded (`Request.segments`)."""
+    """Return what `match` does, for segments already split and decoded (`Request.segments`)."""
     step: _Step | None = _ROOT
     params: dict[str, str] = {}
     for segment in segments:
@@ -301,7 +301,7 @@ _QUERIES: Final = {route.operation: frozenset(route.query) for route in ROUTES}
 
 
 def check_query(operation: str, query: Mapping[str, str]) -> None:
-    """422 `invalid` for a parameter the operation does not read: a typing error would go unnoticed."""
+    """Refuse a parameter that the operation does not read: 422, as a typing error would go unnoticed."""
     for name in query:
         if name not in _QUERIES[operation]:
             known = ", ".join(sorted(_QUERIES[operation])) or "none"

@@ -1,4 +1,4 @@
-"""Times as they stand in queries and envelopes.
+"""Times in queries and envelopes.
 
 In: RFC 3339 or ms since the epoch; out: RFC 3339 in UTC with ms.
 """
@@ -25,14 +25,14 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def format_time(time_ms: int) -> str:
-    """RFC 3339 with ms: ``2026-01-31T12:00:00.123Z``. Times outside years 1 to 9999 are clipped."""
+    """Return a time as RFC 3339 with ms: ``2026-01-31T12:00:00.123Z``. Clipped to the years 1 to 9999."""
     time_ms = min(max(time_ms, EARLIEST_MS), LATEST_MS)
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z".rjust(24, "0")
 
 
 def parse_time(value: Any, *, field: str) -> int:
-    """Ms since the epoch, from RFC 3339 or a whole number of ms; 422 `invalid` naming `field`.
+    """Return ms since the epoch, from RFC 3339 or a whole number of ms; 422 `invalid` naming `field`.
 
     An offset from UTC is needed: a local time would mean something else on
     another machine. Digits below the ms are cut off. A leap second counts as

@@ -6,7 +6,7 @@ answers of known length received straight into their own buffer. It follows no
 redirects and repeats nothing: a request ends in an `Answer` or in a
 `ConnectionFailed`, which says whether the server may have acted on it. Works on
 asyncio and uvloop, over TCP, TLS and Unix sockets. Which connection is used for
-what is decided above (`laminar.client.net.pool`).
+which request is decided above (`laminar.client.net.pool`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Waiting:
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """An open connection. `request` may be called again before the answers came."""
+    """An open connection. `request` may be called again before earlier answers have come."""
 
     def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
         self.url = url
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def outstanding(self) -> int:
-        """Requests whose answers are awaited."""
+        """The number of requests whose answers are awaited."""
         return len(self._waiting)
 
     # -- requests --------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Send a request; `on_answer` is called once, after the answers of all before it.
 
         `head` is the request line and all headers with the empty line. After `timeout_s` without
-        its answer the connection is given up, with everything on it. On a connection that is
+        its answer the connection is ended, with every request on it. On a connection that is
         closed already: ConnectionFailed (not sent), and `on_answer` is not called.
         """
         transport = self._transport
@@ -110,7 +110,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     ) -> Answer:
         """Send a request and await its answer; ConnectionFailed if none came.
 
-        If the caller is cancelled, the connection is ended, with everything on it.
+        If the caller is cancelled, the connection is ended, with every request on it.
         """
         result: asyncio.Future[Answer] = self._loop.create_future()
 
@@ -131,12 +131,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             raise
 
     def abort(self, reason: str = "closed") -> None:
-        """Drop the connection; what was outstanding fails with `reason`, and may have been acted on."""
+        """Drop the connection; outstanding requests fail with `reason`, and may have been acted on."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             sock = transport.get_extra_info("socket") if self._waiting else None
             if sock is not None and _is_tcp(sock):
-                # A mere end might only end our sending: the server would keep up a long poll for nobody.
+                # A mere end might only end our sending: the server would keep up a long poll in vain.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             transport.abort()
         self._end(reason, sent=True)
@@ -144,6 +144,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- asyncio's side --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport of the new connection, and send small writes at once (TCP_NODELAY)."""
         # Not asserted: uvloop's transports are not of this class.
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
@@ -151,23 +152,26 @@ class ClientConnection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def eof_received(self) -> bool:
-        """The server sends nothing more: a body may end by that, nothing else can."""
+        """End the body that ends with the connection, if one does; fail every other request."""
         if self._body_to_end is not None:
             self._finish(self._body_to_end)
         self.abort("the server closed the connection")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Fail the outstanding requests: the connection has ended."""
         if not self.lost.done():
             self.lost.set_result(None)
         self._end(str(exc) if exc is not None else "the connection was closed", sent=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer of the next bytes: the body's own, or the connection's."""
         if self._body is not None:
             return self._body[self._body_filled :]
         return self._buffer_view[self._held :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Take `nbytes` that were received into the buffer returned last."""
         if self._body is not None:
             self._body_filled += nbytes
             if self._body_filled == len(self._body):
@@ -215,10 +219,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Read one head, and what is here of its body; returns the position behind that."""
         head = parse_response_head(raw)
         if not self._waiting:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("an answer without a request")
         if head.status < 200:
             if head.status == 101:
-                raise ValueError("a switch of protocols that nobody asked for")
+                raise ValueError("a switch of protocols that was not asked for")
             return position  # an interim answer, like 100 Continue
         self._head = head
         length = head.content_length
@@ -242,7 +246,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return position
 
     def _finish(self, body: Buffer) -> None:
-        """The first request's answer is whole."""
+        """Hand the first request its answer, whose body is whole."""
         head = self._head
         assert head is not None, "a body without its head"
         self._head = self._body = self._chunked = self._body_to_end = None
@@ -280,7 +284,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
 
 def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, str]) -> bytes:
-    """A request's head up to the empty line. `headers` must hold Content-Length for a body."""
+    """Return a request's head up to the empty line. `headers` must hold Content-Length for a body."""
     lines = [f"{method} {target} HTTP/1.1", f"Host: {authority}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     text = "\r\n".join(lines) + "\r\n\r\n"
@@ -291,9 +295,9 @@ def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, s
 async def open_connection(
     url: str, *, timeout_s: float, shard: tuple[int, int] | None = None
 ) -> ClientConnection:
-    """A new connection to `url`; ConnectionFailed (not sent) if there is none to be had in time.
+    """Open a connection to `url`; ConnectionFailed (not sent) if that fails within `timeout_s`.
 
-    `shard`: which one of how many behind this shared port it is to lead to.
+    `shard`, (number, of how many), picks the shard of a shared port that the connection is to reach.
     """
     target = Target.of(url)
     loop = asyncio.get_running_loop()
@@ -331,7 +335,7 @@ async def open_connection(
 
 
 async def ask_once(url: str, method: str, target: str, *, timeout_s: float) -> Answer:
-    """One request without a body on a connection of its own, `timeout_s` over all; else ConnectionFailed."""
+    """Send one request without a body on its own connection; ConnectionFailed after `timeout_s` overall."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close"})

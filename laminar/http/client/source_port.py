@@ -1,8 +1,8 @@
 """Connecting from a source port that leads to a wanted shard of a node.
 
 All shards of a node listen on its shared port, and the kernel gives a connection to shard
-`(source port >> 1) mod shards` (docs/decisions/0004). So who binds a fitting port before it connects reaches
-the shard that owns what it wants, also where nothing but the shared port is let through.
+`(source port >> 1) mod shards` (docs/decisions/0004). So a client that binds a fitting port before it
+connects reaches the shard that owns what it wants, also where only the shared port is let through.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final
 # RFC 6335's dynamic ports, halved as the rule halves them.
 _FIRST_HALF: Final = 49_152 >> 1
 _END_OF_HALVES: Final = 65_536 >> 1
-# So many that are taken are tried before any port will do: another shard then passes on what it is asked.
+# After this many ports that are taken, any port will do: another shard then forwards what it is asked.
 _TRIES: Final = 32
 _TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 def fitting_ports(shard: int, shards: int, *, rng: random.Random) -> Iterator[int]:
-    """Every dynamic source port that leads to `shard`, once, from a place that is drawn.
+    """Yield every dynamic source port that leads to `shard`, once, beginning at a random one.
 
     Odd ones alone: Linux's `connect` hands out even ones, so these are likely to be free.
     """
@@ -38,9 +38,10 @@ def fitting_ports(shard: int, shards: int, *, rng: random.Random) -> Iterator[in
 async def connect_to_shard(
     host: str, port: int, *, shard: int, shards: int, rng: random.Random
 ) -> socket.socket:
-    """A connection to the shared port that its shard `shard` has, or any if no fitting port is free.
+    """Return a socket connected to `shard` over the shared port, or to any shard if no fitting port is free.
 
-    Raises `OSError` as connecting does.
+    Raises:
+        OSError: connecting failed.
     """
     loop = asyncio.get_running_loop()
     refused: OSError | None = None

@@ -1,7 +1,7 @@
 """Where a client's request goes, and the two ways it can end: with an answer, or with a failure.
 
-A failure says whether the server can have acted on the request. Whoever decides
-about repeating it needs nothing else.
+A failure says whether the server can have acted on the request; the decision to
+repeat it needs nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class ConnectionFailed(Exception):
-    """No answer. ``sent``: the server may have acted on some of the request."""
+    """No answer came. ``sent``: the server may have acted on some of the request."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class Answer:
     body: Buffer
 
     def json(self) -> Any:
-        """The body as JSON; {} when there is none or it is none."""
+        """Return the body as JSON; {} if it is empty or not JSON."""
         try:
             return msgspec.json.decode(self.body) if self.body else {}
         except msgspec.DecodeError:
@@ -45,7 +45,7 @@ OnAnswer: TypeAlias = Callable[[Answer | None, ConnectionFailed | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a URL leads. ``path`` is set for Unix sockets (abstract names begin with NUL)."""
+    """The server that a URL names. ``path`` is set for Unix sockets (abstract names begin with NUL)."""
 
     host: str
     port: int
@@ -56,7 +56,7 @@ class Target:
     def of(cls, url: str) -> Target:
         """Read ``http://host:port``, ``https://…``, ``unix:@name``, ``unix:/path``, ``http+unix://…``.
 
-        ValueError for anything else.
+        Raises ValueError for anything else.
         """
         if url.startswith("unix:"):
             return cls("localhost", 0, _unix_path(url[5:]), False)
@@ -70,7 +70,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.path is not None else f"{host}:{self.port}"
 

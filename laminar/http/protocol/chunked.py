@@ -16,18 +16,18 @@ from typing import Final
 LONGEST_LINE_BYTES: Final = 4096
 # All trailer fields together.
 LONGEST_TRAILER_BYTES: Final = 16384
-# The coding may take so many bytes, and as many again as the data: lengths, line ends, extensions, trailers.
+# The coding may take this many bytes, plus the size of the data: lengths, line ends, extensions, trailers.
 # A chunk of one byte costs its reader as much as one of a thousand.
 MOST_OVERHEAD_BYTES: Final = 65536
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
 class ChunkedError(ValueError):
-    """The body doesn't follow the coding; nothing behind it can be trusted."""
+    """The body doesn't follow the coding; nothing after it can be trusted."""
 
 
 class TooLargeError(ChunkedError):
-    """The data exceed the limit; `received_bytes` is what the coding promised so far."""
+    """The data exceed the limit; `received_bytes` is what the coding has announced so far."""
 
     def __init__(self, received_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"chunked body of at least {received_bytes} bytes; the limit is {limit_bytes}")
@@ -36,7 +36,7 @@ class TooLargeError(ChunkedError):
 
 
 class ChunkedDecoder:
-    """Collects one chunked body into `body`; `done` once the final chunk and its trailer were read."""
+    """A decoder of one chunked body into `body`; `done` once the final chunk and its trailer were read."""
 
     __slots__ = (
         "_line",
@@ -62,11 +62,13 @@ class ChunkedDecoder:
         self._overhead_bytes = 0
 
     def feed(self, data: bytes, position: int = 0) -> int:
-        """Take bytes from `position`; return the position behind the last one used.
+        """Take bytes from `position`; return the position after the last one used.
 
-        All of `data` is used unless the body ends within it. Raises
-        `TooLargeError` as soon as a chunk's length passes the limit, before
-        its bytes come, and `ChunkedError` for everything malformed, or with much more coding than data.
+        All of `data` is used unless the body ends within it.
+
+        Raises:
+            TooLargeError: a chunk's length passes the limit; raised before its bytes come.
+            ChunkedError: the coding is malformed, or takes much more bytes than the data.
         """
         assert not self.done, "fed after its end"
         end = len(data)
@@ -104,7 +106,7 @@ class ChunkedDecoder:
         return position
 
     def _take_line(self, data: bytes, position: int) -> tuple[bytes | None, int]:
-        """The next line without its CR LF, or None if it hasn't ended yet (its part is kept)."""
+        """Return the next line without its CR LF, or None if it hasn't ended yet (its part is kept)."""
         most = position + LONGEST_LINE_BYTES + 2
         at = data.find(b"\n", position, most)
         part = data[position : at + 1] if at >= 0 else data[position:most]
@@ -136,7 +138,7 @@ class ChunkedDecoder:
 
 
 def encode_chunk(data: bytes | bytearray | memoryview) -> list[bytes | bytearray | memoryview]:
-    """The buffers of one chunk; empty for empty data, which would end the body."""
+    """Return the buffers of one chunk; none for empty data, which would end the body."""
     return [b"%x\r\n" % len(data), data, b"\r\n"] if len(data) else []
 
 

@@ -1,6 +1,6 @@
-"""Content codings of request bodies: zstd and gzip, taken off under a limit.
+"""Content codings of request bodies: zstd and gzip, removed under a limit.
 
-The limit holds for what comes out, so a small body can't unfold into a large
+The limit holds for what comes out, so a small body can't become a large
 one. zstd's window is bounded too (8 MiB, as RFC 9659 asks), as a frame may
 demand it before it gives its first byte.
 """
@@ -18,7 +18,7 @@ _LARGEST_WINDOW_LOG: Final = 23
 
 
 def check_coding(coding: str) -> None:
-    """Refuse a coding we can't take off; 415 with the ones we can."""
+    """Refuse an unsupported coding: 415 with the supported ones."""
     if coding.strip().lower() not in (*CODINGS, "identity", "x-gzip"):
         raise HttpError(
             415,

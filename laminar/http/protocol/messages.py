@@ -103,7 +103,8 @@ class Connection(Protocol):
     context: Any
 
     @property
-    def peer(self) -> str: ...
+    def peer(self) -> str:
+        """The other end: ``host:port``, or ``unix``."""
 
 
 class Response:
@@ -143,21 +144,21 @@ class Response:
 
 
 class Application(Protocol):
-    """What a server serves. What its methods raise is answered by the server's `on_error`."""
+    """The application that a server serves. Errors of its methods are answered by the server's `on_error`."""
 
     def head(self, request: Request) -> Response | None:
-        """Called before the body is read. A response refuses it: the body stays unread."""
+        """Look at a head before its body is read. A response refuses it: the body stays unread."""
         ...
 
     def parse(self, request: Request) -> Any:
-        """Called in another thread with a body that is too large to be read on the event loop.
+        """Parse a body that is too large to be read on the event loop; called in another thread.
 
-        What it returns becomes `request.parsed`. It may use nothing that changes.
+        The result becomes `request.parsed`. It may use nothing that changes.
         """
         ...
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        """Called with the whole body. A future or a `Response` costs no task; a coroutine does."""
+        """Answer a request, its body whole. A future or a `Response` costs no task; a coroutine does."""
         ...
 
 

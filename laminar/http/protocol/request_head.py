@@ -2,7 +2,7 @@
 
 httptools (llhttp) reads the syntax; `parse_request_head` refuses what it lets
 through (docs/protocol.md#the-connection). A head is always parsed whole and alone: the
-caller finds the empty line, and everything behind it is the caller's. So no
+caller finds the empty line, and everything after it is the caller's. So no
 parser state outlives a message, and equal bytes give equal heads, which lets a
 server keep the last ones (`RequestHeads`): on a kept connection the heads of
 one client differ only by their targets, if at all, and are parsed once.
@@ -39,7 +39,7 @@ class RequestHead:
     `headers` has lower-case names; repeated ones are joined by ``", "``.
     `content_length` is 0 without a body and for a chunked one. `segments` is
     the path split at ``/`` and then percent-decoded, so an encoded slash stays
-    inside its segment. `memo` belongs to whoever serves the request (routing).
+    inside its segment. `memo` belongs to the application (routing).
     """
 
     __slots__ = (
@@ -261,7 +261,7 @@ def _frame_body(head: RequestHead) -> None:
 
 
 class RequestHeads:
-    """Parsed heads by their bytes; pure memory, bounded, forgotten all at once."""
+    """A cache of parsed heads by their bytes; bounded, and emptied all at once."""
 
     MOST = 1024
     LONGEST_BYTES = 2048
@@ -272,7 +272,7 @@ class RequestHeads:
         self.get = self._heads.get
 
     def parse(self, data: bytes) -> RequestHead:
-        """Parse a head that `get` didn't know, and remember it."""
+        """Parse a head that `get` didn't know, and cache it."""
         head = parse_request_head(data)
         if len(data) <= self.LONGEST_BYTES:
             if len(self._heads) >= self.MOST:

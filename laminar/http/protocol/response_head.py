@@ -36,7 +36,7 @@ class ResponseHead:
 
 
 class BadResponseHead(ValueError):
-    """What came from the server is no HTTP/1.x response."""
+    """The server's bytes are no HTTP/1.x response."""
 
 
 def parse_response_head(data: bytes) -> ResponseHead:

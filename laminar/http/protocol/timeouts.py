@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class StallDetector:
-    """The present window of a connection: when it began, and the counters at that time."""
+    """The current window of a connection: when it began, and the counters at that time."""
 
     __slots__ = ("_drained", "_in_head", "_received", "_since_s", "_writing")
 

@@ -1,16 +1,16 @@
-"""Bytes that a server holds for its clients, bounded in all and for each address."""
+"""A budget of bytes that a server holds for its clients, in all and for each address."""
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Final
 
-# The last quarter is kept for what is no larger than this: whoever fills the rest stops no small request.
+# The last quarter is kept for requests no larger than this: large ones that fill the rest stop no small one.
 SMALL_BYTES: Final = 64 * 1024
 
 
 class Budget:
-    """What is held: `held_bytes` in all, at most `total_bytes`, and `share_bytes` for one address."""
+    """The bytes held: `held_bytes` in all, at most `total_bytes`, and `share_bytes` for one address."""
 
     __slots__ = ("_by_address", "held_bytes", "share_bytes", "total_bytes")
 

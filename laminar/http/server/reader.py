@@ -44,7 +44,7 @@ _NO_HEAD: Final = RequestHead("GET", "/", {})
 
 
 class Phase(Enum):
-    """What the next byte from the peer belongs to."""
+    """The part of a request that the next byte from the peer belongs to."""
 
     HEAD = "head"
     BODY = "body"  # of known length, into `_body`
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
             writer.flush_joined()
 
     def eof_received(self) -> bool:
-        """Take note that the peer sends nothing more; what it asked for is still answered."""
+        """Note that the peer sends nothing more; its requests are still answered."""
         self._at_eof = True
         return self._writer.busy
 
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on, as the peer took its bytes."""
+        """Continue, as the peer took its bytes."""
         self._writer.resume()
 
     @property
@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
 
     def abort(self) -> None:
-        """Cut the connection, with whatever is still owed."""
+        """Cut the connection; answers not yet sent are lost."""
         self._writer.abort()
 
     # -- Requests -------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
         return position
 
     def _begin(self, head: RequestHead, data: bytes, position: int) -> int:
-        """A head has come: ask the application, then take or await its body. Returns the new position."""
+        """Ask the application about a head, then take or await its body. Return the new position."""
         server = self._server
         server.counts.requests += 1
         length = head.content_length
@@ -368,9 +368,9 @@ class Connection(asyncio.BufferedProtocol):
     def _prepared(
         self, request: Request, answer: asyncio.Future[Response], job: asyncio.Future[None]
     ) -> None:
-        """The body is read: hand the request over, then go on with what came after it.
+        """Hand over a request whose body was read, then continue with the bytes after it.
 
-        As any change that is taken up, it is carried out for a peer that is gone by now.
+        A change that was begun is carried out even if its peer is gone by now.
         """
         self._preparing = False
         try:

@@ -45,7 +45,7 @@ def plain_answer(error: BaseException) -> Response | None:
 
 
 class HttpServer:
-    """Serves `app` on every connection that `protocol_factory` is called for."""
+    """The server of `app` on every connection that `protocol_factory` is called for."""
 
     def __init__(
         self,
@@ -147,13 +147,13 @@ class HttpServer:
             connection.abort()
 
     def closed(self, connection: ServedConnection) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         self._connections.discard(connection)
         if not self._connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 
     def check_body(self, head: RequestHead, address: str) -> None:
-        """Refuse, by its head, a body that is too large, coded strangely, or beyond the budget."""
+        """Refuse, by its head, a body that is too large, has an unknown coding, or is beyond the budget."""
         length = head.content_length
         if length > self.limits.max_body_bytes:
             raise HttpError(
@@ -204,7 +204,7 @@ class HttpServer:
     def answer_error(self, error: BaseException, head: RequestHead) -> Response:
         """Return the answer to a request that failed.
 
-        An error nobody expected is logged under an id, and the answer names the id.
+        An unexpected error is logged under an id, and the answer names the id.
         """
         response = self._on_error(error)
         if response is None:

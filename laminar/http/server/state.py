@@ -37,7 +37,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_high_bytes: int = 1 << 20
     idle_timeout_s: float = 75.0
     head_timeout_s: float = 10.0
-    # A body below the floor over this time is given up; likewise a reader.
+    # A body below the floor over this time ends its connection; likewise a reader.
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     floor_bytes_per_s: int = 1024
@@ -47,7 +47,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts:
-    """Plain integers, counted where things happen."""
+    """Counters of a server, as plain integers."""
 
     __slots__ = (
         "bytes_in",
@@ -89,10 +89,10 @@ class Counts:
 
 
 class ServedConnection(Protocol):
-    """What a server does with its connections."""
+    """A connection as its server uses it."""
 
     def abort(self) -> None:
-        """Cut the connection, with whatever is still owed."""
+        """Cut the connection; answers not yet sent are lost."""
         ...
 
     def drain(self) -> None:
@@ -100,7 +100,7 @@ class ServedConnection(Protocol):
         ...
 
     def sweep(self, now_s: float) -> None:
-        """End the connection if its peer has stood still for too long."""
+        """End the connection if its peer has stalled for too long."""
         ...
 
 
@@ -125,7 +125,7 @@ class ServerState(Protocol):
         ...
 
     def closed(self, connection: ServedConnection) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         ...
 
     def check_body(self, head: RequestHead, address: str) -> None:
@@ -145,7 +145,7 @@ class ServerState(Protocol):
         ...
 
     def answer_error(self, error: BaseException, head: RequestHead) -> Response:
-        """Return the answer to a request that failed; an error nobody expected is logged."""
+        """Return the answer to a request that failed; an unexpected error is logged."""
         ...
 
     def off_loop(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:

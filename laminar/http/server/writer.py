@@ -1,6 +1,6 @@
 """The half of a server's connection that answers: in order, together, and no faster than the peer reads.
 
-Exchanges wait in a deque. Whenever the first is done, all that are done behind
+Exchanges wait in a deque. Whenever the first is done, all that are done after
 it leave in one write. A large body leaves in pieces, each when the transport
 has room; a streamed one is a task. What is read and why is not known here:
 `Connection` is the other half, and is called back when there is room again.
@@ -39,8 +39,8 @@ PIECE_BYTES: Final = 1 << 20
 class Exchange:
     """A request that waits for its turn to be answered: its head, the answer or its future.
 
-    `reserved` is what is counted for its body, `expected` what a read may be answered with, and `held` what
-    is counted for the answer once it is made.
+    `reserved` is what is counted for its body, `expected` how large the answer of a read may be, and `held`
+    what is counted for the answer once it is made.
     """
 
     __slots__ = ("expected", "head", "held", "reserved", "result")
@@ -115,12 +115,12 @@ class ResponseWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is owed or being sent."""
+        """True while an answer is owed or being sent."""
         return bool(self.pending or self._unwritten or self._stream is not None)
 
     @property
     def answer_bytes(self) -> int:
-        """What answers of this connection may take: those made, and those that reads may yet make."""
+        """Bytes that answers of this connection may take: those made, and those that reads may yet make."""
         return self.expected_bytes + self._held
 
     @property
@@ -130,7 +130,7 @@ class ResponseWriter:
         return self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
 
     def abort(self) -> None:
-        """Cut the connection, with whatever is still owed."""
+        """Cut the connection; answers not yet sent are lost."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -201,6 +201,7 @@ class ResponseWriter:
         self._room()
 
     def release(self, reserved: int) -> None:
+        """Return what was reserved for a body to the budget."""
         self.reserved_bytes -= reserved
         self._server.bodies.give(self.address, reserved)
 
@@ -313,13 +314,14 @@ class ResponseWriter:
         return b"Laminar-Socket: shard=%d; cpu=%d\r\n" % (shard, cpu)
 
     def flush(self) -> None:
-        """Write what this turn made, together; end behind the last answer."""
+        """Write what this turn made, together; end after the last answer."""
         if self.out:
             self.flush_joined()
         if self.stopped and not self.busy and self.transport is not None:
             self._end()
 
     def flush_joined(self) -> None:
+        """Write the collected small answers in one call."""
         out = self.out
         if self.transport is not None:
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
@@ -334,7 +336,7 @@ class ResponseWriter:
             self._unwritten_held = 0
 
     def resume(self) -> None:
-        """Go on, as the peer took its bytes."""
+        """Continue, as the peer took its bytes."""
         self.paused = False
         if self._resume is not None:
             self._resume.set()

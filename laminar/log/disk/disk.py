@@ -141,6 +141,7 @@ class RealFile:
         self._fd = fd
 
     def pread(self, size: int, position: int) -> Buffer:
+        """Return up to `size` bytes, by as many system calls as the kernel needs."""
         try:
             data = os.pread(self._fd, size, position)
             if len(data) == size or not data:
@@ -155,6 +156,7 @@ class RealFile:
         return b"".join(pieces)
 
     def pread_nowait(self, size: int, position: int) -> Buffer | None:
+        """Return the bytes if `preadv2` finds all of them in the page cache (RWF_NOWAIT), else None."""
         buffer = bytearray(size) if size < _ZEROED_BYTES else _new_bytearray(None, size)
         try:
             got = _preadv(self._fd, (buffer,), position, _RWF_NOWAIT)
@@ -167,6 +169,7 @@ class RealFile:
         return buffer if got == size else None
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers, by one system call for each `MAX_BUFFERS` of them."""
         total = 0
         try:
             for first in range(0, len(buffers), MAX_BUFFERS):
@@ -181,6 +184,7 @@ class RealFile:
         return total
 
     def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers durably, by one system call where the file system allows it (RWF_DSYNC)."""
         # One call, not two: between two calls the thread would wait again for the interpreter lock,
         # which the loop may hold for a whole turn.
         if len(buffers) <= MAX_BUFFERS:
@@ -208,34 +212,40 @@ class RealFile:
         return done
 
     def sync(self) -> None:
+        """Make everything written so far, and the size, durable (fdatasync)."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise DiskError.of("sync", self.path, error) from error
 
     def start_writeback(self, size: int, position: int) -> None:
+        """Start writing these bytes to the medium, where the system has sync_file_range."""
         if _sync_file_range is not None:
             _sync_file_range(self._fd, position, size, _SYNC_FILE_RANGE_WRITE)
 
     def drop_cached(self, size: int, position: int) -> None:
+        """Drop clean pages of these bytes from the page cache, where the file system takes such hints."""
         try:
             os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
         except OSError:
             pass  # a file system without such a hint
 
     def truncate(self, size: int) -> None:
+        """Cut or extend the file to `size` bytes."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
             raise DiskError.of("truncate", self.path, error) from error
 
     def size(self) -> int:
+        """Return the size in bytes."""
         try:
             return os.fstat(self._fd).st_size
         except OSError as error:
             raise DiskError.of("stat", self.path, error) from error
 
     def close(self) -> None:
+        """Close the descriptor. Further calls do nothing."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -248,6 +258,7 @@ class RealDisk:
     """The file system of this machine."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        """Open a file for reading and writing; a new one is readable by owner and group only."""
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
@@ -257,9 +268,11 @@ class RealDisk:
             raise DiskError.of("open", path, error) from error
 
     def exists(self, path: str) -> bool:
+        """Return whether a name exists, be it a broken symbolic link."""
         return os.path.lexists(path)
 
     def list(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted; empty if there is no such directory."""
         try:
             return sorted(os.listdir(path))
         except FileNotFoundError:
@@ -268,6 +281,7 @@ class RealDisk:
             raise DiskError.of("list", path, error) from error
 
     def make_directory(self, path: str) -> None:
+        """Make a directory and its parents, and sync the parent of each."""
         missing = []
         while path and not os.path.isdir(path):
             missing.append(path)
@@ -289,6 +303,7 @@ class RealDisk:
             self.sync_directory(os.path.dirname(directory) or ".")
 
     def sync_directory(self, path: str) -> None:
+        """Make all changes of names in a directory durable."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -299,12 +314,14 @@ class RealDisk:
             raise DiskError.of("sync directory", path, error) from error
 
     def rename(self, old: str, new: str) -> None:
+        """Rename atomically within one file system, replacing a file named `new`."""
         try:
             os.rename(old, new)
         except OSError as error:
             raise DiskError.of("rename", old, error) from error
 
     def unlink(self, path: str) -> None:
+        """Remove a file; do nothing if it is missing."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -313,6 +330,7 @@ class RealDisk:
             raise DiskError.of("unlink", path, error) from error
 
     def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it; do nothing if it is missing."""
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
@@ -321,6 +339,7 @@ class RealDisk:
             raise DiskError.of("remove", path, error) from error
 
     def lock(self, path: str, *, wait: bool = True) -> Lock:
+        """Take an exclusive `flock` on a file, which is made if missing; never follow a symbolic link."""
         try:
             # Never follow a symbolic link: another user may have put it there.
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
@@ -334,6 +353,7 @@ class RealDisk:
         return RealFile(path, fd)
 
     def free_bytes(self, path: str) -> int:
+        """Return how many bytes a process without privileges may still write there."""
         try:
             state = os.statvfs(path)
         except OSError as error:
@@ -341,6 +361,7 @@ class RealDisk:
         return state.f_bavail * state.f_frsize
 
     def total_bytes(self, path: str) -> int:
+        """Return the size of the file system that holds `path`."""
         try:
             state = os.statvfs(path)
         except OSError as error:
@@ -348,6 +369,7 @@ class RealDisk:
         return state.f_blocks * state.f_frsize
 
     def boot_id(self) -> bytes:
+        """Return the kernel's boot id; random bytes where it cannot be read, so that no two are equal."""
         try:
             fd = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -364,6 +386,7 @@ class ReadOnlyDisk(RealDisk):
     """The file system, for reading only: every change is refused, and no lock is taken."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        """Open a file for reading; refuse to create one."""
         if create:
             raise self._refusal("create", path)
         try:
@@ -387,18 +410,23 @@ class ReadOnlyDisk(RealDisk):
         return any(" FLOCK " in f" {line} " and place in line.split() for line in lines)
 
     def make_directory(self, path: str) -> None:
+        """Refuse to make a directory."""
         raise self._refusal("make directory", path)
 
     def rename(self, old: str, new: str) -> None:
+        """Refuse to rename."""
         raise self._refusal("rename", old)
 
     def unlink(self, path: str) -> None:
+        """Refuse to remove a file."""
         raise self._refusal("unlink", path)
 
     def remove_tree(self, path: str) -> None:
+        """Refuse to remove a directory."""
         raise self._refusal("remove", path)
 
     def lock(self, path: str, *, wait: bool = True) -> Lock:
+        """Refuse to take a lock: its file might have to be made."""
         raise self._refusal("lock", path)
 
     def _refusal(self, operation: str, path: str) -> DiskError:

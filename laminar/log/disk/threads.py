@@ -31,6 +31,7 @@ class SerialThreadExecutor:
         self._thread: threading.Thread | None = None
 
     def submit(self, task: Callable[[], None]) -> None:
+        """Run `task` in the thread after all tasks submitted before; the first starts the thread."""
         if self._thread is None:
             # A daemon thread: a process that ends without closing its storage is a crash like any
             # other.
@@ -43,6 +44,7 @@ class SerialThreadExecutor:
             task()
 
     def close(self) -> None:
+        """End the thread when every task submitted before has ended."""
         if self._thread is not None:
             self._tasks.put(None)
             self._thread.join()
@@ -56,7 +58,9 @@ class SerialInlineExecutor:
         self._name = name
 
     def submit(self, task: Callable[[], None]) -> None:
+        """Run `task` now, in the caller's thread."""
         task()
 
     def close(self) -> None:
+        """Do nothing: every task has ended already."""
         return None

@@ -1,6 +1,6 @@
 """One log as its files have it: the segment writer's view, from which checkpoints are taken.
 
-The writer's thread moves it on with each change that it applies, so a checkpoint is a copy of these views and
+The writer's thread updates it with each change that it applies, so a checkpoint is a copy of these views and
 holds nothing of the loop's state, which is ahead. The loop only asks it for new segment files.
 """
 

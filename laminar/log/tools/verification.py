@@ -394,7 +394,7 @@ class _Verification:
     # Indexes
 
     def _index(self, log: LogPlace, place: SegmentPlace, severity: str) -> bytes:
-        """The bytes of the index file; its head is checked."""
+        """Return the bytes of the index file, after checking its head."""
         if place.index_size is None:
             if place.size and not self.folder.live:
                 what = "the index is missing; it is rebuilt at the next start"

@@ -143,7 +143,7 @@ class TopicRoutes:
         _check_fewest(new.settings, replicas)
         wanted = TopicRequest(topic, new.partitions, replicas, new.settings, new.allow_fewer_replicas)
         result = await self._make(wanted)
-        if result.outcome == "exists_differently":
+        if result.outcome == "already_exists":
             raise _already_exists(wanted, result.topic)
         record = self._topics.record(topic)
         described = self._describe(record)
@@ -168,7 +168,7 @@ class TopicRoutes:
         answer = await self._ask(wanted)
         topic, result = wanted.name, answer.result
         assert result is not None
-        if result.outcome != "exists_differently":
+        if result.outcome != "already_exists":
             await self._until_seen(topic, answer.version)
             if self._describe(self._topics.record(topic))["state"] == "live":
                 await self._until_led(topic)
