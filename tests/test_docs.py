@@ -20,9 +20,10 @@ MADE_UP = ("NNNN-title.md", "page.md")
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 
-def row(setting: Setting) -> str:
-    default = "" if setting.default in ("", ()) else f"`{as_written(setting.default)}`"
-    return f"| `{setting.name}` | {default} | {setting.help} |"
+def line(setting: Setting) -> str:
+    """Return the item that operating.md has for a setting, before it is wrapped."""
+    default = "" if setting.default in ("", ()) else f" (`{as_written(setting.default)}`)"
+    return f"- `{setting.name}`{default}: {setting.help}"
 
 
 def test_operating_lists_every_setting_as_the_table_has_it() -> None:
@@ -30,9 +31,9 @@ def test_operating_lists_every_setting_as_the_table_has_it() -> None:
     page = (ROOT / "docs" / "operating.md").read_text()
     _, _, page = page.partition("\n## Settings\n")
     page, _, _ = page.partition("\n## ")
-    listed = [line for line in page.splitlines() if re.match(r"\| `[a-z_]+` \|", line)]
+    listed = [" ".join(item.split()) for item in re.findall(r"^- `[a-z_]+`(?:.|\n  )*", page, re.MULTILINE)]
 
-    assert [row(setting) for setting in SETTINGS] == listed
+    assert [" ".join(line(setting).split()) for setting in SETTINGS] == listed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
