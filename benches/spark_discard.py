@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from laminar.client.records import Staged
-from laminar.spark.sink_options import parse_sink
 from laminar.spark.source import LaminarDataSource
-from laminar.spark.writers import BatchWriter, StagedMessage
+from laminar.spark.write.options import parse_sink
+from laminar.spark.write.writers import BatchWriter, StagedMessage
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,7 +25,7 @@ class DiscardWriter(BatchWriter):
     """The sink up to the point where a stage would be sent."""
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        from laminar.spark.rows import Places, Rows
+        from laminar.spark.write.rows import Places, Rows
 
         rows = Rows(
             self._positions, topic=self._options.topic, places_of=lambda _: Places(PARTITIONS, first=0)

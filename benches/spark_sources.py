@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
 )
 
 from laminar.batch import Batch, build, stamp
-from laminar.spark.batch_reader import BatchReader
-from laminar.spark.options import COLUMNS, DEFAULT_COLUMNS, parse
+from laminar.spark.read.batch_reader import BatchReader
+from laminar.spark.read.options import COLUMNS, DEFAULT_COLUMNS, parse
 from laminar.spark.source import LaminarDataSource
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _made: dict[str, pyarrow.RecordBatch] = {}
 
 def record_batch(schema: StructType) -> pyarrow.RecordBatch:
     """Records as in the topic that is read; made once in a process."""
-    from laminar.spark.columns import Builder
+    from laminar.spark.read.columns import Builder
 
     key = str(schema.simpleString())
     if key not in _made:
@@ -78,7 +78,7 @@ class MemoryReader(DataSourceReader):
         return [InputPartition(number) for number in range(self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        from laminar.spark.cluster import tune
+        from laminar.spark.read.cluster import tune
 
         batch = record_batch(self._schema)
         tune()
@@ -135,7 +135,7 @@ class LeastReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
-        from laminar.spark.cluster import tune
+        from laminar.spark.read.cluster import tune
 
         tune()
         yield pyarrow.RecordBatch.from_arrays([pyarrow.array([b"x"])], names=["value"])

@@ -200,10 +200,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.aio": ("laminar.client.*",),
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),
     "laminar": ("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
-    "laminar.spark": ("laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.spark.read": ("laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.spark.write": ("laminar.spark.read", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.spark": ("laminar.spark.read", "laminar.spark.write"),
+    "laminar.spark.pipelines": (
+        *("laminar.spark", "laminar.spark.read", "laminar.spark.write"),
+        *("laminar.client.*", *BELOW_THE_CLIENT),
+    ),
     "laminar.testing": ("laminar", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli": (
-        *("laminar", "laminar.client.*", "laminar.spark", "laminar.testing", "laminar.node.*"),
+        *("laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing", "laminar.node.*"),
         *("laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
 }
@@ -218,7 +224,6 @@ TOLERATED: dict[tuple[str, str], str] = {
 MOST_MODULES = 15
 CROWDED = {
     "laminar/cli": "a module for each family of commands",
-    "laminar/spark": "source, sink and their options; to be parted into reading and writing",
 }
 
 # A whole node in a user's program, imported when `laminar.embed` asks for it, never before. It looks
@@ -227,7 +232,7 @@ ASKED_FOR = ("laminar.embedded",)
 
 # What a user's own program imports.
 USERS = (
-    *("laminar", "laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.spark", "laminar.testing"),
+    *("laminar", "laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.spark.*", "laminar.testing"),
     *BELOW_THE_CLIENT,
 )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from laminar.spark.offsets import VERSION, Partition, Positions, decode
+from laminar.spark.read.offsets import VERSION, Partition, Positions, decode
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (

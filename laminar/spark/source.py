@@ -14,9 +14,9 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from laminar.spark.batch_reader import BatchReader
-    from laminar.spark.stream_reader import StreamReader
-    from laminar.spark.writers import BatchWriter, StreamWriter
+    from laminar.spark.read.batch_reader import BatchReader
+    from laminar.spark.read.stream_reader import StreamReader
+    from laminar.spark.write.writers import BatchWriter, StreamWriter
 
 
 class LaminarDataSource(DataSource):
@@ -27,7 +27,7 @@ class LaminarDataSource(DataSource):
         return "laminar"
 
     def schema(self) -> str:
-        from laminar.spark.options import SUBJECTS, Options, parse
+        from laminar.spark.read.options import SUBJECTS, Options, parse
 
         # Spark asks this of a write too, whose options are the sink's; a read without a subject is refused
         # by its reader.
@@ -35,8 +35,8 @@ class LaminarDataSource(DataSource):
         return parse(self.options).schema if reads else Options().schema
 
     def reader(self, schema: StructType) -> BatchReader:
-        from laminar.spark.batch_reader import BatchReader, PushdownReader
-        from laminar.spark.options import parse
+        from laminar.spark.read.batch_reader import BatchReader, PushdownReader
+        from laminar.spark.read.options import parse
         from laminar.spark.settings import warn_if_slow
 
         warn_if_slow()
@@ -44,10 +44,10 @@ class LaminarDataSource(DataSource):
         return (PushdownReader if options.pushdown else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        from laminar.spark.options import parse
+        from laminar.spark.read.options import parse
 
         try:
-            from laminar.spark.stream_reader import StreamReader
+            from laminar.spark.read.stream_reader import StreamReader
         except ImportError as missing:
             # Without its rate limits and AvailableNow a stream could not be what `docs/spark.md` promises.
             raise RuntimeError(f"streams from Laminar need Spark 4.2 or newer ({missing})") from missing
@@ -58,15 +58,15 @@ class LaminarDataSource(DataSource):
         return StreamReader(parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        from laminar.spark.sink_options import parse_sink
-        from laminar.spark.writers import BatchWriter
+        from laminar.spark.write.options import parse_sink
+        from laminar.spark.write.writers import BatchWriter
 
         _refuse(overwrite, "mode overwrite")
         return BatchWriter(parse_sink(self.options, streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        from laminar.spark.sink_options import parse_sink
-        from laminar.spark.writers import StreamWriter
+        from laminar.spark.write.options import parse_sink
+        from laminar.spark.write.writers import StreamWriter
 
         _refuse(overwrite, "outputMode complete")
         return StreamWriter(parse_sink(self.options, streaming=True), schema)

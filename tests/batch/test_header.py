@@ -29,7 +29,7 @@ OTHER_128 = {
     "log/segment/segment.py": "rows kept in memory",
     "log/segment/segment_file.py": "rows of a chunk",
     "node/consensus/election_throttle.py": "elections at once",
-    "spark/watch.py": "polls",
+    "spark/read/end_offsets.py": "polls",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import laminar
 import laminar.spark
-from laminar.spark import cluster as clusters
+from laminar.spark.read import cluster as clusters
 from laminar.testing import nodes
 
 if TYPE_CHECKING:

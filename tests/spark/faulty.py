@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from laminar.spark.sink_options import SinkOptions, parse_sink
 from laminar.spark.source import LaminarDataSource
-from laminar.spark.writers import StagedMessage, StreamWriter
+from laminar.spark.write.options import SinkOptions, parse_sink
+from laminar.spark.write.writers import StagedMessage, StreamWriter
 
 if TYPE_CHECKING:
     import pyarrow

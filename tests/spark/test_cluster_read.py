@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import laminar
-from laminar.spark.cluster import Cluster, resolve_endpoints
-from laminar.spark.options import parse
-from laminar.spark.plan import Range
+from laminar.spark.read.cluster import Cluster, resolve_endpoints
+from laminar.spark.read.options import parse
+from laminar.spark.read.plan import Range
 from laminar.testing.cluster import LocalCluster
 
 if TYPE_CHECKING:

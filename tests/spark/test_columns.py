@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laminar.batch import Batch, Codec, build, stamp
-from laminar.spark.options import COLUMNS
+from laminar.spark.read.options import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -17,14 +17,14 @@ types = pytest.importorskip("pyspark.sql.types")
 
 from pyspark.sql.pandas.types import to_arrow_schema  # noqa: E402  # only where pyspark is
 
-from laminar.spark.columns import (  # noqa: E402  # only where pyarrow is
+from laminar.spark.read.columns import (  # noqa: E402  # only where pyarrow is
     LEAST_BYTES,
     MOST_BYTES,
     MOST_ROWS,
     Builder,
     check_schema,
 )
-from laminar.spark.plan import RowFilter  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.read.plan import RowFilter  # noqa: E402  # behind what is skipped without pyspark
 
 TYPES = {
     "binary": types.BinaryType(),

@@ -37,9 +37,9 @@ sys.meta_path.insert(0, Refuse())
 import laminar, laminar.aio, laminar.client.sync.client, laminar.client.sync.sinks
 import laminar.client.transact.stage_sender
 import laminar.spark, laminar.spark.source
-import laminar.spark.batch_reader, laminar.spark.stream_reader, laminar.spark.writers
-import laminar.spark.cluster, laminar.spark.staging, laminar.spark.rows, laminar.spark.columns
-import laminar.spark.fingerprints, laminar.spark.loss
+import laminar.spark.read.batch_reader, laminar.spark.read.stream_reader, laminar.spark.write.writers
+import laminar.spark.read.cluster, laminar.spark.read.columns, laminar.spark.read.loss
+import laminar.spark.write.task_stager, laminar.spark.write.rows, laminar.spark.write.fingerprints
 """
 
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=60, cwd=ROOT)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from laminar.spark.plan import Range, RowFilter
+from laminar.spark.read.plan import Range, RowFilter
 
 pytest.importorskip("pyspark")
 
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (  # only with pyspark
     StringStartsWith,
 )
 
-from laminar.spark.filters import Pushed  # only with pyspark
+from laminar.spark.read.filters import Pushed  # only with pyspark
 
 WHOLE = [Range(topic, number, 10, 20) for topic in ("a", "b") for number in range(3)]
 

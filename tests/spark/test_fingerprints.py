@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from laminar.client.records import SinkInfo
-from laminar.spark.fingerprints import Fingerprint, OtherBatch, committed_before, journal_of
+from laminar.spark.write.fingerprints import Fingerprint, OtherBatch, committed_before, journal_of
 
 pytest.importorskip("pyarrow")
 

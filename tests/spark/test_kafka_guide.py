@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import laminar
-from laminar.spark.options import OPTIONS, parse
-from laminar.spark.plan import Range
+from laminar.spark.read.options import OPTIONS, parse
+from laminar.spark.read.plan import Range
 
 types = pytest.importorskip("pyspark.sql.types")
 pytest.importorskip("pyarrow")
 
-from laminar.spark.batch_reader import BatchReader  # noqa: E402  # only with pyspark
+from laminar.spark.read.batch_reader import BatchReader  # noqa: E402  # only with pyspark
 
 ROOT = Path(__file__).parents[2]
 Topic = laminar.Topic[bytes]

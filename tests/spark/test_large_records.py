@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import laminar
-from laminar.spark.options import parse
+from laminar.spark.read.options import parse
 
 types = pytest.importorskip("pyspark.sql.types")
 pytest.importorskip("pyarrow")
 
-from laminar.spark.batch_reader import BatchReader  # noqa: E402  # only with pyspark
+from laminar.spark.read.batch_reader import BatchReader  # noqa: E402  # only with pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

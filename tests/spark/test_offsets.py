@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.spark.offsets import (
+from laminar.spark.read.offsets import (
     EARLIEST,
     LATEST,
     Offset,

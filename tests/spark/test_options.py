@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from laminar.spark import SETTINGS
-from laminar.spark.offsets import Place
-from laminar.spark.options import COLUMNS, OPTIONS, parse
-from laminar.spark.sink_options import SINK_COLUMNS, SINK_OPTIONS
+from laminar.spark.read.offsets import Place
+from laminar.spark.read.options import COLUMNS, OPTIONS, parse
+from laminar.spark.write.options import SINK_COLUMNS, SINK_OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import laminar.spark
-from laminar.spark import cluster, settings
+from laminar.spark import settings
+from laminar.spark.read import cluster
 
 
 def test_the_module_that_spark_looks_for_loads_nothing() -> None:
@@ -31,7 +32,7 @@ def test_the_source_loads_no_arrow() -> None:
         "import sys, pyspark_laminar\n"
         "assert 'laminar' == pyspark_laminar.DefaultSource.name()\n"
         "loaded = {name for name in sys.modules if name.startswith('laminar')}\n"
-        "assert not loaded & {'laminar.client', 'laminar.batch', 'laminar.spark.cluster'}, loaded\n"
+        "assert not loaded & {'laminar.client', 'laminar.batch', 'laminar.spark.read.cluster'}, loaded\n"
     )
     pytest.importorskip("pyspark")
 

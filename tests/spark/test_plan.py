@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.spark.loss import DataLoss
-from laminar.spark.offsets import Partition
-from laminar.spark.plan import Range, forward, lag, limited, ranges, split
+from laminar.spark.read.loss import DataLoss
+from laminar.spark.read.offsets import Partition
+from laminar.spark.read.plan import Range, forward, lag, limited, ranges, split
 
 A, B, C = ("t", 0), ("t", 1), ("t", 2)
 PARTITIONS = st.sampled_from([("t", number) for number in range(6)])

@@ -9,7 +9,7 @@ import pytest
 from laminar.batch import build, stamp
 from laminar.client.errors import OffsetExpired, Unavailable
 from laminar.http.protocol.answer import Answer
-from laminar.spark.cluster import (
+from laminar.spark.read.cluster import (
     EMPTY_ANSWERS,
     EVERYTHING,
     FETCH_BYTES,
@@ -17,8 +17,8 @@ from laminar.spark.cluster import (
     Cluster,
     Columns,
 )
-from laminar.spark.loss import DataLoss
-from laminar.spark.plan import Range
+from laminar.spark.read.loss import DataLoss
+from laminar.spark.read.plan import Range
 
 WANTED = Range("t", 0, 10, 20)
 

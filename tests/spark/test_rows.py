@@ -13,8 +13,8 @@ from laminar.wire.key_route import Route
 
 pyarrow = pytest.importorskip("pyarrow")
 
-from laminar.spark import rows as rows_module  # noqa: E402  # only where pyarrow is
-from laminar.spark.rows import STAGE_BYTES, Places, Rows, Stage  # noqa: E402  # only where pyarrow is
+from laminar.spark.write import rows as rows_module  # noqa: E402  # only where pyarrow is
+from laminar.spark.write.rows import STAGE_BYTES, Places, Rows, Stage  # noqa: E402  # only where pyarrow is
 
 TYPES = {
     "key": pyarrow.binary(),

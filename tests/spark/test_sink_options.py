@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import laminar
-from laminar.spark.sink_options import check_sink_schema, parse_sink
+from laminar.spark.write.options import check_sink_schema, parse_sink
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -89,7 +89,7 @@ def test_columns_are_found_by_name() -> None:
 @pytest.mark.usefixtures("no_connection_is_left")
 def test_a_write_without_a_name_leaves_none_behind(url: str, client: laminar.Client) -> None:
     """Its sink is one that the cluster may forget; that of a named write is kept."""
-    from laminar.spark.writers import BatchWriter
+    from laminar.spark.write.writers import BatchWriter
 
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     begun = []

@@ -264,7 +264,7 @@ def test_it_is_told_in_words_and_as_json(filled: Filled, capsys: pytest.CaptureF
 
 def test_classes_rise_with_their_numbers_and_are_narrow(spark: SparkSession) -> None:
     """Also next to powers of two, where a logarithm could err."""
-    from laminar.spark.pipelines.spread import class_of
+    from laminar.spark.pipelines.size_histogram import class_of
 
     numbers = sorted({max(0, (1 << n) + d) for n in range(45) for d in (-1, 0, 1)} | {*range(1_000)})
     rows = spark.createDataFrame([(n,) for n in numbers], "n bigint")

@@ -13,7 +13,7 @@ import pytest
 
 import laminar
 import laminar.spark
-from laminar.spark.offsets import decode
+from laminar.spark.read.offsets import decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

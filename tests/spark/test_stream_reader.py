@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import laminar
-from laminar.spark import cluster as clusters
-from laminar.spark.offsets import decode
-from laminar.spark.options import parse
-from laminar.spark.plan import Range
+from laminar.spark.read import cluster as clusters
+from laminar.spark.read.offsets import decode
+from laminar.spark.read.options import parse
+from laminar.spark.read.plan import Range
 from laminar.testing.cluster import get_json
 
 types = pytest.importorskip("pyspark.sql.types")
@@ -23,8 +23,8 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402  # only with pyspark
 
-from laminar.spark.stream_reader import StreamReader  # noqa: E402  # only with pyspark
-from laminar.spark.watch import Watch  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.read.end_offsets import Watch  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.read.stream_reader import StreamReader  # noqa: E402  # only with pyspark
 
 Topic = laminar.Topic[bytes]
 ALL = ReadAllAvailable()

@@ -85,7 +85,7 @@ def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, 
 
     ValueError if there is only one.
     """
-    from laminar.spark.options import parse
+    from laminar.spark.read.options import parse
 
     options = parse({**cluster, "subscribe": topic}, streaming=False)
     here = connected(cluster)

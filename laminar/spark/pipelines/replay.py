@@ -182,7 +182,7 @@ def _in_order(rows: DataFrame, parts: list[Extent]) -> DataFrame:
 
 def _committed(cluster: Mapping[str, str], sink: str) -> int:
     """The number of the last slice that is written, -1 before the first."""
-    from laminar.spark.staging import sink_info
+    from laminar.spark.write.task_stager import sink_info
 
     here = connected(cluster)
     committed = here.run(sink_info(here, sink)).committed

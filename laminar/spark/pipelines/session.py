@@ -14,7 +14,7 @@ from laminar.spark.settings import configure
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from laminar.spark.cluster import Cluster
+    from laminar.spark.read.cluster import Cluster
 
 # Of a record all that a topic gives and takes, and where it stood.
 RECORD = ("key", "value", "headers", "tag", "timestamp")
@@ -93,8 +93,8 @@ def persisted(rows: DataFrame) -> Iterator[DataFrame]:
 
 def connected(cluster: Mapping[str, str]) -> Cluster:
     """The driver's own connection to a cluster of these options."""
-    from laminar.spark.cluster import cluster as connect
-    from laminar.spark.options import endpoints_of
+    from laminar.spark.read.cluster import cluster as connect
+    from laminar.spark.read.options import endpoints_of
 
     endpoints = resolve(endpoints_of(cluster.get("laminar.endpoints")), cluster.get("laminar.token"))
     return connect(endpoints, timeout_ms=120_000)

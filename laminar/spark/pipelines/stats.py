@@ -4,7 +4,7 @@ Two reads of the same range of offsets. The first takes only times and tags, whi
 topic, and finds over which time the rates are counted. The second groups each record twice, by its key and by
 its partition, time and size; so values pass through Spark's socket once. What reaches the driver is bounded,
 whatever the topic holds: some hundred buckets of time for each partition, some thousand classes of sizes
-(`spread`), the first few keys and tags.
+(`size_histogram`), the first few keys and tags.
 
 Exact are all counts, sums and extremes, and the keys and tags at the top. Percentiles of sizes, and how often
 the keys further down are, are exact below 128 and within 1.6 % above.
@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from laminar.spark.pipelines.buckets import DAY_MS, Grid, grid_of
 from laminar.spark.pipelines.session import connected, persisted, read_topic
-from laminar.spark.pipelines.spread import Class, bins, class_of, of_greatest, percentile, sum_of_greatest
+from laminar.spark.pipelines.size_histogram import (
+    Class,
+    bins,
+    class_of,
+    of_greatest,
+    percentile,
+    sum_of_greatest,
+)
 from laminar.spark.pipelines.stats_values import Key, Keys, Load, Rank, Rates, Series, Sizes, Stats, Tag, Tags
 
 if TYPE_CHECKING:
@@ -80,8 +87,8 @@ def stats(spark: SparkSession, cluster: Mapping[str, str], topic: str, *, top: i
 
 def _extent(cluster: Mapping[str, str], topic: str) -> tuple[dict[Any, int], dict[Any, int]]:
     """First and next offset of each partition."""
-    from laminar.spark.offsets import AT_EARLIEST, AT_LATEST
-    from laminar.spark.options import parse
+    from laminar.spark.read.offsets import AT_EARLIEST, AT_LATEST
+    from laminar.spark.read.options import parse
 
     options = parse({**cluster, "subscribe": topic}, streaming=False)
     here = connected(cluster)

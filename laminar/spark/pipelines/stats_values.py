@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from laminar.spark.pipelines.spread import Bin
+from laminar.spark.pipelines.size_histogram import Bin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,14 +28,14 @@ TRANSACTIONS = [
     ),
     case(
         "a batch of a checkpoint that was put back is taken for an older one",
-        "laminar.spark.fingerprints:committed_before",
+        "laminar.spark.write.fingerprints:committed_before",
         "if other is not None and not fingerprint.is_of(other):",
         "if False:",
         tests=FINGERPRINTS,
     ),
     case(
         "batches of as many records are taken for one, whatever Spark has journaled of them",
-        "laminar.spark.fingerprints:Fingerprint.is_of",
+        "laminar.spark.write.fingerprints:Fingerprint.is_of",
         "if self.journal is not None and other.journal is not None:",
         "if False:",
         tests=FINGERPRINTS,

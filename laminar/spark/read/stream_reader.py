@@ -23,11 +23,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from laminar.client.errors import NotFound
-from laminar.spark import plan
-from laminar.spark.cluster import Cluster, cluster, resolve_endpoints
-from laminar.spark.columns import check_schema
-from laminar.spark.loss import partition_loss, settle
-from laminar.spark.offsets import (
+from laminar.spark.read import plan
+from laminar.spark.read.cluster import Cluster, cluster, resolve_endpoints
+from laminar.spark.read.columns import check_schema
+from laminar.spark.read.end_offsets import Watch
+from laminar.spark.read.loss import partition_loss, settle
+from laminar.spark.read.offsets import (
     AT_LATEST,
     Ids,
     Offset,
@@ -37,11 +38,10 @@ from laminar.spark.offsets import (
     encode,
     place_of_symbol,
 )
-from laminar.spark.options import Options
-from laminar.spark.progress import ProgressCursor
-from laminar.spark.succession import admitted
-from laminar.spark.tasks import RangePartition, read_partition
-from laminar.spark.watch import Watch
+from laminar.spark.read.options import Options
+from laminar.spark.read.partition_lineage import admitted
+from laminar.spark.read.progress_cursor import ProgressCursor
+from laminar.spark.read.tasks import RangePartition, read_partition
 
 if TYPE_CHECKING:
     import pyarrow
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if size_bytes is None else ReadMaxBytes(size_bytes)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the query starts, as a symbol: see `laminar.spark.offsets`."""
+        """Where the query starts, as a symbol: see `laminar.spark.read.offsets`."""
         return self._options.start.symbol()
 
     def prepareForTriggerAvailableNow(self) -> None:

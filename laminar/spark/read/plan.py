@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Final
 
-from laminar.spark.loss import retention_loss
-from laminar.spark.offsets import Partition, Positions
+from laminar.spark.read.loss import retention_loss
+from laminar.spark.read.offsets import Partition, Positions
 
 
 @dataclass(frozen=True, slots=True, order=True)

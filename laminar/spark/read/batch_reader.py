@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from laminar.spark import plan
-from laminar.spark.cluster import cluster, resolve_endpoints
-from laminar.spark.columns import check_schema
-from laminar.spark.offsets import AT_EARLIEST, AT_LATEST
-from laminar.spark.options import Options
-from laminar.spark.tasks import RangePartition, read_partition
+from laminar.spark.read import plan
+from laminar.spark.read.cluster import cluster, resolve_endpoints
+from laminar.spark.read.columns import check_schema
+from laminar.spark.read.offsets import AT_EARLIEST, AT_LATEST
+from laminar.spark.read.options import Options
+from laminar.spark.read.tasks import RangePartition, read_partition
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from laminar.spark.filters import Pushed
+    from laminar.spark.read.filters import Pushed
 
 
 class BatchReader(DataSourceReader):
@@ -68,7 +68,7 @@ class PushdownReader(BatchReader):
     """Takes over filters. A class of its own: Spark refuses one that could, where its setting says no."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        from laminar.spark.filters import Pushed
+        from laminar.spark.read.filters import Pushed
 
         self._pushed = Pushed(plan.RowFilter(tag=self._options.tag))
         return self._pushed.push(filters)

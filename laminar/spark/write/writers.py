@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from laminar.client.errors import Error, Fenced
 from laminar.client.net.endpoints import Endpoints, resolve
 from laminar.client.records import Staged
-from laminar.spark.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
-from laminar.spark.sink_options import SinkOptions, check_sink_schema
+from laminar.spark.write.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
+from laminar.spark.write.options import SinkOptions, check_sink_schema
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from laminar.client.transact.sinks import Sink
-    from laminar.spark.cluster import Cluster
+    from laminar.spark.read.cluster import Cluster
 
 STREAM_PREFIX = "spark-"
 WRITE_PREFIX = "spark-write-"
@@ -64,7 +64,7 @@ class _Writer:
         self._endpoints: Endpoints = resolve(options.endpoints or None, options.token)
 
     def _cluster(self) -> Cluster:
-        from laminar.spark.cluster import cluster
+        from laminar.spark.read.cluster import cluster
 
         return cluster(self._endpoints, timeout_ms=self._options.timeout_ms)
 
@@ -76,8 +76,8 @@ class _Writer:
     def _stage(
         self, rows: Iterable[pyarrow.RecordBatch], name: str, *, number: int, epoch: int
     ) -> StagedMessage:
-        from laminar.spark.cluster import tune
-        from laminar.spark.staging import TaskStager
+        from laminar.spark.read.cluster import tune
+        from laminar.spark.write.task_stager import TaskStager
 
         here = self._cluster()
         if self._options.gc_freeze:
@@ -136,7 +136,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """``df.writeStream.format("laminar").start()``; made anew for each batch, and for each commit."""
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        from laminar.spark.staging import sink_info
+        from laminar.spark.write.task_stager import sink_info
 
         name, number = _batch_of_task()
         here = self._cluster()

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from laminar.spark.staging import ATTEMPT_BITS, COUNT_BITS, TASK_BITS, first_stage
+from laminar.spark.write.task_stager import ATTEMPT_BITS, COUNT_BITS, TASK_BITS, first_stage
 
 LAST = (1 << TASK_BITS) - 1
 HIGHEST = (1 << ATTEMPT_BITS) - 1

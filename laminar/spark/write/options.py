@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from laminar.http.api.names import TOPIC_PATTERN
-from laminar.spark.options import Given, endpoints_of
+from laminar.spark.read.options import Given, endpoints_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from laminar.spark.offsets import Partition
-from laminar.spark.succession import admitted, predecessors
+from laminar.spark.read.offsets import Partition
+from laminar.spark.read.partition_lineage import admitted, predecessors
 
 
 def route(version: int, *held: tuple[int, int]) -> dict[str, Any]:

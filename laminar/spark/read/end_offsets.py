@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from laminar.client.errors import Error
-from laminar.spark.cluster import Cluster, Description
-from laminar.spark.offsets import Ids, Partition, Positions
-from laminar.spark.options import Options
+from laminar.spark.read.cluster import Cluster, Description
+from laminar.spark.read.offsets import Ids, Partition, Positions
+from laminar.spark.read.options import Options
 
 
 class Watch:

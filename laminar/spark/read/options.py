@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from laminar.spark.offsets import AT_LATEST, EARLIEST, LATEST, Partition, Place, parse_offsets
+from laminar.spark.read.offsets import AT_LATEST, EARLIEST, LATEST, Partition, Place, parse_offsets
 
 # Columns of the Kafka source, and our own that must be asked for. Types in Spark's words.
 COLUMNS: Final = {

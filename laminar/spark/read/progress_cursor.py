@@ -17,8 +17,8 @@ import msgspec
 
 from laminar.client.consume.cursors import cursor_path
 from laminar.client.errors import Error
-from laminar.spark.cluster import Cluster
-from laminar.spark.offsets import Partition, Positions
+from laminar.spark.read.cluster import Cluster
+from laminar.spark.read.offsets import Partition, Positions
 
 log = logging.getLogger(__name__)
 

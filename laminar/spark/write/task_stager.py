@@ -20,8 +20,8 @@ from laminar.client.errors import Error, NotFound
 from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.sinks import Sink
 from laminar.client.transact.stage_sender import batch_path
-from laminar.spark.cluster import Cluster
-from laminar.spark.rows import Places, Rows, Stage
+from laminar.spark.read.cluster import Cluster
+from laminar.spark.write.rows import Places, Rows, Stage
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from laminar.spark.offsets import Ids, Offset, Partition, Positions
+from laminar.spark.read.offsets import Ids, Offset, Partition, Positions
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pyspark.sql.datasource import InputPartition
 
 from laminar.batch.large_record import size_of
 from laminar.client.net.endpoints import Endpoints
-from laminar.spark.options import Options
-from laminar.spark.plan import Range, RowFilter
+from laminar.spark.read.options import Options
+from laminar.spark.read.plan import Range, RowFilter
 
 if TYPE_CHECKING:
     import pyarrow
@@ -62,8 +62,8 @@ def read_partition(
     """The records of `partition`, in an executor."""
     if not isinstance(partition, RangePartition):
         return  # Spark's stand-in when there are no partitions at all
-    from laminar.spark.cluster import Columns, cluster, tune
-    from laminar.spark.columns import Builder
+    from laminar.spark.read.cluster import Columns, cluster, tune
+    from laminar.spark.read.columns import Builder
 
     wanted = partition.range
     here = cluster(endpoints, timeout_ms=options.timeout_ms)

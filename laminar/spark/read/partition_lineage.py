@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from laminar.spark.offsets import Partition, Positions
+from laminar.spark.read.offsets import Partition, Positions
 
 # Of each successor the partitions that it replaces, with their final ends.
 Replaced = Mapping[Partition, Mapping[Partition, int]]

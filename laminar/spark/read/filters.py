@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from laminar.spark.plan import EVERY_ROW, Range, RowFilter
+from laminar.spark.read.plan import EVERY_ROW, Range, RowFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Columns of which no cell is ever null. A value is, of a record larger than a batch.

@@ -17,8 +17,8 @@ import pyarrow.compute
 from laminar.batch import Batch, Column
 from laminar.batch.arrow.pyarrow_out import to_arrow
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
-from laminar.spark.options import COLUMNS
-from laminar.spark.plan import EVERY_ROW, RowFilter
+from laminar.spark.read.options import COLUMNS
+from laminar.spark.read.plan import EVERY_ROW, RowFilter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -27,11 +27,11 @@ from laminar.client.net.endpoints import Endpoints, resolve
 from laminar.client.net.session import Session, topic_path
 from laminar.client.sync.portal import Portal
 from laminar.http.protocol.answer import Answer
-from laminar.spark.loss import DataLoss, partition_loss, retention_loss
-from laminar.spark.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
-from laminar.spark.options import Options
-from laminar.spark.plan import Range
-from laminar.spark.succession import predecessors
+from laminar.spark.read.loss import DataLoss, partition_loss, retention_loss
+from laminar.spark.read.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
+from laminar.spark.read.options import Options
+from laminar.spark.read.partition_lineage import predecessors
+from laminar.spark.read.plan import Range
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ class Cluster:
         return found
 
     async def replaced(self, topic: str) -> dict[Partition, dict[Partition, int]]:
-        """See `laminar.spark.succession.Replaced`; of one topic."""
+        """See `laminar.spark.read.partition_lineage.Replaced`; of one topic."""
         answer = await self.session.get_json(f"{topic_path(topic)}/routes")
         found: dict[Partition, dict[Partition, int]] = {}
         for number, before in predecessors(answer["routes"]).items():

@@ -1,0 +1,1 @@
+"""The sink: how tasks stage rows, and how the driver commits each batch once."""
