@@ -104,7 +104,7 @@ TRANSACTIONS = [
         tests=ONCE,
     ),
     case(
-        "a write that nobody commits is kept for ever",
+        "a write that is never committed is kept for ever",
         "laminar.node.partition.state.staged_batches:StagedBatches.left_behind",
         "batch.first.append_time_ms < begun_before_ms",
         "False",
@@ -160,7 +160,7 @@ TRANSACTIONS = [
         tests=ONCE,
     ),
     case(
-        "what is pinned for a sink that nobody knows any more is kept for ever",
+        "what is pinned for a sink that is not known any more is kept for ever",
         "laminar.node.api.transactions.abandoned_stages:AbandonedStages._is_over",
         "if undecided or known.epoch == 0:",
         "if undecided:",
@@ -279,7 +279,7 @@ TRANSACTIONS = [
         tests=PUBLISHED_ONCE,
     ),
     case(
-        "a sink is begun anew while partitions still know of the old one",
+        "a sink is begun again while partitions still know of the old one",
         "laminar.node.transactions.coordinator:Coordinator.begin",
         "if sink.deletion is Deletion.BEGUN:",
         "if False:",
