@@ -29,7 +29,7 @@ class EntryPoints:
 
 def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
     """Return the real controller, shard and recovery, loaded so that children find them in memory."""
-    # Here and not at the top: whoever only asks for a `Supervisor` with children of his own pays nothing.
+    # Here and not at the top: a caller that passes a `Supervisor` children of its own pays nothing.
     from laminar.node.assembly import run_shard
     from laminar.node.catalog import controller
 

@@ -59,7 +59,7 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PASSED_ON_SIGNALS)
 # What a person can do.
 DAMAGED_DOCUMENT = (
     "Put a whole copy of one of these files back; or, where other nodes hold replicas of all that this one "
-    "holds, move its data folder away and start it anew under another name"
+    "holds, move its data folder away and start it again under another name"
 )
 
 
@@ -82,7 +82,7 @@ class _Child:
 def serve(
     settings: Settings, *, entry_points: EntryPoints | None = None, environment: Environment | None = None
 ) -> int:
-    """Run a node until it is told to stop; return the exit code. Call it in the main thread, with no other.
+    """Run a node until it is asked to stop; return the exit code. Call it in the main thread, with no other.
 
     What prevents a start is one line in the log, and code 1 (2 for settings under which no node can
     start).
@@ -125,7 +125,7 @@ def serve(
 
 def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
     """Open a node's sockets by its settings; for port 0 on the ports of the last start, if they are free."""
-    # `Settings` made without `load` pass here too: no listener may be reachable when nobody has to show a
+    # `Settings` made without `load` pass here too: no listener may be reachable when no client has to show a
     # secret.
     if not settings.secret and not is_loopback(settings.host):
         raise PermissionError(f"host {settings.host} is not loopback, and no secret is set")
@@ -197,7 +197,7 @@ class Supervisor:
             log.info("no secret is set: every listener is on loopback (%s) only", self._settings.host)
         if self._settings.is_open:
             log.warning(
-                "insecure is set: HTTP clients need no credentials, and whoever reaches %s "
+                "insecure is set: HTTP clients need no credentials, and every program that reaches %s "
                 "may read, write and delete everything",
                 self._settings.host,
             )
@@ -215,7 +215,7 @@ class Supervisor:
         if self._stop_signals:
             log.info("stopped%s", ": children had to be killed" if self._killed else "")
             return EXIT_FAILED if self._killed or self._hopeless else EXIT_DONE
-        log.error("every child has been given up")
+        log.error("no child is started again: all of them died too often")
         return EXIT_FAILED
 
     def _turn(self) -> None:
@@ -263,15 +263,15 @@ class Supervisor:
         self._selector.register(
             recovery.pidfd, selectors.EVENT_READ, lambda: codes.append(self._reap(recovery))
         )
-        told = False
+        asked = False
         while not codes:
             for key, _ in self._selector.select():
                 key.data()
-            if self._stop_signals and not told and not codes:
+            if self._stop_signals and not asked and not codes:
                 os.kill(
                     recovery.pid, signal.SIGKILL
                 )  # like a loss of power: recovery is made for being repeated
-                told = True
+                asked = True
         if self._stop_signals:
             return True
         if codes[0] != EXIT_DONE:
@@ -399,9 +399,13 @@ class Supervisor:
             self._set_state(child, ChildState.GIVEN_UP)
             name, limit = role_name(child.role), RESTARTS_IN_WINDOW
             log.critical(
-                "%s (pid %d) ended: %s; given up after %d restarts in a minute", name, pid, how, limit
+                "%s (pid %d) ended: %s; not started again after %d restarts in a minute",
+                name,
+                pid,
+                how,
+                limit,
             )
-            machine.notify_service_manager(f"STATUS={name} was given up", os.environ)
+            machine.notify_service_manager(f"STATUS={name} is not started again", os.environ)
             self._write_node_file()
             return
         self._set_state(child, ChildState.DEAD)
@@ -498,7 +502,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stop_signals += 1
         if self._stop_signals > 1:
-            log.warning("told to stop a second time: children are killed")
+            log.warning("asked to stop a second time: children are killed")
             self._kill_all()
             return
         machine.notify_service_manager("STOPPING=1", os.environ)

@@ -109,7 +109,7 @@ Handler = Callable[..., Response | Awaitable[Response]]
 
 
 class Api:
-    """See the module's head. `methods` are what other shards may call over the node transport."""
+    """The HTTP application of one shard. `methods` are what other shards may call over the node transport."""
 
     def __init__(self, host: HostServices) -> None:
         self._host = host
@@ -212,7 +212,7 @@ class Api:
     # -- the application -------------------------------------------------------------------
 
     def head(self, request: Request) -> Response | None:
-        """Before the body: does the route exist, is the body small enough, would another be better asked?"""
+        """Check a head before its body is read: the route, the body's size, and whether to redirect."""
         if request.head.memo is None:  # else it was the same head, and was let pass
             self._sites.check(request.head)
             if FORWARDED in request.head.headers:
@@ -250,7 +250,7 @@ class Api:
         return self._append.parse(request) if operation in _PARSED else None
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        """Do what the route says."""
+        """Answer a request by its route's handler."""
         operation, params = self._match(request.head)
         check_document(operation, len(request.body))
         if "topic" in params and operation != "create_topic" and not self._known(params["topic"]):
@@ -328,11 +328,11 @@ class Api:
         return self.limits.max_body_bytes
 
     async def start(self) -> None:
-        """Begin to take datagrams."""
+        """Begin to receive datagrams."""
         await self._datagrams.serve()
 
     def close(self) -> None:
-        """Take no more datagrams."""
+        """Stop receiving datagrams."""
         self._datagrams.close()
 
     # -- for other shards ------------------------------------------------------------------

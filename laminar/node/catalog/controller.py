@@ -126,11 +126,14 @@ class Controller(Process):
         return self.directory.state()
 
     def knows(self, node: str) -> bool:
-        """See Process. Gossip counts too: our copy of the catalog may be older than the leader's node."""
+        """Return whether this process has a record or an address of a node.
+
+        Gossip counts too: our copy of the catalog may be older than the leader's node.
+        """
         return self.directory.address(node) is not None
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """See Process."""
+        """Return the newest start of another node's data folder that the catalog has named here."""
         return self.directory.boot(node)
 
     def remembers(self, node: str, boot: BootRecord) -> bool:
@@ -138,22 +141,25 @@ class Controller(Process):
         return self._addresses.boots.get(node) == boot
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
-        """See Process."""
+        """Return the address of the controller on `node`."""
         return self.directory.address(node)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """See Process."""
+        """Return the address of the controller on `node`."""
         return self.directory.address(node)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
-        """See Process: every node follows the catalog."""
+        """Return all other nodes: every node follows the catalog."""
         nodes = super().holders_of(entry, replica) if replica is not None else []
         return nodes + [node for node in self._addresses.remembered if node not in (self.boot.node, *nodes)]
 
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """See Process: without its catalog a controller has little to do, so it may restart."""
+        """Return name and reason of everything that only a restart recovers soon, a stopped catalog included.
+
+        Without its catalog a controller has little to do, so it may restart.
+        """
         failure = self._replica.failure
         own = [] if failure is None else [f"the catalog ({failure})"]
         return [*super().awaiting_restart(), *own]

@@ -67,7 +67,7 @@ class CatalogGroup:
 
     @property
     def is_whole(self) -> bool:
-        """See StateMachine: nothing is left out; committed entries are applied when they are readable."""
+        """True: nothing is left out, as committed entries are applied when they are readable."""
         return True
 
     @property
@@ -76,28 +76,28 @@ class CatalogGroup:
         return self._stalled.is_set()
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """See StateMachine: commands change the catalog when they are committed, not before."""
+        """Change nothing: commands change the catalog when they are committed, not before."""
 
     def truncated(self, index: int) -> None:
-        """See StateMachine."""
+        """Fail the proposals whose entries are truncated, from `index` on."""
         for lost in [waiting for waiting in self._waiters if waiting >= index]:
             _, future = self._waiters.pop(lost)
             if not future.done():
                 future.set_exception(NotCatalogLeader(self.replica.leader_node))
 
     def committed(self, index: int) -> None:
-        """See StateMachine."""
+        """Apply the commands up to `index` to the catalog, in log order."""
         self.committed_index = index
         if not self._applying:
             self._applying = True
             self._task = self._loop.create_task(self._apply())
 
     def led(self, leading: bool) -> None:
-        """See StateMachine."""
+        """Note that this replica became, or ceased to be, the leader."""
         self._on_led(leading)
 
     def failed(self, error: Exception) -> None:
-        """See StateMachine: proposals not committed get an unknown outcome; committed ones are applied."""
+        """Give proposals that are not committed an unknown outcome; committed ones are applied."""
         for index in [waiting for waiting in self._waiters if waiting > self.committed_index]:
             _, future = self._waiters.pop(index)
             if not future.done():
@@ -131,8 +131,9 @@ class CatalogGroup:
             self._on_applied()
 
     async def _read(self, index: int) -> list[Buffer]:
-        """Return committed entries from `index` on. Damaged ones are waited for: none is applied out of
-        order.
+        """Return committed entries from `index` on, waiting for the repair of damaged ones.
+
+        No entry is applied out of order.
         """
         while True:
             try:

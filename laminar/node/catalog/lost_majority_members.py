@@ -22,16 +22,16 @@ class CatalogMembers:
         self._directory = directory
 
     def waiting(self) -> Iterable[Replica]:
-        """See `Roster`: not where it has forgotten that there are others."""
+        """Return the replica of group 0 if it may be released: not where it has forgotten other members."""
         group = self._replica.group
         return [] if group is None or self._replica.sits_out else [group.replica]
 
     async def refresh(self) -> bool:
-        """See `Roster`."""
+        """Return True: there is no catalog above group 0 to ask."""
         return True
 
     def recorded(self, replica: Replica) -> Members | None:
-        """See `Roster`."""
+        """Return the nodes known here as members, beside those that the logs name."""
         return {
             record.catalog_replica: name
             for name, record in self._directory.known_nodes().items()
@@ -39,13 +39,13 @@ class CatalogMembers:
         }
 
     def complete(self, members: Members) -> bool:
-        """See `Roster`: whether every node is among them that this one remembers."""
+        """Return whether every node that this one remembers is among the members."""
         return self._directory.remembered_nodes() <= set(members.values())
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """See `Roster`."""
+        """Return False: group 0 has no record of which replicas were made."""
         return False
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """See `Roster`: who left group 0 stays a member of it."""
+        """Return False: a node that left group 0 stays a member of it."""
         return False

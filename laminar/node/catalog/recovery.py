@@ -1,5 +1,4 @@
-"""Recovery of the catalog of a cluster that lost a majority of its controllers' disks: it goes on with one
-copy.
+"""Recovery of the catalog of a cluster that lost a majority of its controllers' disks, from one copy.
 
 Run on a data folder whose node is stopped, by an operator's decision (docs/consensus.md#accepting-a-loss).
 The copy of group 0 in that folder gets a configuration with itself as the only voter, and the cluster a

@@ -66,9 +66,7 @@ class RollbackGuard:
             _log.debug("the identity stays as it was: %s", error)
 
     def confirms(self, record: NodeRecord | None) -> bool:
-        """Take over what the catalog's copy here has of our node; return whether that confirms the folder
-        now.
-        """
+        """Take over the catalog's record of this node; return whether it confirms the folder now."""
         if self.confirmed or record is None or record.boot != self.boot or record.rolled_back:
             return False
         self.confirmed = True

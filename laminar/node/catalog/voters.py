@@ -47,8 +47,8 @@ def next_step(
     for node in state.nodes.values():
         if node.catalog_replica not in members:
             return current.with_learner(node.catalog_replica, node.node)
-    forgetful = {node.node for node in state.nodes.values() if node.rolled_back}
-    unfit = forgetful | set(gone)
+    rolled_back = {node.node for node in state.nodes.values() if node.rolled_back}
+    unfit = rolled_back | set(gone)
     wanted = MOST_VOTERS if len(state.nodes.keys() - unfit) >= MOST_VOTERS else FEWEST_VOTERS
     votes = len(current.voters)
     fit = (replica_id for replica_id, name in current.learners if name not in unfit)

@@ -7,7 +7,7 @@ leaves the old replica as it was; the new log is then deleted, and the next offe
 The switch must take nothing back that the old replica acknowledged (`refusal_to_replace`). All of the new log
 is committed. So whatever the old one holds up to the new one's end is in it or was never committed; what the
 old one holds *after* that end may be acknowledged, unless it follows an entry that differs from the committed
-one there. Hard state, mark and incarnation are the replica's and stay.
+one there. Hard state, recovery state and incarnation are the replica's and stay.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class Home(Protocol):
 
     @property
     def storage(self) -> Storage:
-        """Where the logs are."""
+        """The storage that holds the logs."""
 
     @property
     def driver(self) -> Driver:
-        """Who drives the replicas."""
+        """The driver of the replicas."""
 
     @property
     def transport(self) -> Transport:
-        """The way to the source."""
+        """The transport to the source."""
 
     def refusal(self) -> str:
         """Return why no new log may be built now; empty if it may."""

@@ -1,4 +1,4 @@
-"""A rate limit in bytes per second, which saves up no more than one second's worth."""
+"""A limit of a rate in bytes per second, which saves up no more than one second's worth."""
 
 from __future__ import annotations
 

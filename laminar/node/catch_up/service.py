@@ -144,26 +144,26 @@ class CatchUp:
 
     @property
     def storage(self) -> Storage:
-        """See Home."""
+        """The storage that holds the logs."""
         return self._shard.storage
 
     @property
     def driver(self) -> Driver:
-        """See Home."""
+        """The driver of the replicas."""
         return self._shard.driver
 
     @property
     def transport(self) -> Transport:
-        """See Home."""
+        """The transport to the source."""
         return self._shard.transport
 
     def refusal(self) -> str:
-        """Return why no new log may be built now; see Home."""
+        """Return why no new log may be built now; empty if it may."""
         problem = self._shard.refusal()
         return "" if problem is None else problem.detail
 
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
-        """Return the manifest's entry of a log in use; see Home."""
+        """Return the manifest's entry of the group, if the log that it names is in use."""
         partition = self._by_group.get(group)
         for entry in self.storage.manifest.entries:
             if entry.group == group and partition is not None and entry.log_id == partition.log.log_id:
@@ -171,7 +171,7 @@ class CatchUp:
         return None
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """Open the replica with its new log; see Home."""
+        """Open the replica with its new log, and have the manifest written."""
         partition = self._by_group.get(entry.group)
         if partition is None or partition.replica.replica_id != entry.replica_id:
             # Deleted while the record was on its way: what took its log's place goes too.
@@ -185,5 +185,5 @@ class CatchUp:
         self._shard.request_reconcile()
 
     def now_ms(self) -> int:
-        """Return the monotonic clock; see Home."""
+        """Return the monotonic clock."""
         return self._shard.clock.monotonic_ms()

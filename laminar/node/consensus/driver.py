@@ -178,7 +178,7 @@ class Driver:
             )
 
     def stop_replica(self, replica: Replica, error: Exception) -> None:
-        """Silence a replica whose own state has a defect; all others go on.
+        """Stop a replica whose own state has a defect; all others go on.
 
         Nothing of it leaves any more, not even what was gathered in this turn. Its log stays as it is on
         disk, from which a restart of the process opens it again.
@@ -767,7 +767,7 @@ class Driver:
             self._fail_process(error)
 
     def _on_up(self, peer: Peer) -> None:
-        """A connection with this process has come up."""
+        """Note that a connection with this process has come up."""
         if not self._stopped:
             self._quiescence.contact(peer, now_ms=self._clock.monotonic_ms())
             self._deliver_news()

@@ -71,7 +71,7 @@ class Roster(Protocol):
         """Get what the catalog's leader knows; return False if that is not possible now."""
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Return who must answer beside those that the logs name; None if that is not known."""
+        """Return the members that must answer beside those that the logs name; None if that is not known."""
 
     def complete(self, members: Members) -> bool:
         """Return whether no member is known beside these."""
@@ -239,7 +239,7 @@ class Releases:
         try:
             await self._call(address, RELEASE, _encoder.encode(floors), timeout=ASK_TIMEOUT_S)
         except TransportError as error:
-            _log.debug("%s is not told where the latest log ends: %s", address, error)
+            _log.debug("%s does not receive where the latest log ends: %s", address, error)
 
     # -- answering ---------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ def is_leaderless(replica: Replica) -> bool:
 
 
 def members_of(replica: Replica) -> Members:
-    """Return who may count in this group, by this replica's own log."""
+    """Return the members that may count in this group, by this replica's own log."""
     return {
         member: replica.nodes[member] for member in replica.core.possible_members if member in replica.nodes
     }

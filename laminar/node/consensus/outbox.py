@@ -1,10 +1,10 @@
-"""What leaves a process at the end of a turn: one frame a peer and channel, however many groups spoke.
+"""The messages that leave a process at the end of a turn: one frame a peer and channel for all groups.
 
-Messages and appends are gathered here by address. Appends of one turn that go on where the last one ends
-become one append; of several commit notices the last is sent, and none if an append says it. Entries that are
-only on disk are read off the loop first; what is meant for the same follower meanwhile waits behind them, or
-it could not be joined to the follower's log. What can't be sent is dropped: Raft takes every message as one
-that may be lost.
+Messages and appends are gathered here by address. Appends of one turn that continue each other become one
+append; of several commit notices the last is sent, and none if an append says it. Entries that are
+only on disk are read off the loop first; messages for the same follower meanwhile wait for that read, or
+the entries could not be joined to the follower's log. What can't be sent is dropped: Raft takes every message
+as one that may be lost.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class _Parcel:
 
 
 class Outbox:
-    """See the module. `turn()` is called when there is something to flush; `drives` as in `Driver`.
-    `on_unsendable(group, error)` is told of a message that cannot be put into a frame, which is dropped.
+    """The outgoing messages of one process.
 
-    `address_of(node, replica)` gives the address of the process on `node` that owns the replica's group, or
-    None while it is not known.
+    `turn()` is called when there is something to flush; `drives` as in `Driver`. `on_unsendable(group,
+    error)` is called for a message that cannot be put into a frame, which is dropped. `address_of(node,
+    replica)` gives the address of the process on `node` that owns the replica's group, or None while it is
+    not known.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Outbox:
         self._bulk: dict[Address, list[_Parcel]] = {}
         # The last of these by group and follower.
         self._parcels: dict[_Member, _Parcel] = {}
-        # Commits that followers are to be told of; `due` once it is the next flush that tells them.
+        # Commits that followers are to be notified of; `due` once the next flush is the one to send them.
         self._notices: dict[_Member, tuple[Address, Heartbeat]] = {}
         self._notices_due = False
         # Appends whose entries must be read from disk, by group and follower; there while one is read.
@@ -103,7 +104,7 @@ class Outbox:
         self.dropped_messages = 0
 
     def address(self, replica: Replica, receiver: int) -> Address | None:
-        """Where a member of the group is reached; counted as a drop if nobody knows."""
+        """Return where a member of the group is reached; count a drop and return None if it is not known."""
         node = replica.nodes.get(receiver)
         address = self._address_of(node, replica) if node is not None else None
         if address is None:
@@ -111,8 +112,10 @@ class Outbox:
         return address
 
     def control(self, replica: Replica, message: AnyMessage) -> None:
-        """A small message. A mere commit notice waits until those who wait for that commit have had their
-        turn: what they propose carries it to the followers, too.
+        """Gather a small message.
+
+        A mere commit notice waits until the requests that wait for that commit have had their turn: what they
+        propose carries it to the followers, too.
         """
         address = self.address(replica, message.receiver)
         if address is None:
@@ -135,7 +138,7 @@ class Outbox:
             self._turn()
 
     def append(self, replica: Replica, append: SendAppend) -> None:
-        """Entries, or a probe without any: that asks about all that was sent before it."""
+        """Gather entries, or a probe without any, which asks about all that was sent before it."""
         address = self.address(replica, append.message.receiver)
         if address is None:
             return
@@ -174,7 +177,7 @@ class Outbox:
         self._turn()
 
     def keepalive(self, address: Address, keepalive: Keepalive) -> None:
-        """One for all groups that are quiet between two processes; leaves with what else leaves this turn."""
+        """Gather a keepalive, one for all groups that are quiesced between two processes."""
         if not self._transport.send(address, Channel.CONTROL, keepalive_frame(keepalive)):
             self.dropped_messages += 1
 
@@ -204,7 +207,7 @@ class Outbox:
             del self._reads[key]
 
     def flush(self) -> None:
-        """Let everything leave that was gathered."""
+        """Send everything that was gathered."""
         if self._bulk:
             bulk, self._bulk, self._parcels = self._bulk, {}, {}
             for address, parcels in bulk.items():
@@ -244,8 +247,9 @@ class Outbox:
             self.dropped_messages += len(gathered)
 
     def discard(self, group: bytes) -> None:
-        """Nothing of this group that was gathered leaves. What is being read is not sent either: it is driven
-        no more by then.
+        """Drop what was gathered for this group.
+
+        What is being read is not sent either: the group is not driven any more by then.
         """
         for address, messages in self._control.items():
             self._control[address] = [each for each in messages if each.group != group]
@@ -255,14 +259,14 @@ class Outbox:
         self._notices = {key: each for key, each in self._notices.items() if key[0] != group}
 
     def _told_by(self, append: Append) -> None:
-        """A notice that says no more than this append need not leave; one that came after it does."""
+        """Drop a gathered notice that says no more than this append; one that came after it stays."""
         key = (append.group, append.receiver)
         waiting = self._notices.get(key)
         if waiting is not None and waiting[1].commit <= append.commit:
             del self._notices[key]
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Stop reading entries from disk."""
         for task in list(self._tasks):
             task.cancel()
 

@@ -1,12 +1,11 @@
-"""Damaged entries are fetched from the other replicas of their group and put back in their place.
+"""Repair of damaged entries: they are fetched from other replicas of their group and put back in their place.
 
-One for each process, shards and controller alike. A storage tells what it finds damaged; then the nodes that
-hold the group are asked in turn, the leader's first, for the entry. A node gives only what it has just
-verified, and only an entry that is the wanted one by (index, term) or is committed there: both name one entry
-of the group for ever. Whether the bytes fit into the place, by checksums, the chain to both neighbours,
-offsets and size, is decided once more where they are put back (`laminar.log.integrity.damage_registry`).
-Meanwhile everything else is served. It knows how replicas find each other by what it is given, and nothing of
-topics.
+One for each process, shards and controller alike. When a storage reports damage, the nodes that hold the
+group are asked in turn, the leader's first, for the entry. A node gives only what it has just verified, and
+only an entry that is the wanted one by (index, term) or is committed there: both name one entry of the group
+for ever. Whether the bytes fit into the place, by checksums, the chain to both neighbours, offsets and size,
+is decided once more where they are put back (`laminar.log.integrity.damage_registry`). Everything else is
+served meanwhile. It is given a way to find the other replicas, and knows nothing of topics.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _log = logging.getLogger("laminar.repair")
 
 METHOD = "repair"
 CALL_TIMEOUT_S = 5.0
-# So many logs of a process are worked on at one time, and so many questions of others.
+# How many logs of a process are worked on at one time, and how many questions of others.
 AT_ONCE = 2
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -53,7 +52,7 @@ TRIMMED = "trimmed"
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """Who has entry `index` of `term`? With term 0, which entry is committed there?"""
+    """Ask a replica for its copy of entry (`index`, `term`); term 0 asks for the entry committed there."""
 
     cluster: bytes
     group: bytes
@@ -62,7 +61,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What is there; `committed`: this entry is known to be committed."""
+    """The entry that a replica has there; `committed`: it is known to be committed."""
 
     standing: str
     committed: bool = False
@@ -83,7 +82,7 @@ class _Kept:
     task: asyncio.Task[None] | None = None
     # What no other replica has, by the first entry; said once.
     gone: dict[int, str] = field(default_factory=dict)
-    # What others have given up, by the first entry.
+    # What is trimmed elsewhere, by the first entry.
     trimmed: set[int] = field(default_factory=set)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -93,7 +92,7 @@ class _Kept:
         return self.replica.core.committed_index if self.replica is not None else self.log.start.index
 
     def damage_from(self, index: int) -> Damage | None:
-        """The first damage that holds an entry from `index` on."""
+        """Return the first damage that holds an entry from `index` on."""
         return next((each for each in self.log.quarantine if each.last_index >= index), None)
 
     def wake(self) -> None:
@@ -105,8 +104,9 @@ class _Kept:
 
 
 class Repairs:
-    """See the module. `keep` a log before it is read, `drives` its replica when there is one.
+    """The repairs of one process.
 
+    Call `keep` for a log before it is read, and `drives` when its replica exists.
     `nodes_of(entry, replica)` names the nodes that may hold the group, in the order in which to ask them;
     `address_of(node, entry)` says where, or None. `hand_over(replica, node)` lets another node lead.
     """
@@ -142,9 +142,9 @@ class Repairs:
     # -- what is kept ------------------------------------------------------------------------
 
     def keep(self, entry: ReplicaEntry, log: Log) -> None:
-        """From now on a log's damage is repaired, and others are answered from it.
+        """Repair a log's damage from now on, and answer other replicas from it.
 
-        It may stand where another log of the group stood before: nobody asks for what that one lacked.
+        It may replace another log of the group: entries that only that one lacked are not asked for any more.
         """
         self.forget(entry.group)
         kept = _Kept(entry, log)
@@ -153,13 +153,13 @@ class Repairs:
             self._begin(kept)
 
     def drives(self, replica: Replica) -> None:
-        """The replica of a kept log takes part in its group from now on."""
+        """Note that the replica of a kept log takes part in its group from now on."""
         kept = self._by_group[replica.group]
         kept.replica = replica
         self._hold_back(kept)
 
     def forget(self, group: bytes) -> None:
-        """This group is no longer held here, or will be kept anew."""
+        """Stop repairing a group that is no longer held here, or whose log is about to be replaced."""
         kept = self._by_group.pop(group, None)
         if kept is None:
             return
@@ -169,17 +169,17 @@ class Repairs:
         kept.wake()
 
     def keeps(self, log: Log) -> bool:
-        """Whether this log's damage is repaired: until its replica is let go, or another has its place."""
+        """Return whether this log's damage is repaired: until its replica is removed, or its log replaced."""
         return log.log_id in self._by_log
 
     def found(self, log: Log, damage: DamagedRange) -> None:
-        """A read or the scrubber has found damage: for `Storage.on_damage`."""
+        """Begin to repair damage that a read or the scrubber found: for `Storage.on_damage`."""
         kept = self._by_log.get(log.log_id)
         if kept is not None:
             self._begin(kept)
 
     def gone(self) -> list[tuple[ReplicaEntry, Damage]]:
-        """What is damaged here and nobody else has."""
+        """Return the damage here that no other replica can repair."""
         return [
             (kept.entry, damage)
             for kept in self._by_log.values()
@@ -188,19 +188,19 @@ class Repairs:
         ]
 
     def is_gone(self, group: bytes, index: int) -> bool:
-        """Whether an entry is damaged here, and every other voter has said that it doesn't have it."""
+        """Return whether an entry is damaged here, and every other voter has said that it doesn't have it."""
         kept = self._by_group.get(group)
         damage = kept.log.quarantine.at(index) if kept is not None else None
         return kept is not None and damage is not None and damage.first_index in kept.gone
 
     def is_trimmed(self, group: bytes, index: int) -> bool:
-        """Whether an entry is damaged here, and the group's log begins behind it: soon this one does too."""
+        """Return whether an entry is damaged here and trimmed elsewhere, so soon here too."""
         kept = self._by_group.get(group)
         damage = kept.log.quarantine.at(index) if kept is not None else None
         return kept is not None and damage is not None and damage.first_index in kept.trimmed
 
     async def news(self, group: bytes) -> None:
-        """Wait until it is worth looking again at what is damaged in a group's log."""
+        """Wait until it is worth checking again what is damaged in a group's log."""
         kept = self._by_group.get(group)
         if kept is None or not kept.log.quarantine:
             return
@@ -209,7 +209,7 @@ class Repairs:
         await future
 
     def statistics(self) -> dict[str, int]:
-        """Counters, and what is beyond help."""
+        """Return counters, and the number of entries that cannot be repaired."""
         return {
             "asked": self.asked,
             "answered": self.answered,
@@ -228,7 +228,7 @@ class Repairs:
 
     @staticmethod
     def _hold_back(kept: _Kept) -> None:
-        """A damaged replica doesn't stand while another voter may lead (docs/consensus.md#damage)."""
+        """Let other voters lead before a damaged replica (docs/consensus.md#damage)."""
         if kept.replica is not None:
             kept.replica.core.defers_campaign = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
 
@@ -324,7 +324,7 @@ class Repairs:
 
     @staticmethod
     async def _term_of(log: Log, damage: Damage) -> int:
-        """The term of an entry without a row: by its neighbours, if they say; else 0."""
+        """Return the term of an entry without a row: by its neighbours, if they say; else 0."""
         known = log.term(damage.first_index)
         if known or damage.first_index < damage.last_index or damage.last_index == log.last_index:
             return known or 0
@@ -350,7 +350,7 @@ class Repairs:
     # -- answering -----------------------------------------------------------------------------
 
     async def answer(self, peer: Peer, payload: bytes) -> bytes:
-        """Another replica asks for an entry."""
+        """Answer another replica that asks for an entry."""
         ask = _ask_decoder.decode(payload)
         kept = self._by_group.get(ask.group)
         if kept is None or ask.cluster != self._cluster_id():
@@ -382,5 +382,5 @@ class Repairs:
         except StorageError:
             return Reply(DAMAGED)
         if term_of(frame) != term:
-            return Reply(UNSURE)  # cut and written anew while it was read
+            return Reply(UNSURE)  # truncated and written again while it was read
         return Reply(HELD, committed, bytes(frame))

@@ -128,7 +128,7 @@ class Quiescence:
 
     @property
     def quiet_groups(self) -> int:
-        """How many groups are quiet here."""
+        """The number of groups that are quiesced here."""
         return len(self._quiesced)
 
     # -- falling quiet ---------------------------------------------------------------------
@@ -193,9 +193,9 @@ class Quiescence:
             self._seek_absent(replica)
 
     def removed(self, replica: Replica) -> list[tuple[Address, Keepalive]]:
-        """Forget a replica that is not driven any more; return what to send to those who rest on it.
+        """Forget a replica that is not driven any more; return what to send to the processes that rest on it.
 
-        They hear our keepalives as before, so they must be told.
+        They receive our keepalives as before, so they must be notified.
         """
         self._news.pop(replica.group, None)
         farewell = []

@@ -3,7 +3,7 @@
 A *control* frame is a plain list of small messages. A *keepalive* frame is one process's sign of life to
 another, for all groups that are quiesced between them. A *bulk* frame carries `Append` messages with their
 batches: the messages and the sizes of the batches first, then the batches as they are, so that nothing on the
-way copies or re-encodes them. This module knows the bytes, and not who sends them when.
+way copies or re-encodes them. This module knows the bytes, and not which process sends them when.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
     return frame
 
 
-def replay(frames: Sequence[Buffer], told: EntryObserver) -> list[tuple[int, ConfigurationRecord]]:
+def replay(frames: Sequence[Buffer], observer: EntryObserver) -> list[tuple[int, ConfigurationRecord]]:
     """Feed the frames of a log that was just opened to its observer; return the configurations in them.
 
     A `log_start` entry repeats the configuration in force, as the entry that set it may be trimmed.
@@ -293,7 +293,7 @@ def replay(frames: Sequence[Buffer], told: EntryObserver) -> list[tuple[int, Con
             configurations.append((header.index, configuration_record(body_of(frame))))
         elif header.kind == Kind.LOG_START:
             configurations.append((header.index, log_start_record(frame).configuration))
-        told.appended(header, frame)
+        observer.appended(header, frame)
     return configurations
 
 

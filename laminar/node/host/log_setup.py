@@ -33,6 +33,7 @@ class TextFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of text, its stack included."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix("laminar.").removeprefix("node.")
         head = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {self._process}: {name}: "
@@ -51,6 +52,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one JSON object."""
         fields: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -99,6 +101,7 @@ class NonBlockingHandler(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or drop and count it if that would block."""
         if self.dropped:
             notice = {"levelno": logging.WARNING, "levelname": "WARNING", "name": "laminar.log_setup"}
             notice |= {"msg": f"{self.dropped} lines of the log were dropped: its reader was too slow"}
@@ -132,7 +135,7 @@ class NonBlockingWriter:
             self._socket = socket.socket(fileno=os.dup(fd))
             return
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            # A file never makes us wait. Whoever shares it (`> log 2>&1`) shares its position as well: opened
+            # A file never makes us wait. Who shares it (`> log 2>&1`) shares its position as well: opened
             # again, what one writes would lie over what the other wrote.
             self._fd = os.dup(fd)
             return

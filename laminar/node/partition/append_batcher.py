@@ -45,7 +45,7 @@ class AppendBatcher:
     """The pending appends of one partition."""
 
     def __init__(self, propose: Propose, *, closed: Callable[[], Problem | None]) -> None:
-        """`closed` returns why nothing can be proposed now, as when this replica does not lead, or None."""
+        """Begin without appends; `closed` returns why nothing can be proposed now, or None."""
         self._propose = propose
         self._closed = closed
         self._loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class AppendBatcher:
         self._flush(in_flight=BATCHES_IN_FLIGHT)
 
     def flush(self) -> None:
-        """Propose all pending appends, however many batches are in flight: what comes next stays behind."""
+        """Propose all pending appends, however many batches are in flight: later appends come after them."""
         self._flush(in_flight=None)
 
     def _flush(self, *, in_flight: int | None) -> None:

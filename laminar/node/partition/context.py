@@ -71,5 +71,5 @@ class PartitionContext:
         return self.driver.hears(self.replica, member)
 
     def now_ms(self) -> int:
-        """Return the wall clock, or the last append time where the clock has gone back behind it."""
+        """Return the wall clock, or the last append time where the clock has gone back before it."""
         return max(self.replica.wall_ms(), self.log.last_append_time_ms)

@@ -1,7 +1,7 @@
 """One replica of a partition: the state machine of its Raft group, and the parts that serve requests.
 
 `Partition` is the `StateMachine` of a `Replica`: what it knows follows from the log
-(`laminar.node.partition.state.state`). It tells its parts what happened to the log: the append path resolves
+(`laminar.node.partition.state.state`). It notifies its parts of changes of the log: the append path resolves
 what waits for a commit, the read view wakes readers, the start mover deletes what is expired.
 """
 
@@ -103,8 +103,9 @@ class Partition:
 
     @property
     def replicas(self) -> int:
-        """Number of voters: what an append is replicated over. When it is acknowledged, a majority of them
-        has it, and at least the topic's `min_replicas`.
+        """Number of voters, over which an append is replicated.
+
+        When it is acknowledged, a majority of them has it, and at least the topic's `min_replicas`.
         """
         return self.context.voters
 

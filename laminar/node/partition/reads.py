@@ -123,7 +123,7 @@ async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: i
         EntriesTrimmed: when the first was trimmed, also while this waits.
     """
     if first_index < log.first_index:
-        raise EntriesTrimmed(f"entry {first_index} of {log.name} is given up")
+        raise EntriesTrimmed(f"entry {first_index} of {log.name} is trimmed")
     read = None if log.replaying else log.read_nowait(first_index, last_index, max_bytes=max_bytes)
     return read if read is not None else await log.read(first_index, last_index, max_bytes=max_bytes)
 

@@ -49,7 +49,7 @@ class ShardContext(Protocol):
 
     @property
     def shards(self) -> int:
-        """How many shards this node has."""
+        """Number of shards of this node."""
 
     def owns(self, record: PartitionRecord) -> bool:
         """Return whether this shard owns the partition, wherever its replicas are."""

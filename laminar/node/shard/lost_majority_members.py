@@ -1,6 +1,6 @@
-"""Members of a shard's partitions, by the catalog: those that must answer before a group is released.
+"""The members of a shard's partitions that must answer before a group is released, by the catalog.
 
-See `laminar.node.consensus.lost_majority`.
+The release itself is `laminar.node.consensus.lost_majority`'s.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PartitionMembers:
         self._refresh = refresh
 
     def waiting(self) -> Iterable[Replica]:
-        """See `Roster`."""
+        """Return the replicas here whose group may be released."""
         return [partition.replica for partition in self._by_group.values()]
 
     async def refresh(self) -> bool:
-        """See `Roster`."""
+        """Bring the view up to what the catalog's leader confirms; return False if that fails."""
         try:
             await self._refresh()
         except Problem:
@@ -41,21 +41,24 @@ class PartitionMembers:
         return True
 
     def recorded(self, replica: Replica) -> Members | None:
-        """See `Roster`: those that have their place, and those that are to leave it."""
+        """Return the members by the catalog: those that have their place, and those that are to leave it."""
         known = self._records(replica)
         return None if known is None else {each.replica_id: each.node for each in known}
 
     def complete(self, members: Members) -> bool:
-        """See `Roster`."""
+        """Return True: the catalog's record names every member of a partition."""
         return True
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """See `Roster`."""
+        """Return whether the catalog has no record that this replica was made."""
         known = self._records(replica) or []
         return any(each.replica_id == replica_id and not each.made for each in known)
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """See `Roster`. Replica ids only grow: one above all that are on record is newer than the record."""
+        """Return whether the catalog knows that the removal of this replica is committed.
+
+        Replica ids only grow: one above all that are on record is newer than the record.
+        """
         known = {each.replica_id for each in self._records(replica) or []}
         return bool(known) and replica_id not in known and replica_id < max(known)
 

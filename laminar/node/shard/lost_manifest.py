@@ -27,7 +27,7 @@ _log = logging.getLogger("laminar.shard")
 
 # No log has this id, so the replica is found to be lost.
 NO_LOG = 0
-# So many partitions are named in one line.
+# How many partitions are named in one line.
 MOST_NAMES = 50
 
 

@@ -109,7 +109,7 @@ class Reconciler:
         try:
             await shard.storage.change_manifest(lambda known: [*known, *entries])
         except StorageError:
-            # Nobody knows of these logs, and the next look makes others.
+            # No manifest names these logs, and the next pass makes others.
             for entry in entries:
                 shard.storage.delete_log(entry.log_id).add_done_callback(_retrieve_exception)
             raise

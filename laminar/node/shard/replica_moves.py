@@ -216,7 +216,7 @@ class ReplicaMover:
         try:
             await storage.change_manifest(lambda known: [*known, *entries])
         except StorageError:
-            # Nobody knows of these logs, and the next look makes others.
+            # No manifest names these logs, and the next pass makes others.
             for entry in entries:
                 await storage.delete_log(entry.log_id, replica_id=entry.replica_id)
             raise

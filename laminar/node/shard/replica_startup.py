@@ -231,7 +231,7 @@ class ReplicaOpener:
         """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.
 
         Its group waits for no copy of a learner's: where the voters have lost the same entries, they go on
-        without, and write others. What it knows to be committed may thus be what nobody else has; it would
+        without, and write others. What it knows to be committed may thus be on no other replica; it would
         serve that, and take none of what the leader has there. Voters ask each other before they go on
         (docs/consensus.md#recovering). It may have been promoted by an entry that it forgot: so it keeps its
         id, its term and vote, and its mark, and answers those who stand, who may need everybody's grant.
@@ -239,15 +239,15 @@ class ReplicaOpener:
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"
         _log.warning("%s: this learner may have lost entries; it starts again with an empty log", name)
-        anew = msgspec.structs.replace(entry, state=EMPTY, voters=[])
+        emptied = msgspec.structs.replace(entry, state=EMPTY, voters=[])
         # First: after a crash the old log is found, and this is repeated.
-        await storage.change_manifest(lambda entries: _replaced(entries, anew))
+        await storage.change_manifest(lambda entries: _replaced(entries, emptied))
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was let go meanwhile")
         # What it acknowledged in its former incarnation is gone. The new log takes over both.
         log.set_recovering(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
         new = storage.create_log(new_name(entry.topic, entry.partition))
-        named = msgspec.structs.replace(anew, log_id=new.log_id)
+        named = msgspec.structs.replace(emptied, log_id=new.log_id)
         replaced = storage.replace_log(log.log_id, new)
         # At once: who lets go of the replica meanwhile finds the log that it has.
         shard.repairs.keep(named, new)

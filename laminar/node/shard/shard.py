@@ -1,8 +1,8 @@
 """A shard: one event loop on one CPU core, with the partitions it owns.
 
 It serves HTTP (on the shared port and on its own), drives its partitions' replicas, makes
-new ones when the catalog says so, and passes on what belongs to others. It shares nothing
-with other shards but the node's data folder, where each has its own home.
+new ones when the catalog says so, and forwards what belongs to others. It shares nothing
+with other shards but the node's data folder, where each has its own store directory.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Shard(Process):
 
     @property
     def shards(self) -> int:
-        """How many shards this node has."""
+        """Number of shards of this node."""
         return self.boot.shards
 
     @property
@@ -196,21 +196,21 @@ class Shard(Process):
         return self.http.off_loop(job, *arguments)
 
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
-        """Bytes received and bytes in all of the log being built for a replica here; None if none is."""
+        """Return (bytes received, bytes in all) of the log being built for a replica; None if none is."""
         return self.catch_up.progress_of(group)
 
     def retention_limit(self, partition: Partition, border: int) -> int:
-        """Highest log index, at most `border`, up to which a log that is led here may be trimmed now."""
+        """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
         return self.retention.limit(partition, border)
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """See `Driver.release`."""
+        """Let a recovering replica vote for logs that reach this entry; return whether it applied."""
         return self.driver.release(
             replica, incarnation=incarnation, last_term=last_term, last_index=last_index
         )
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Counters and gauges of the parts, by part; that of `node` is about the shard itself."""
+        """Return counters and gauges by part of the shard; those of `node` are about the shard itself."""
         return {
             "storage": self.storage.statistics(),
             "repair": self.repairs.statistics(),
@@ -366,11 +366,11 @@ class Shard(Process):
     # -- replicas ------------------------------------------------------------------------
 
     def knows(self, node: str) -> bool:
-        """See Process."""
+        """Return whether this process has a record or an address of a node."""
         return node in self.view.nodes()
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """See Process."""
+        """Return the newest start of another node's data folder that the view has named."""
         return self.view.message.boots.get(node) if self.view.message is not None else None
 
     def admits(self, peer: Peer) -> bool:
@@ -378,11 +378,15 @@ class Shard(Process):
         return self.view.message is not None and super().admits(peer)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """See Process."""
+        """Return the address of the process on `node` that owns a group which may not be driven here yet."""
         return self.view.partition_address(node, entry.topic, entry.partition)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
-        """See Process. Before its log is read, a replica that came later knows nobody but by the catalog."""
+        """Return the nodes of the other members of a group, the leader's first.
+
+        Before the replica's log is read, the catalog's members count too: a replica that was added later
+        knows the others only by the catalog then.
+        """
         nodes = super().holders_of(entry, replica)
         record = self.view.partition(entry.topic, entry.partition)
         if replica is None and record is not None and record.group == entry.group:
@@ -392,7 +396,7 @@ class Shard(Process):
         return nodes
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
-        """See Process."""
+        """Return the address of the process on `node` that owns the replica's group."""
         machine = self.by_group.get(replica.group)
         if machine is None:
             return None

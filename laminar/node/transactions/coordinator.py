@@ -1,4 +1,4 @@
-"""The coordinator of transactions over partitions: who may commit what, and when it ends.
+"""The coordinator of transactions over partitions: which driver may commit what, and when it ends.
 
 Why each step is as it is: docs/consensus.md#transactions.
 
@@ -6,7 +6,7 @@ The sinks whose names fall to one partition of the topic `_transactions` are coo
 that partition. A commit is: the epoch is checked; every target pins what is to be published; one entry in
 this log decides; every target publishes; one entry says that this is done. The decision is made against the
 table as the end of this log has it, in the same turn in which it is proposed: an epoch that was raised
-before it in the log refuses it. A leader that comes later finds what is undone in its table, and goes on.
+before it in the log refuses it. A leader that comes later finds what is undone in its table, and continues.
 
 How targets are asked is given from outside; every step may be asked for again.
 """
@@ -43,7 +43,7 @@ RETRY_S = 0.05
 SLOWEST_RETRY_S = 2.0
 # A batch whose stages are gone from a partition.
 LOST_RETRY_S = 30.0
-# A decision that was not published by then is told as such: asking again waits on.
+# A decision that was not published by then is answered as such: asking again waits on.
 PUBLISH_WAIT_S = 20.0
 
 
@@ -58,7 +58,7 @@ def id_of_name(name: str) -> bytes:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit publishes in one partition: the numbers of its stages, or how many it has `pinned`."""
+    """The part of a commit in one partition: the numbers of its stages, or how many it has `pinned`."""
 
     topic: str
     partition: int
@@ -288,14 +288,17 @@ class Coordinator:
     async def commit(
         self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part], fingerprint: str = ""
     ) -> bool:
-        """Commit a batch atomically; done when all its partitions have published it. False: it was already,
-        or a later one was: numbers rise.
+        """Commit a batch atomically; done when all its partitions have published it.
 
-        Raises 409 `fenced` for an older epoch, `no_stage` where something is not staged any more, 422 for
-        an epoch that never began, 404 `no_such_sink` for one of a sink that was forgotten, 504
-        `outcome_unknown` when the commit is not known to be over, and `stages_lost` when this or the batch
-        before was decided and can't be published any more. With a `fingerprint` 409 `other_batch` where this
-        number is decided with another: what is committed is not this batch.
+        Return False if this batch was committed already, or a later one was: numbers rise.
+
+        Raises:
+            Problem: 409 `fenced` for an older epoch; `no_stage` where something is not staged any more; 422
+            for an
+                epoch that never began; 404 `no_such_sink` for one of a sink that was forgotten; 504
+                `outcome_unknown` when the commit is not known to be over; `stages_lost` when this or the
+                batch before was decided and can't be published any more; with a `fingerprint` 409
+                `other_batch` where this number is decided with another: what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
             # A leader that was deposed unawares does not know of it: only a real one may deny it.
@@ -360,8 +363,10 @@ class Coordinator:
     # -- publishing ------------------------------------------------------------------------
 
     async def _finished(self, sink_id: bytes, number: int) -> None:
-        """Wait until a decided batch is published everywhere. Raises 504 `outcome_unknown`, or `stages_lost`
-        where it can't be any more.
+        """Wait until a decided batch is published everywhere.
+
+        Raises:
+            Problem: 504 `outcome_unknown`, or `stages_lost` where it can't be published any more.
         """
         why = "not yet published in every partition"
         try:
@@ -396,8 +401,9 @@ class Coordinator:
             _log.debug("a decision is not committed: %s", problem)
 
     async def _is_undone(self, sink_id: bytes, decision: Decision) -> bool:
-        """Whether a decision is not published everywhere, confirmed by a majority after this call: one that
-        is may be forgotten by a partition. False if this is not the leader.
+        """Return whether a decision is not published everywhere; False if this is not the leader.
+
+        Confirmed by a majority after this call: a decision that is published may be forgotten by a partition.
         """
         try:
             await self.partition.reader.confirmed_end()
@@ -432,7 +438,7 @@ class Coordinator:
                 decision = sink.undone
                 committed = sinks.committed_at(sink_id)
                 if committed is None or committed.undone != decision:
-                    # The commit point is a committed entry: before it, nobody may see anything of this.
+                    # The commit point is a committed entry: before it, no reader may see anything of this.
                     await self._committed()
                     continue
                 answers = await asyncio.gather(
@@ -456,7 +462,7 @@ class Coordinator:
                         self._lost.pop(sink_id, None)
                         now = self._sink(sink_id)
                         if now.undone == decision:
-                            # Waited for: behind a commit that was answered nobody is told of one under way.
+                            # Waited for: after a commit that was answered, no client sees it under way.
                             await self._change(sink_id, msgspec.structs.replace(now, undone=None), ends=True)
                         return
                 except Problem as problem:

@@ -37,7 +37,7 @@ FORGOTTEN_IN_ONE = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch of a sink: the sink's id (16 bytes), the number, and the epoch of who staged it."""
+    """A batch of a sink: the sink's id (16 bytes), the number, and the epoch of the driver that staged it."""
 
     sink: bytes
     number: int
@@ -45,6 +45,7 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
+        """The key of the batch in the table of staged batches."""
         return (self.sink, self.number, self.epoch)
 
 
@@ -219,8 +220,9 @@ class Participant:
         return self._pin(batch, PinOperation.DROP, [])
 
     def forget(self, sink: bytes, epoch: int) -> asyncio.Future[Receipt]:
-        """Forget what is known of a sink that was deleted, up to an epoch that decides nothing any more: what
-        is staged, and which batch was published last. Done when that is committed.
+        """Forget a deleted sink, up to an epoch that decides nothing any more; done when that is committed.
+
+        What is forgotten is what is staged, and which batch was published last.
         """
         partition = self._partition
         partition.check_leads()
@@ -233,8 +235,9 @@ class Participant:
         )
 
     def forget_published(self, published: Sequence[tuple[bytes, int]]) -> None:
-        """Propose to forget publishes of sinks that write once: sink, and index. Nothing of them is under
-        way, by what their coordinator has committed.
+        """Propose to forget publishes of single-use sinks, given as (sink, index).
+
+        Nothing of them is under way, by what their coordinator has committed.
         """
         for first in range(0, len(published), FORGOTTEN_IN_ONE):
             some = list(published[first : first + FORGOTTEN_IN_ONE])
@@ -242,7 +245,7 @@ class Participant:
             self._append(record, even_if_full=True).add_done_callback(_ignore)
 
     def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
-        """Propose to drop what is `StagedBatches.left_behind`; returns how many batches.
+        """Propose to drop the batches that are `StagedBatches.left_behind`; return how many they are.
 
         The times are of the log's clock: all replicas do it at the same entry, none by a clock of its own.
         """

@@ -90,7 +90,7 @@ class Uploads:
     async def publish(
         self, upload: bytes, *, parts: int, size_bytes: int, crc32c: int, stub: bytes
     ) -> Receipt:
-        """Give the record of an upload its offset; returns when that is committed. Again: the first receipt.
+        """Give the record of an upload its offset; return when that is committed. Again: the first receipt.
 
         Refused where its parts are not exactly those from 0 to `parts` - 1, or not what they should be.
         """

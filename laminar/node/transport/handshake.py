@@ -148,8 +148,12 @@ def check_cluster(mine: bytes | None, hello: Hello) -> None:
 
 
 def check_epoch(mine: Hello, theirs: Hello) -> None:
-    """Refuse a peer of the same cluster by another recovery of its catalog. Only once it has shown its proof:
-    a process that believes this ends.
+    """Refuse a peer of the same cluster that follows another recovery of its catalog.
+
+    Call it only once the peer has shown its proof: a process that believes this ends.
+
+    Raises:
+        HandshakeError: the epochs differ.
     """
     if not mine.cluster or not theirs.cluster or mine.epoch == theirs.epoch:
         return
@@ -168,12 +172,12 @@ def check_epoch(mine: Hello, theirs: Hello) -> None:
 
 
 def acceptor_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
-    """What the acceptor sends to show that it knows the secret; empty without one."""
+    """Return the proof by which the acceptor shows that it knows the secret; empty without one."""
     return _proof(secret, _ACCEPTOR, initiator, acceptor)
 
 
 def initiator_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
-    """What the initiator sends to show that it knows the secret; empty without one."""
+    """Return the proof by which the initiator shows that it knows the secret; empty without one."""
     return _proof(secret, _INITIATOR, initiator, acceptor)
 
 

@@ -78,11 +78,16 @@ _KINDS = frozenset(FrameKind)
 
 
 class LinkOwner(Protocol):
-    """What a link reports, all from inside the loop."""
+    """The owner of links, which they report to. All calls come from inside the loop."""
 
-    def link_made(self, link: Link) -> None: ...
-    def link_frame(self, link: Link, kind: int, payload: memoryview) -> None: ...
-    def link_lost(self, link: Link, error: Exception | None) -> None: ...
+    def link_made(self, link: Link) -> None:
+        """Note that the link's connection is open."""
+
+    def link_frame(self, link: Link, kind: int, payload: memoryview) -> None:
+        """Process a whole frame."""
+
+    def link_lost(self, link: Link, error: Exception | None) -> None:
+        """Note that the link's connection has ended, on either side."""
 
 
 class Link(asyncio.BufferedProtocol):
@@ -255,6 +260,7 @@ class Link(asyncio.BufferedProtocol):
     # ---- asyncio's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport of the new connection (asyncio)."""
         self.transport = cast(asyncio.Transport, transport)
         _end_when_stuck(self.transport)
         if self.closing:  # aborted while the connection was being made
@@ -263,6 +269,7 @@ class Link(asyncio.BufferedProtocol):
         self._owner.link_made(self)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Release the buffers and report the end to the owner (asyncio)."""
         self._end("connection closed")
         self._body = None
         self._body_view = memoryview(b"")
@@ -270,16 +277,20 @@ class Link(asyncio.BufferedProtocol):
         self._owner.link_lost(self, error)
 
     def pause_writing(self) -> None:
+        """Hold frames back: the kernel's buffer is full (asyncio)."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
+        """Send what was held back (asyncio)."""
         self._writing_paused = False
         self._flush()
 
     def eof_received(self) -> bool:
+        """Close the connection, as half of one is of no use (asyncio)."""
         return False  # a half-closed connection is of no use to us: close it
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer of the next bytes: a large frame's own, or the shared one (asyncio)."""
         if self._body is not None:
             return self._body_view[self._body_filled :]
         # The loop calls `buffer_updated` before it asks any other link, so one buffer serves them all; only
@@ -290,6 +301,7 @@ class Link(asyncio.BufferedProtocol):
         return self._shared[kept:end]
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Take `nbytes` that were received into the buffer returned last (asyncio)."""
         self.heard = True
         self.bytes_in += nbytes
         if self._body is not None:

@@ -47,8 +47,9 @@ class CallTimeout(TransportError, TimeoutError):
 
 
 class RemoteError(TransportError):
-    """The other side's handler refused or failed. A handler raises it to choose `.code`; else the code is
-    `bug`.
+    """The other side's handler refused or failed.
+
+    A handler raises it to choose `.code`; else the code is `bug`.
     """
 
     def __init__(self, code: str, message: str = "") -> None:
@@ -138,7 +139,7 @@ class Calls:
         handler: Callable[[str, bytes], Awaitable[bytes]],
     ) -> None:
         try:
-            # Nobody reads an answer after the caller's deadline, so no work is done past it.
+            # No caller reads an answer after its deadline, so no work is done past it.
             async with asyncio.timeout(timeout_ms / 1000):
                 answer = await handler(method, payload)
         except RemoteError as error:

@@ -63,7 +63,7 @@ class FaultyCluster(LocalCluster):
         """Whether a node has given one of its processes up, which died too often, since it was started."""
         with self.members[number].log.open("rb") as log:
             log.seek(self._told_bytes[number])
-            return b"; given up after" in log.read()
+            return b"; not started again after" in log.read()
 
     def set_rules(self, number: int, rules: Sequence[Rule]) -> None:
         """What from now on goes wrong with a node's disk."""

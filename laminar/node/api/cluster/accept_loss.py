@@ -106,7 +106,7 @@ class _Standing:
         """Return why no loss may be accepted; empty if an operator may accept it."""
         silent = [node for node in self.absent if node in alive and node not in self.lost]
         if any(state.leading for state in self.here.values()):
-            return f"{self.place} has a leader: nothing needs to be given up"
+            return f"{self.place} has a leader: no loss needs to be accepted"
         if not self.placed:
             return f"no replica of {self.place} answers: there is nothing to go on with"
         if self.has_majority and not self.marked:
@@ -172,21 +172,21 @@ class AcceptLossRoutes:
             "answering": sorted(standing.here),
             "marked": standing.marked,
             "absent": standing.absent,
-            # With a majority the absent ones may come back; without one they are given up for good.
+            # With a majority the absent ones may come back; without one they are abandoned for good.
             "given_up": [] if standing.has_majority else standing.absent,
-            # It goes on with the log of this one: what only an absent replica has after it is given up.
+            # It goes on with the log of this one: what only an absent replica has after it is lost.
             "goes_on_from": best.node,
             "committed_offset": state.end_offset,
             "kept_offset": state.last_offset,
             "accepted": [],
         }
         if accept == "true" and standing.has_majority:
-            told = {
+            reached = {
                 each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
                 for each in sorted(standing.here)
             }
             # The others need no word to vote, but one of them may be a learner whose log is the latest.
-            answer["accepted"] = [node for node in standing.marked if told[node]]
+            answer["accepted"] = [node for node in standing.marked if reached[node]]
         elif accept == "true":
             await self._decide(record, standing, best, state)
             answer["accepted"] = [best.node]

@@ -106,7 +106,7 @@ class ClusterRoutes:
             )
         for child in self._services.board.read_all():
             if child.state == ChildState.GIVEN_UP:
-                reasons.append(f"{role_name(child.role)} died too often and was given up")
+                reasons.append(f"{role_name(child.role)} died too often and is not started again")
             elif child.state == ChildState.DEAD:
                 reasons.append(f"{role_name(child.role)} died and is being started again")
             elif child.state == ChildState.STARTING:

@@ -38,17 +38,17 @@ LED_RETRY_S = 0.02
 SETTINGS: dict[str, tuple[type, str]] = {
     "min_replicas": (
         int,
-        "an append is refused while fewer replicas are in sync, and acknowledged when so many have it; not "
+        "an append is refused while fewer replicas are in sync, and acknowledged when that many have it; not "
         "set: a majority has it",
     ),
     "flush": (
         str,
         "when an append is acknowledged: `commit`, on disk; `interval`, written, and synced later",
     ),
-    "flush_interval_ms": (int, "with `interval`: synced within so many ms; not set: 500"),
-    "flush_interval_records": (int, "with `interval`: synced after so many records at the latest"),
-    "retention_ms": (int, "sealed segments whose last batch is older are given up; not set: kept for ever"),
-    "retention_bytes": (int, "sealed segments beyond so many bytes are given up; not set: no bound"),
+    "flush_interval_ms": (int, "with `interval`: synced within this many ms; not set: 500"),
+    "flush_interval_records": (int, "with `interval`: synced after this many records at the latest"),
+    "retention_ms": (int, "sealed segments whose last batch is older are deleted; not set: kept for ever"),
+    "retention_bytes": (int, "sealed segments beyond this many bytes are deleted; not set: no bound"),
 }
 
 MOST_RETENTION = 2**53 - 1

@@ -30,7 +30,7 @@ def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> boo
 
 
 def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return what the client is told of an append: 504 unless it is sure that nothing of it was appended."""
+    """Return the problem that answers an append: 504 unless it is sure that nothing of it was appended."""
     if unknown and last.outcome == "not_applied":
         # That is true of the last attempt alone.
         return Problem("outcome_unknown", f"{unknown[0].detail}; then: {last.detail or last.title}")

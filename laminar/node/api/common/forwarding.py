@@ -138,7 +138,7 @@ class Caller(Protocol):
     """The part of a transport that makes calls."""
 
     async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
-        """See `Transport.call`."""
+        """Call `method` of the process at `address` and return its answer."""
         raise NotImplementedError
 
 

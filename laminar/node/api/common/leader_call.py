@@ -1,10 +1,10 @@
 """Requests that only a partition's leader can carry out: find it, ask it, retry when leadership moves.
 
-The one loop of that kind on the server. A `RetryPolicy` says what may be repeated and what the caller is told
-in the end; the durations are those of `laminar.http.api.deadlines`.
+The one loop of that kind on the server. A `RetryPolicy` says what may be repeated and what the caller is
+answered in the end; the durations are those of `laminar.http.api.deadlines`.
 
 Invariant: an attempt that may have been carried out is repeated only if the request is repeatable, and no
-later attempt denies it: its unknown outcome stays in what the caller is told.
+later attempt denies it: its unknown outcome stays in the answer.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from laminar.node.partition.partition import Partition
 T = TypeVar("T")
 
 Conclusion = Callable[[Sequence[Problem], Problem], Problem]
-"""What the caller is told, of the earlier attempts with unknown outcomes and the last one's problem."""
+"""The problem for the caller, made of earlier attempts with unknown outcomes and the last one's problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When an attempt at the leader is repeated, and what is told at the end."""
+    """The rule by which an attempt at the leader is repeated, and by which the final problem is chosen."""
 
     attempts_s: float
     """No attempt begins later than this after the first."""

@@ -95,7 +95,7 @@ class ShardServices(Protocol):
 
 
 class HostServices(ShardServices, Protocol):
-    """What the application is made from: `ShardServices`, and what only single routes are handed."""
+    """The services for the whole application: `ShardServices`, and those that only single routes get."""
 
     @property
     def transport(self) -> Transport:
@@ -126,10 +126,10 @@ class HostServices(ShardServices, Protocol):
         raise NotImplementedError
 
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
-        """Bytes received and bytes in all of the log being built for a replica here; None if none is."""
+        """Return (bytes received, bytes in all) of the log being built for a replica; None if none is."""
 
     def retention_limit(self, partition: Partition, border: int) -> int:
-        """Highest log index, at most `border`, up to which a log that is led here may be trimmed now."""
+        """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
         raise NotImplementedError
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
@@ -137,5 +137,5 @@ class HostServices(ShardServices, Protocol):
         raise NotImplementedError
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Counters and gauges of the shard's parts, by part; that of `node` is about the shard itself."""
+        """Return counters and gauges by part of the shard; those of `node` are about the shard itself."""
         raise NotImplementedError

@@ -183,17 +183,17 @@ class GroupRoutes:
 
     async def _perform(self, partition: Partition, step: GroupRequest) -> GroupState:
         await partition.reader.confirmed_end()
-        rosters, now_s = partition.group_members, asyncio.get_running_loop().time()
+        known, now_s = partition.group_members, asyncio.get_running_loop().time()
         if step.operation == "renew":
             member = Member(step.member, step.mode, step.session_ms, now_s)
-            rosters.renew(step.group, member, now_s=now_s)
+            known.renew(step.group, member, now_s=now_s)
         elif step.operation == "leave":
-            rosters.leave(step.group, step.member)
+            known.leave(step.group, step.member)
         members = [
             MemberState(each.member, each.mode, each.session_ms, int((now_s - each.seen_s) * 1000))
-            for each in rosters.members(step.group, now_s=now_s)
+            for each in known.members(step.group, now_s=now_s)
         ]
-        return GroupState(members, rosters.is_rebalancing(step.group, now_s=now_s))
+        return GroupState(members, known.is_rebalancing(step.group, now_s=now_s))
 
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
         """Carry out a step for another shard, on a group whose partition is led here."""

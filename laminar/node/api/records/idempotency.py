@@ -1,7 +1,7 @@
 """Identities of appends: read from a request's head, written into its batches, recognised on a retry.
 
 `Idempotency-Key` is for clients that can name a request; its batch gets the key's hash, and a hash of
-everything that the request says, by which another request under the same key is told from a retry.
+everything that the request says, which distinguishes another request under the same key from a retry.
 `Laminar-Producer`, `Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. What a partition
 makes of these is `laminar.node.partition.deduplication`; whether a request is passed on and repeated,
 `append` decides.

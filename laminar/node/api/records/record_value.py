@@ -208,7 +208,7 @@ async def find_parts(partition: Partition, offset: int) -> Parts:
     """
     index = await partition.log.find_offset(offset)
     if index is None:
-        raise EntriesTrimmed(f"offset {offset} of {partition.log.name} is given up")
+        raise EntriesTrimmed(f"offset {offset} of {partition.log.name} is trimmed")
     record = publish_record((await read_some(partition.log, index, index, max_bytes=1))[0])
     assert record.large is not None, f"{partition.log!r}: the record at {offset} is no large one"
     return Parts(

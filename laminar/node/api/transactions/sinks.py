@@ -132,7 +132,7 @@ class ListRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: which of these sinks have nothing under way?"""
+    """To a coordinator: ask which of these sinks have nothing under way."""
 
     topic: str
     partition: int

@@ -1,9 +1,9 @@
-"""The live members of consumer groups, as the leader of one partition has heard from them.
+"""The live members of consumer groups, as the leader of one partition knows them.
 
-A group's members tell the leader of the partition that the group's name falls on that they are there, and it
+A group's members report regularly to the leader of the partition that the group's name falls on, and it
 answers with the others. Nothing of this is in the log: a new leader begins without members, and says for the
 longest session that the group is *rebalancing*, so that no member is taken for dead that has only not called
-yet. It decides only which member tries to own what; who owns it is in each partition's log
+yet. It decides only which member tries to own what; which one owns it is in each partition's log
 (`laminar.node.partition.state.cursors`).
 """
 
@@ -19,7 +19,7 @@ MOST_IN_ALL_GROUPS = 10_000
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group. `seen_s`: when it said last that it is there, by the leader's monotonic clock."""
+    """A member of a group. `seen_s`: its last report, by the leader's monotonic clock."""
 
     member: str
     mode: str

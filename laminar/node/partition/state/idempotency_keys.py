@@ -1,6 +1,6 @@
 """The table of idempotency keys of one partition, by which a repeated request is recognised.
 
-A batch appended with a key carries it: `Flag.KEYED` in its head, 16 bytes of the key's hash as producer id,
+A batch appended with a key carries it: `Flag.KEYED` in its header, 16 bytes of the key's hash as producer id,
 63 bits of the hash of all that the request said as sequence. So the table is a function of the log, as the
 producers' is (`laminar.node.partition.state.producers`): changed by `appended` and `truncated`, expired by
 append times found in the log, never by a clock. It knows hashes only, neither clients nor answers.

@@ -33,7 +33,7 @@ KEPT_MS = 3_600_000
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """Place of a remembered batch: Raft index, first offset, records, sequence."""
+    """The place of a remembered batch: Raft index, first offset, records, sequence."""
 
     index: int
     offset: int
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """Why a producer's batch is not taken: `fenced`, `out_of_sequence` or `unknown_producer`."""
+    """The reason why a producer's batch is refused: `fenced`, `out_of_sequence` or `unknown_producer`."""
 
     code: str
     expected: int
@@ -51,8 +51,9 @@ class Refused:
 
 @dataclass(slots=True, frozen=True)
 class Progress:
-    """How far a producer got in one partition: its epoch, the sequence of its last batch (-1: none in this
-    epoch), and the numbers of its user (0: none).
+    """The progress of a producer in one partition.
+
+    Its epoch, the sequence of its last batch (-1: none in this epoch), and the numbers of its user (0: none).
     """
 
     epoch: int

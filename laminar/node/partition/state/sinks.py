@@ -1,19 +1,20 @@
 """The table of sinks of one coordinator: their epochs and decisions.
 
-A sink is a named sequence of batches, each committed once and in order of their numbers, whoever drives it.
+A sink is a named sequence of batches, each committed once and in order of their numbers, by whichever driver.
 `begin` raises its epoch, so that an older driver is refused. A *decision* is the commit point of one batch;
-it stands until it is published in every partition that it names, and nothing later is decided before.
+it remains until it is published in every partition that it names, and nothing later is decided before.
 
-The name of a producer is kept like a sink that never commits: an id, and an epoch for each that took it.
+The name of a producer is kept like a sink that never commits: an id, and an epoch for each program that took
+it.
 
-A sink that is begun `once` writes one batch and is never heard of again: its name is made up for it. Such
-are forgotten in time, or each write of that kind would leave an entry for ever. Names of people's choosing
+A sink that is begun `once` writes one batch and is never used again: its name is made up for it. Such sinks
+are forgotten in time, or each write of that kind would leave an entry for ever. Names that people chose
 are kept: forgetting one would make its batches new again.
 
 One that is deleted is known as such: first as one of which partitions still know something, then as one
-whose name is free. Of these so many are kept as of those that wrote once. When one is forgotten, the *floor*
-rises to its last epoch: a sink that is not known begins above it, so no epoch of one that was deleted comes
-again.
+whose name is free. Their number is bounded like that of those that wrote once. When one is forgotten, the
+*floor* rises to its last epoch: a sink that is not known begins above it, so no epoch of one that was deleted
+comes again.
 
 A function of the coordinator's log, as the tables of producers and stages (docs/consensus.md#derived-tables).
 """
@@ -54,7 +55,7 @@ def first_once_epoch(index: int) -> int:
 
 
 class Deletion(IntEnum):
-    """How far the deletion of a sink came."""
+    """The progress of a sink's deletion."""
 
     NONE = 0
     # Nothing more is decided; partitions may still know of it.
@@ -64,8 +65,10 @@ class Deletion(IntEnum):
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of a decision. `group` tells it from one of the same name that was made later, `pin` (its
-    index there) what was pinned for the decision from what is staged and pinned anew.
+    """A partition of a decision.
+
+    `group` distinguishes it from one of the same name that was made later. `pin`, the index of the pin there,
+    distinguishes the stages that were pinned for the decision from what is staged and pinned again.
     """
 
     topic: str
@@ -84,11 +87,13 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sink(msgspec.Struct, frozen=True, array_like=True):
-    """`name` is for people. `number` is that of the last decision, -1 before the first; `undone` is that
+    """The state of one sink, or of a producer's name.
+
+    `name` is for people. `number` is that of the last decision, -1 before the first; `undone` is that
     decision while it is not published everywhere. `producer` is the id that belongs to a producer's name.
     `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
     `first`: the epoch that it began with, or would. `once`: it is forgotten some time after its last change.
-    `fingerprint`: what its driver said that tells the batch of the last decision from others; "": nothing.
+    `fingerprint`: its driver's digest of the last decided batch, which tells it from others; "": none given.
     `deletion`: under the epochs up to this one nothing is decided any more. `deleted_by`: the request that
     deleted the sink which had this name before; the same again does not delete this one.
     """

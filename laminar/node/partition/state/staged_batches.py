@@ -2,12 +2,12 @@
 
 A *stage* is a batch of records in an entry of its own, replicated and checksummed as any other, but
 invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* promises that they stay until
-the sink's coordinator says what becomes of them. A *publish* names them and takes their offsets, all at
-once: from then on readers see them where the publish stands, and they are kept as long as it is. A pin is
-known by its place in the log, and a decision names it: what is staged and pinned anew under the same epoch,
+the sink's coordinator decides about them. A *publish* names them and takes their offsets, all at
+once: from then on readers see them at the place of the publish, and they are kept as long as it is. A pin is
+known by its place in the log, and a decision names it: what is staged and pinned again under the same epoch,
 by requests that come late or twice, is not what was decided.
 
-Which batch of a sink was published last is known, so that a publish that comes again is answered as before.
+The last published batch of each sink is known, so that a publish that comes again is answered as before.
 Of sinks that write once it is forgotten when the coordinator says that nothing of them is under way.
 
 An *upload* is the same of one record that is larger than a batch: its stages are parts of the value, bytes
@@ -15,7 +15,7 @@ and no records, and its publish takes one offset. It is of one partition, whose 
 a pin. What was published is remembered for a while: a publish that comes again is recognised.
 
 Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
-when it is truncated. It knows one partition; who decides, and over which partitions, is the coordinator's
+when it is truncated. It knows one partition; the decision, and over which partitions, is the coordinator's
 (docs/consensus.md#transactions).
 """
 
@@ -39,7 +39,7 @@ MAX_NAMED = 1024
 # Published uploads that are remembered, by count and by age in the log.
 MAX_UPLOADS = 1_000
 UPLOAD_AGE_MS = 24 * 3_600_000
-# Publishes of sinks that write once that a partition knows of: at so many nothing more is pinned for such,
+# Publishes of single-use sinks that a partition knows of: at this number nothing more is pinned for such,
 # until some are forgotten. They travel with each start of the log.
 MAX_PUBLISHED_ONCE = 100_000
 
@@ -47,7 +47,7 @@ MAX_PUBLISHED_ONCE = 100_000
 class Stage(msgspec.Struct, frozen=True, array_like=True):
     """One staged entry: its place in the log, its number within its batch, and what it holds.
 
-    One of no `records` is a part of an upload: as many bytes as its body has.
+    One without `records` is a part of an upload, with the bytes of its body.
     """
 
     index: int
@@ -60,6 +60,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def body_bytes(self) -> int:
+        """Size of the entry's body in bytes."""
         return self.size_bytes - HEADER_SIZE
 
 
@@ -73,7 +74,7 @@ def upload_key(upload: bytes) -> BatchKey:
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch in a stored table: its stages in order of their entries, whether it is pinned, since when."""
+    """A batch in a stored table: its stages in order, whether it is pinned, and since when."""
 
     stages: tuple[Stage, ...]
     pinned: bool = False
@@ -83,12 +84,14 @@ class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenBatch:
-    """The stages of one batch here, in order of their entries. A pinned one is never dropped for its age;
-    `pinned_ms` is the time of its pin in the log, `pin` the pin's index.
+    """The stages of one batch here, in order of their entries.
+
+    A pinned one is never dropped for its age; `pinned_ms` is the time of its pin in the log, `pin` the pin's
+    index.
 
     It never changes: `with_stage` makes another. Both share one list, of which each has its first `count`, so
-    that a stage costs the same however many there are. What lies beyond was truncated from the log, or
-    belongs to a later one of these.
+    that a stage costs the same however many there are. Later elements of the list were truncated from the
+    log, or belong to a later one of these.
     """
 
     __slots__ = ("_all", "_places", "count", "pin", "pinned", "pinned_ms", "size_bytes")
@@ -112,10 +115,12 @@ class OpenBatch:
 
     @property
     def first(self) -> Stage:
+        """The first stage."""
         return self._all[0]
 
     @property
     def last(self) -> Stage:
+        """The last stage."""
         return self._all[self.count - 1]
 
     def get(self, number: int) -> Stage | None:
@@ -137,6 +142,7 @@ class OpenBatch:
         return made
 
     def stored(self) -> StagedBatch:
+        """Return the batch as a stored table has it."""
         return StagedBatch(tuple(self.stages), self.pinned, self.pinned_ms, self.pin)
 
 
@@ -164,7 +170,7 @@ class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PinOperation(IntEnum):
-    """What a `pin` entry does with a batch."""
+    """The change that a `pin` entry makes to a batch."""
 
     PIN = 1
     DROP = 2
@@ -190,8 +196,10 @@ class PinRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a `publish` says of an upload's record: bytes and CRC-32C of its value, and the batch that stands
-    for it (`laminar.batch.large_record.build_stub`), unstamped.
+    """The record of an upload, as its `publish` describes it.
+
+    `size_bytes` and `crc32c` are those of its value, `stub` is the unstamped batch that stands for it
+    (`laminar.batch.large_record.build_stub`).
     """
 
     size_bytes: int
@@ -203,7 +211,7 @@ class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
 
     Of an upload: `sink` is its id, and the entries are (index, bytes) in the order of the parts. It says
-    everything a reader needs, so that one who has no table can follow it.
+    everything a reader needs, so that a reader without the table can follow it.
     """
 
     sink: bytes
@@ -214,8 +222,10 @@ class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
-    """The whole table. `named`: where the log may not begin, from the first entry of a pair on to before the
-    second: index of a publish, and the lowest entry that it, or another before it, names.
+    """The whole table as it is stored.
+
+    `named` holds pairs (index of a publish, lowest entry that it or another before it names): the log may not
+    begin between the second and the first.
     """
 
     open: list[tuple[BatchKey, StagedBatch]] = []
@@ -284,8 +294,10 @@ class StagedBatches:
         return len(self._maps[4])
 
     def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
-        """Of the publishes of sinks that write once those before a time of the log, and all but the last
-        `keep`: sink, and index; the oldest of them, if they are far too many.
+        """Return (sink, index) of publishes of single-use sinks that may be forgotten.
+
+        They are those before a time of the log, and all but the last `keep`; only the oldest, if there are
+        far too many.
         """
         found: list[tuple[bytes, int]] = []
         more = len(self._maps[4]) - keep
@@ -308,13 +320,14 @@ class StagedBatches:
         return sum(batch.size_bytes for batch in self._maps[0].values() if not batch.first.records)
 
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
-        """Return the smallest upload that nothing was added to since a time of the log."""
+        """Return the smallest upload without a new part since a time of the log."""
         idle = [(size, last_ms, key) for last_ms, size, key in self.idle_uploads(before_ms=before_ms)]
         return min(idle)[2] if idle else None
 
     def idle_uploads(self, *, before_ms: int) -> list[tuple[int, int, BatchKey]]:
-        """Uploads that nothing was added to since a time of the log, the longest first: when something was,
-        and their bytes.
+        """Return (time of last part, bytes, key) of uploads without a part since `before_ms`, oldest first.
+
+        The times are of the log.
         """
         return sorted(
             (batch.last.append_time_ms, batch.size_bytes, key)
