@@ -1,8 +1,8 @@
-"""The client's calls: the loop around the decisions, and the maps they are made with.
+"""A client's calls, and the maps that say which nodes they go to.
 
-A `Session` owns the connections, the map of each topic and what was seen of it. `call` and
-`fetch` perform what `policy.retry` says until an answer is good or the deadline passes. It is
-apart from the faces, which only shape arguments and results.
+A `Session` owns the connections, the map of each topic and what was seen of it. `call` and `fetch` choose a
+node for each of their `Attempts`. It knows neither batches nor cursors, and is apart from the classes that a
+program holds, which only shape arguments and results.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from laminar.batch import BATCH_TYPE, Header
-from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable
+from laminar.client.net.attempts import Attempts, now_ms
 from laminar.client.net.endpoints import Endpoints
 from laminar.client.net.pool import Pool
 from laminar.client.net.shared_port import SharedPorts
-from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.policy.routing import Balancer, Seen, TopicMap, readers
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
@@ -28,10 +28,6 @@ from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Targe
 _log = logging.getLogger("laminar.client")
 
 ATTEMPT_TIMEOUT_S = 10.0
-# An attempt that ends so close to its call's deadline was cut off by it.
-CUT_OFF_S = 0.05
-# With less time left no other try begins: it would be cut off, and nobody could tell what it did.
-LEAST_TRY_S = 0.005
 CONNECT_TIMEOUT_S = 2.0
 # Who wants to know where a partition begins or ends asks its replicas when no leader was found for so long,
 # which is longer than an election; and waits so long for each.
@@ -50,49 +46,8 @@ def _first_offset(body: Buffer) -> int | None:
     return Header.unpack(body).base_offset if body else None
 
 
-def now_ms() -> int:
-    """The monotonic clock, in whole milliseconds."""
-    return time.monotonic_ns() // 1_000_000
-
-
 def topic_path(topic: str) -> str:
     return f"/v1/topics/{quote(topic, safe='')}"
-
-
-def retry_after_ms(answer: Answer, problem: Mapping[str, Any]) -> int | None:
-    """The pause a server asked for: its problem document is exact, the header in whole seconds."""
-    exact = problem.get("retry_after_ms")
-    if isinstance(exact, int):
-        return exact
-    header = answer.headers.get("retry-after", "")
-    return int(header) * 1000 if header.isdecimal() else None
-
-
-def origin_of(location: str) -> str:
-    """The node a ``Location`` leads to: its URL without the path."""
-    if location.startswith(("http://", "https://")):
-        parts = urlsplit(location)
-        return f"{parts.scheme}://{parts.netloc}"
-    return location
-
-
-def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict, dict[str, Any]]:
-    """The verdict on an answer, and its problem document ({} if it was good)."""
-    if 200 <= answer.status < 300:
-        problem: dict[str, Any] = {}
-    else:
-        body = answer.json()
-        problem = body if isinstance(body, dict) else {}
-    verdict = judge_answer(
-        status=answer.status,
-        code=problem.get("code"),
-        location=answer.headers.get("location"),
-        retry_after_ms=retry_after_ms(answer, problem),
-        repeatable=repeatable,
-        redirects=redirects,
-        outcome=problem.get("outcome"),
-    )
-    return verdict, problem
 
 
 class Closable(Protocol):
@@ -179,88 +134,38 @@ class Session:
         says as `outcome` is of all tries: of a change that an earlier one may have made it is unknown.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s
-        backoff = Backoff(rng=self.rng)
         sent_headers = dict(headers or {})
         if body or method in ("PUT", "POST", "PATCH"):
             sent_headers["Content-Length"] = str(len(body))
-        changes = method not in ("GET", "HEAD")
-        maybe_applied = False
-        redirects = 0
+        attempts = Attempts(
+            self,
+            f"{method} {target}",
+            timeout_s=timeout_s,
+            deadline=time.monotonic() + timeout_s,
+            changes=method not in ("GET", "HEAD"),
+            repeatable=repeatable,
+        )
         url = first
-        last = ""
         while True:
-            if self.closed:
-                raise Unavailable("the client was closed", code="client_closed")
-            if url is None:
-                url = self._any_node(among)
+            url = url or self._any_node(among)
             assert url is not None, "a session without nodes"
-            left_s = deadline - time.monotonic()
-            if left_s <= (LEAST_TRY_S if last else 0):
-                told = last or "nothing was tried"
-                raise self._overdue(f"{method} {target}", timeout_s, told, maybe_applied and changes)
-            answer: Answer | None = None
-            self.balancer.started(url)
-            try:
-                answer = await self.pool.ask(
-                    url,
-                    self.head(url, method, target, sent_headers),
-                    (body,) if body else (),
-                    timeout_s=min(left_s, attempt_timeout_s),
-                    bodyless=method == "HEAD",
-                )
-            except ConnectionFailed as failure:
-                last = str(failure)
-                verdict = judge_loss(sent=failure.sent, repeatable=repeatable)
-                self.balancer.failed(url, now_ms=now_ms())
-                problem: dict[str, Any] = {}
-            except BaseException:
-                self.balancer.finished(url, latency_us=None)
-                raise
-            else:
-                self.balancer.finished(url, latency_us=None)
-                if answer.status in accept:
-                    return answer
-                verdict, problem = judged(answer, repeatable=repeatable, redirects=redirects)
-                last = str(problem.get("detail") or f"{url} answered {answer.status}")
-                if verdict.avoid:
-                    self.balancer.failed(url, now_ms=now_ms(), started=False)
-            if verdict.step is Step.DONE:
-                assert answer is not None
+            answer = await attempts.send(
+                url,
+                self.head(url, method, target, sent_headers),
+                body,
+                timeout_s=attempt_timeout_s,
+                bodyless=method == "HEAD",
+                accept=accept,
+            )
+            if answer is not None:
                 return answer
-            maybe_applied |= verdict.maybe_applied
-            if verdict.step is Step.FAIL:
-                if answer is not None:
-                    error = from_problem(answer.status, problem, asked=f"{method} {target}")
-                    if maybe_applied and changes:
-                        error.outcome = "unknown"  # what the answer says is true of the last try alone
-                    raise error
-                raise OutcomeUnknown(f"{method} {target}: {last}", code="outcome_unknown", outcome="unknown")
-            url = await self._pause(verdict, backoff, deadline)
-            redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+            url = await attempts.pause()
 
     def _any_node(self, among: Sequence[str]) -> str | None:
         """The node to ask next: one in `among` that has not failed lately, else whichever is known."""
         resting = set(self.balancer.resting(now_ms=now_ms()))
         awake = [url for url in among if url not in resting]
         return self.balancer.choose(awake or self._nodes, now_ms=now_ms())
-
-    async def _pause(self, verdict: Verdict, backoff: Backoff, deadline: float) -> str | None:
-        """Wait as the verdict says; returns the URL it leads to, if any."""
-        if verdict.step is Step.FOLLOW:
-            self.redirects += 1
-            assert verdict.location is not None
-            return origin_of(verdict.location)
-        self.retries += 1
-        wait_s = max(backoff.next_ms(), verdict.wait_ms) / 1000
-        await asyncio.sleep(max(0.0, min(wait_s, deadline - time.monotonic())))
-        return origin_of(verdict.location) if verdict.location else None
-
-    def _overdue(self, what: str, timeout_s: float, last: str, maybe_applied: bool) -> Error:
-        message = f"{what} was not answered within {timeout_s:g} s; last: {last}"
-        if maybe_applied:
-            return OutcomeUnknown(message, code="outcome_unknown", outcome="unknown")
-        return TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
 
     async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
         return (await self.call("GET", target, timeout_s=timeout_s)).json()
@@ -343,8 +248,6 @@ class Session:
         `OffsetExpired`, or as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s + wait_ms / 1000
-        backoff = Backoff(rng=self.rng)
         min_offset = max(self.seen.next_offset(topic, partition), offset, at_least)
         target = (
             f"{topic_path(topic)}/partitions/{partition}/records?offset={offset}&max_bytes={max_bytes}"
@@ -354,79 +257,52 @@ class Session:
             target += f"&min_offset={min_offset}"
         if narrowed:
             target += f"&{urlencode(narrowed)}"
-        what = f"reading {topic}/{partition} at {offset}"
-        redirects = 0
+        attempts = Attempts(
+            self,
+            f"reading {topic}/{partition} at {offset}",
+            timeout_s=timeout_s,
+            deadline=time.monotonic() + timeout_s + wait_ms / 1000,
+            changes=False,
+            repeatable=True,
+        )
         behind: set[str] = set()
         url: str | None = None
-        last = nobody = "no replica is known"
         while True:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimedOut(
-                    f"{what} was not answered within {timeout_s:g} s; last: {last}", code="timed_out"
-                )
             if url is None:
-                places = await self.topic_map(topic, timeout_s=left_s)
+                places = await self.topic_map(topic, timeout_s=attempts.left_s())
                 leader = places.leader(partition)
                 urls = readers(places.replicas(partition), leader, from_leader=from_leader, only=only)
                 ahead = [each for each in urls if each not in behind]
-                # Nobody known: any node passes the request on.
-                anybody = self._nodes if only is None else ()
-                url = self.balancer.choose(ahead or urls or anybody, now_ms=now_ms())
+                # Where no replica is known any node passes the request on.
+                others = self._nodes if only is None else ()
+                url = self.balancer.choose(ahead or urls or others, now_ms=now_ms())
                 if url is None:
-                    raise NotFound(f"{what}: there is no replica {only}", code="no_such_replica", value=only)
-            assert url is not None, "a session without nodes"
-            started = time.perf_counter()
-            self.balancer.started(url)
-            answer: Answer | None = None
-            problem: dict[str, Any] = {}
-            try:
-                answer = await self.pool.ask(
-                    url,
-                    self.head(url, "GET", target, {"Accept": BATCH_TYPE}),
-                    timeout_s=min(left_s, ATTEMPT_TIMEOUT_S + wait_ms / 1000),
-                )
-            except ConnectionFailed as failure:
-                # A try that our own deadline cut off says less than an answer before it.
-                if last is nobody or time.monotonic() < deadline - CUT_OFF_S:
-                    last = str(failure)
-                verdict = judge_loss(sent=failure.sent, repeatable=True)
-                self.balancer.failed(url, now_ms=now_ms())
-            except BaseException:
-                self.balancer.finished(url, latency_us=None)
-                raise
-            else:
-                latency_us = None if wait_ms else (time.perf_counter() - started) * 1e6
-                self.balancer.finished(url, latency_us=latency_us)
-                verdict, problem = judged(answer, repeatable=True, redirects=redirects)
-                last = str(problem.get("detail") or f"{url} answered {answer.status}")
-                if verdict.avoid:
-                    self.balancer.failed(url, now_ms=now_ms(), started=False)
-            if verdict.step is Step.DONE:
-                assert answer is not None
+                    raise NotFound(
+                        f"{topic}/{partition}: there is no replica {only}", code="no_such_replica", value=only
+                    )
+            answer = await attempts.send(
+                url,
+                self.head(url, "GET", target, {"Accept": BATCH_TYPE}),
+                timeout_s=ATTEMPT_TIMEOUT_S + wait_ms / 1000,
+                measured=not wait_ms,
+            )
+            if answer is not None:
                 node = answer.headers.get("laminar-node", url)
-                first = None if narrowed else _first_offset(answer.body)
-                if first is not None and first > offset:
-                    # Records are missing there, and it has not said so: another replica has them.
-                    last = f"{node} answered {first} for {offset}"
-                    self.balancer.failed(url, now_ms=now_ms(), started=False)
-                    url = await self._pause(Verdict(step=Step.RETRY), backoff, deadline)
-                    continue
-                self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
-                return answer
-            if verdict.step is Step.FAIL:
-                assert answer is not None, "a read may always be repeated"
-                raise from_problem(answer.status, problem, asked=what)
+                found = None if narrowed else _first_offset(answer.body)
+                if found is None or found <= offset:
+                    self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
+                    return answer
+                # Records are missing there, and it has not said so: another replica has them.
+                attempts.reject(url, f"{node} answered {found} for {offset}")
             known = self._maps.get(topic)
-            if verdict.stale and known is not None:
+            if attempts.verdict.stale and known is not None:
                 known.stale = True
-            if problem.get("code") == "replica_lagging" and url not in behind:
+            if attempts.problem.get("code") == "replica_lagging" and url not in behind:
                 # Another replica may be further; only when all are behind is there a reason to wait.
                 behind.add(url)
                 url = None
                 continue
-            url = await self._pause(verdict, backoff, deadline)
-            redirects = redirects + 1 if verdict.step is Step.FOLLOW else 0
+            url = await attempts.pause()
             if only is not None:
                 url = None  # wherever it led
 

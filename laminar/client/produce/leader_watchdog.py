@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from laminar.client.errors import Error
-from laminar.client.net.session import Session, now_ms
+from laminar.client.net.attempts import now_ms
+from laminar.client.net.session import Session
 from laminar.client.policy.window import Outbox
 from laminar.http.client.connection import ClientConnection
 

@@ -17,7 +17,8 @@ import msgspec
 
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
-from laminar.client.net.session import ATTEMPT_TIMEOUT_S, Session, judged, now_ms, origin_of, topic_path
+from laminar.client.net.attempts import judged, now_ms, origin_of
+from laminar.client.net.session import ATTEMPT_TIMEOUT_S, Session, topic_path
 from laminar.client.policy.lane import MOST_FLYING, Lane, Pending, padded
 from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
 from laminar.client.policy.window import Outbox

@@ -19,7 +19,8 @@ from crc32c import crc32c
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.codecs import not_bytes
 from laminar.client.errors import ConfigError, Error
-from laminar.client.net.session import Session, now_ms, topic_path
+from laminar.client.net.attempts import now_ms
+from laminar.client.net.session import Session, topic_path
 from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Receipt
 from laminar.http.protocol.answer import Answer

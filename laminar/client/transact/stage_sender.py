@@ -18,7 +18,8 @@ from urllib.parse import quote
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.codecs import Codec, not_bytes
 from laminar.client.errors import Error
-from laminar.client.net.session import Session, now_ms
+from laminar.client.net.attempts import now_ms
+from laminar.client.net.session import Session
 from laminar.client.policy.lane import Pending, padded
 from laminar.client.policy.staging import Row, Stages
 from laminar.client.produce.sender import unbuildable

@@ -1,0 +1,210 @@
+"""Attempts at one request: sent again until an answer is final or the time is over.
+
+It performs what `policy.retry` decides: one attempt at a time, each at the node that the caller chooses or
+that the last answer led to, with the pauses in between. What is asked, of which nodes, and what a good answer
+is worth is the caller's. A connection that fails and an answer that refuses are judged alike, so
+`Session.call` and `Session.fetch` have one rule for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.net.pool import Pool
+from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, judge_loss
+from laminar.client.policy.routing import Balancer
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed
+
+# An attempt that ends so close to its request's deadline was cut off by it.
+CUT_OFF_S = 0.05
+# With less time left no further attempt begins: it would be cut off, and what it did would be unknown.
+LEAST_ATTEMPT_S = 0.005
+
+
+def now_ms() -> int:
+    """Return the monotonic clock in whole milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def retry_after_ms(answer: Answer, problem: Mapping[str, Any]) -> int | None:
+    """Return the pause that a server asked for; None if it asked for none.
+
+    Its problem document is exact, the header in whole seconds.
+    """
+    exact = problem.get("retry_after_ms")
+    if isinstance(exact, int):
+        return exact
+    header = answer.headers.get("retry-after", "")
+    return int(header) * 1000 if header.isdecimal() else None
+
+
+def origin_of(location: str) -> str:
+    """Return the node that a ``Location`` leads to: its URL without the path."""
+    if location.startswith(("http://", "https://")):
+        parts = urlsplit(location)
+        return f"{parts.scheme}://{parts.netloc}"
+    return location
+
+
+def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict, dict[str, Any]]:
+    """Return the verdict on an answer, and its problem document ({} if the answer is good)."""
+    if 200 <= answer.status < 300:
+        problem: dict[str, Any] = {}
+    else:
+        body = answer.json()
+        problem = body if isinstance(body, dict) else {}
+    verdict = judge_answer(
+        status=answer.status,
+        code=problem.get("code"),
+        location=answer.headers.get("location"),
+        retry_after_ms=retry_after_ms(answer, problem),
+        repeatable=repeatable,
+        redirects=redirects,
+        outcome=problem.get("outcome"),
+    )
+    return verdict, problem
+
+
+class Caller(Protocol):
+    """What attempts use of a session, and count there."""
+
+    closed: bool
+    pool: Pool
+    balancer: Balancer
+    rng: random.Random
+    retries: int
+    redirects: int
+
+
+class Attempts:
+    """The attempts at one request. `send` makes one; `pause` waits until the next, and says where to.
+
+    `what` names the request in errors. `changes` says that it may change something: then a lost answer is an
+    unknown outcome. `deadline` is of the monotonic clock, `timeout_s` what errors say of it.
+    """
+
+    def __init__(
+        self, caller: Caller, what: str, *, timeout_s: float, deadline: float, changes: bool, repeatable: bool
+    ) -> None:
+        self._caller = caller
+        self._what = what
+        self._timeout_s = timeout_s
+        self._deadline = deadline
+        self._changes = changes
+        self._repeatable = repeatable
+        self._backoff = Backoff(rng=caller.rng)
+        self._redirects = 0
+        self._last = ""
+        self._maybe_applied = False
+        self.verdict = Verdict(step=Step.RETRY)
+        self.problem: Mapping[str, Any] = {}
+
+    def left_s(self) -> float:
+        """Return the seconds that are left for another attempt.
+
+        Raises:
+            TimedOut: when too few are left.
+            OutcomeUnknown: when too few are left, and an earlier attempt may have changed something.
+            Unavailable: when the client was closed.
+        """
+        if self._caller.closed:
+            raise Unavailable("the client was closed", code="client_closed")
+        left_s = self._deadline - time.monotonic()
+        if left_s > (LEAST_ATTEMPT_S if self._last else 0):
+            return left_s
+        last = self._last or "no attempt was made"
+        message = f"{self._what} was not answered within {self._timeout_s:g} s; last: {last}"
+        if self._maybe_applied and self._changes:
+            raise OutcomeUnknown(message, code="outcome_unknown", outcome="unknown")
+        raise TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
+
+    async def send(
+        self,
+        url: str,
+        head: bytes,
+        body: Buffer = b"",
+        *,
+        timeout_s: float,
+        bodyless: bool = False,
+        accept: Collection[int] = (),
+        measured: bool = False,
+    ) -> Answer | None:
+        """Send the request to `url` once; return the answer if it is good or its status is in `accept`.
+
+        None means that it is to be sent again: `verdict` and `problem` say why. With `measured` the time
+        until the answer counts for the choice of the next replica.
+
+        Raises:
+            Error: what a final answer stands for. Its `outcome` is that of all attempts.
+            OutcomeUnknown: when the connection was lost, and the request may not be repeated.
+        """
+        caller = self._caller
+        left_s = self.left_s()
+        answer: Answer | None = None
+        self.problem = {}
+        started = time.perf_counter()
+        caller.balancer.started(url)
+        try:
+            answer = await caller.pool.ask(
+                url, head, (body,) if body else (), timeout_s=min(left_s, timeout_s), bodyless=bodyless
+            )
+        except ConnectionFailed as failure:
+            # An attempt that our own deadline cut off says less than the one before it.
+            if not self._last or time.monotonic() < self._deadline - CUT_OFF_S:
+                self._last = str(failure)
+            self.verdict = judge_loss(sent=failure.sent, repeatable=self._repeatable)
+            caller.balancer.failed(url, now_ms=now_ms())
+        except BaseException:
+            caller.balancer.finished(url, latency_us=None)
+            raise
+        else:
+            latency_us = (time.perf_counter() - started) * 1e6 if measured else None
+            caller.balancer.finished(url, latency_us=latency_us)
+            if answer.status in accept:
+                return answer
+            self.verdict, self.problem = judged(
+                answer, repeatable=self._repeatable, redirects=self._redirects
+            )
+            if self.verdict.step is Step.DONE:
+                return answer
+            self._last = str(self.problem.get("detail") or f"{url} answered {answer.status}")
+            if self.verdict.avoid:
+                caller.balancer.failed(url, now_ms=now_ms(), started=False)
+        self._maybe_applied |= self.verdict.maybe_applied
+        if self.verdict.step is Step.FAIL:
+            raise self._failure(answer)
+        return None
+
+    def _failure(self, answer: Answer | None) -> Error:
+        if answer is None:
+            return OutcomeUnknown(f"{self._what}: {self._last}", code="outcome_unknown", outcome="unknown")
+        error = from_problem(answer.status, self.problem, asked=self._what)
+        if self._maybe_applied and self._changes:
+            error.outcome = "unknown"  # the answer tells of the last attempt alone
+        return error
+
+    def reject(self, url: str, why: str) -> None:
+        """Count a good answer as none, because of what it holds; another node is asked."""
+        self._last = why
+        self.verdict = Verdict(step=Step.RETRY)
+        self._caller.balancer.failed(url, now_ms=now_ms(), started=False)
+
+    async def pause(self) -> str | None:
+        """Wait as the last verdict says; return the URL that it leads to, None if the caller may choose."""
+        verdict = self.verdict
+        if verdict.step is Step.FOLLOW:
+            self._caller.redirects += 1
+            self._redirects += 1
+            assert verdict.location is not None, "a redirect without a location"
+            return origin_of(verdict.location)
+        self._caller.retries += 1
+        self._redirects = 0
+        wait_s = max(self._backoff.next_ms(), verdict.wait_ms) / 1000
+        await asyncio.sleep(max(0.0, min(wait_s, self._deadline - time.monotonic())))
+        return origin_of(verdict.location) if verdict.location else None
