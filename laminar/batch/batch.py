@@ -24,7 +24,7 @@ from laminar.batch.columns import (
     tag_hash,
     unfold,
 )
-from laminar.batch.header import BatchError, Buffer, Flag, Header, Kind, verify
+from laminar.batch.header import BatchError, Buffer, Flag, Header, Kind, verify, verify_body
 
 _T = TypeVar("_T")
 _HEADERS_DECODER = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -82,13 +82,18 @@ class Batch:
     """The records of one frame. A frame of a control kind is a batch of no records.
 
     Both checksums are checked here, at the far end, unless the caller says with ``verified=True`` that
-    it has done so. Columns are opened on first use; one that is damaged raises then, and only then.
+    it has done so, or gives the `header` that `split_headers` verified: then the body's is checked.
+    Columns are opened on first use; one that is damaged raises then, and only then.
     """
 
     __slots__ = ("_cache", "_entries", "frame", "header")
 
-    def __init__(self, frame: Buffer, *, verified: bool = False) -> None:
-        self.header: Header = Header.unpack(frame) if verified else verify(frame)
+    def __init__(self, frame: Buffer, *, verified: bool = False, header: Header | None = None) -> None:
+        if header is None:
+            header = Header.unpack(frame) if verified else verify(frame)
+        else:
+            verify_body(frame, header)
+        self.header: Header = header
         self.frame = frame
         self._entries: dict[int, Entry] | None = None
         # By name what was unpacked, by column its plain bytes.

@@ -482,12 +482,17 @@ def verify_header(frame: Buffer) -> Header:
 def verify(frame: Buffer) -> Header:
     """Check that `frame` is exactly one whole frame with both checksums right, and read its header."""
     header = verify_header(frame)
-    if len(frame) != HEADER_SIZE + header.body_length:
+    verify_body(frame, header)
+    return header
+
+
+def verify_body(frame: Buffer, header: Header) -> None:
+    """Check that `frame` is one whole frame as long as its `header` says, with the body's checksum right."""
+    if len(frame) != header.frame_size:
         raise malformed("length", len(frame), header.frame_size, "frame")
     found = crc32c(memoryview(frame)[HEADER_SIZE:])
     if found != header.body_crc:
         raise _bad_checksum("body_crc", found, header.body_crc)
-    return header
 
 
 def _bad_checksum(field: str, found: int, stated: int) -> BatchError:
@@ -503,6 +508,11 @@ def split(buffer: Buffer) -> list[memoryview]:
     Raises:
         BatchError: bytes are left over, or the last frame ends early.
     """
+    return [frame for frame, _ in split_headers(buffer)]
+
+
+def split_headers(buffer: Buffer) -> list[tuple[memoryview, Header]]:
+    """Do as `split`, and return each frame's verified head with it, so that it is verified once."""
     view = memoryview(buffer)
     frames = []
     position = 0
@@ -511,6 +521,6 @@ def split(buffer: Buffer) -> list[memoryview]:
         end = position + header.frame_size
         if end > len(view):
             raise malformed("length", len(view) - position, header.frame_size, f"frame at byte {position}")
-        frames.append(view[position:end])
+        frames.append((view[position:end], header))
         position = end
     return frames

@@ -190,7 +190,8 @@ class FakeCluster:
                     writer.transport.abort()
                     return
                 status, extra, content = answer
-                lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}", f"Laminar-Node: n{node}"]
+                extra = {"Laminar-Node": f"n{node}", **extra}
+                lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}"]
                 lines += [f"{name}: {value}" for name, value in extra.items()]
                 writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + content)
                 await writer.drain()
@@ -353,7 +354,13 @@ class FakeCluster:
     async def _fetch(
         self, node: int, partition: FakePartition, query: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
-        offset = int(query["offset"])
+        asked = query["offset"]
+        places = {"earliest": partition.start, "latest": partition.end}
+        offset = places[asked] if asked in places else int(asked)
+        if query.get("read") == "leader":
+            if self.leaderless:
+                return _problem(503, "no_leader")
+            node = partition.leader  # whoever is asked passes it on
         end = partition.end - partition.lag.get(node, 0)
         if offset < partition.start:
             return _problem(410, "offset_expired", earliest=partition.start)
@@ -376,7 +383,12 @@ class FakeCluster:
                 break
             found.append(frame)
             size += len(frame)
-        return 200, {"Laminar-End-Offset": str(end), "Content-Type": "x"}, b"".join(found)
+        headers = {
+            "Laminar-End-Offset": str(end),
+            "Laminar-Offset": str(offset),
+            "Laminar-Node": f"n{node}",
+        }
+        return 200, headers, b"".join(found)
 
     def _cursor(
         self, method: str, topic: str, rest: list[str], body: bytes

@@ -223,7 +223,7 @@ async def test_reads_are_spread_and_never_go_back(cluster: Any) -> None:
     assert {"n0", "n2"} == set(served)
 
 
-@pytest.mark.parametrize("hole", [0, 7])
+@pytest.mark.parametrize("hole", [4, 5, 6, 7])
 async def test_a_replica_that_passes_over_records_is_not_believed(cluster: Any, hole: int) -> None:
     """Its answer begins, or goes on, after the offset asked for: another replica is asked."""
     async with aio.connect(cluster.urls) as client:
@@ -232,9 +232,36 @@ async def test_a_replica_that_passes_over_records_is_not_believed(cluster: Any, 
             await topic.append(b"%d" % number, partition=0)
         cluster.holes.add((1, hole))
         for _ in range(10):
-            values = [r.raw async for r in topic.read(partitions=[0])]
+            values = [r.raw async for r in topic.read(partitions=[0], fetch_bytes=1_000)]
             assert [b"%d" % n for n in range(10)] == values
     assert any(node == 1 and "/records?" in target for node, target in _requests(cluster))
+
+
+async def test_a_read_is_one_request_where_one_answer_holds_all(cluster: Any) -> None:
+    """The leader's answer to the first fetch says where the partition begins and ends."""
+    async with aio.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        for number in range(3):
+            await topic.append(b"%d" % number, partition=0)
+        before = len(cluster.requests)
+        earliest = [r.raw async for r in topic.read(partitions=[0])]
+        latest = [r.raw async for r in topic.read("latest", partitions=[0])]
+        named = [r.raw async for r in topic.read({0: 1}, partitions=[0])]
+
+    assert ([b"0", b"1", b"2"], [], [b"1", b"2"]) == (earliest, latest, named)
+    assert 3 == len(cluster.requests) - before
+
+
+async def test_a_leader_that_passes_over_records_is_not_believed_of_where_they_begin(cluster: Any) -> None:
+    """Its first batch lies after the offset that it says it began at: other replicas are asked."""
+    async with aio.connect(cluster.urls, timeout=1.0) as client:
+        topic = client.topic("t")
+        for number in range(10):
+            await topic.append(b"%d" % number, partition=0)
+        cluster.holes.add((0, 0))
+        values = [r.raw async for r in topic.read(partitions=[0])]
+
+    assert [b"%d" % n for n in range(10)] == values
 
 
 async def test_a_read_of_records_that_every_replica_passes_over_says_which(cluster: Any) -> None:

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
-from laminar.batch import Batch, BatchError, split, verify_header
-from laminar.client.errors import Error, OffsetExpired, TimedOut, Unavailable
+from laminar.batch import Batch, BatchError, Header, split_headers
+from laminar.client.errors import Error, OffsetExpired, OutcomeUnknown, TimedOut, Unavailable
 from laminar.client.net.session import Session
 from laminar.client.records import ReadBatch
+from laminar.http.protocol.answer import Answer
 
 T = TypeVar("T")
 
@@ -36,15 +37,16 @@ def _end_of_last(ranges: str) -> int:
     return int(ranges.rpartition("-")[2]) + 1
 
 
-def _unreadable(frame: memoryview) -> int | None:
-    """The offset past a batch of which something cannot be decoded; None for one that can be read whole."""
-    header = verify_header(frame)
-    try:
-        batch = Batch(frame)
+def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
+    """Return the batch of a frame whose `header` is verified; with `whole` all its columns are decoded.
+
+    Raises:
+        BatchError: when the body, or with `whole` a column of it, cannot be read.
+    """
+    batch = Batch(frame, header=header)
+    if whole:
         _ = batch.values, batch.keys, batch.tags, batch.headers, batch.timestamps
-    except BatchError:
-        return header.next_offset
-    return None
+    return batch
 
 
 class Fetchers(Generic[T]):
@@ -108,12 +110,55 @@ class Fetchers(Generic[T]):
         """Whether nothing is being read any more, or something failed."""
         return not self._tasks or self._failure is not None
 
-    def add(self, partition: int, start: int, end: int | None = None) -> None:
-        """Read `partition` from `start` to `end` (None: for ever)."""
+    async def first_fetch(self, partition: int, start: int | str) -> tuple[int, int, Answer | None]:
+        """Ask the leader of `partition` for records from `start`; return where they start, the end, its
+        answer.
+
+        `start` may be a place that the leader resolves: earliest, latest or an epoch time in ms. So one
+        request finds where to begin and where to end, and brings records. No answer, but both offsets, where
+        it failed.
+        """
+        timeout_s = self._session.timeout_s if self._timeout_s is None else self._timeout_s
+        answer: Answer | None = None
+        try:
+            answer = await self._session.fetch(
+                self._topic,
+                partition,
+                offset=start,
+                max_bytes=self._fetch_bytes,
+                from_leader=True,
+                timeout_s=self._session.leader_patience_s(timeout_s),
+                narrowed=self._narrowed,
+            )
+        except (TimedOut, Unavailable, OutcomeUnknown, OffsetExpired):
+            # No leader: replicas tell. Or the records are gone, or damaged: who reads them meets that.
+            first, end = await asyncio.gather(
+                self._offset_at(partition, start), self._offset_at(partition, "latest")
+            )
+        except Error as error:
+            if error.code != "offset_beyond_end" or not isinstance(start, int):
+                raise
+            first, end = start, int(error.limit)
+        else:
+            first = start if isinstance(start, int) else int(answer.headers["laminar-offset"])
+            end = int(answer.headers["laminar-end-offset"])
+        return first, end, answer
+
+    async def _offset_at(self, partition: int, at: int | str) -> int:
+        if isinstance(at, int):
+            return at
+        return await self._session.offset_at(
+            self._topic, partition, at, patience_s=0.0, timeout_s=self._timeout_s
+        )
+
+    def add(
+        self, partition: int, start: int, end: int | None = None, *, answer: Answer | None = None
+    ) -> None:
+        """Read `partition` from `start` to `end` (None: for ever); `answer` is that to the first fetch."""
         assert partition not in self._tasks, f"partition {partition} is being read"
         self._held_bytes[partition] = 0
         self._room[partition] = asyncio.Event()
-        task = self._session.loop.create_task(self._fetch_all(partition, start, end))
+        task = self._session.loop.create_task(self._fetch_all(partition, start, end, answer))
         self._tasks[partition] = task
         task.add_done_callback(lambda done: self._ended(partition, done))
 
@@ -163,7 +208,7 @@ class Fetchers(Generic[T]):
             self.fail(failure)
         self._changed.set()
 
-    async def _fetch_all(self, partition: int, offset: int, end: int | None) -> None:
+    async def _fetch_all(self, partition: int, offset: int, end: int | None, first: Answer | None) -> None:
         """Fetch `partition` from `offset` to `end` (None: for ever), as far ahead as there is room."""
         room = self._room[partition]
         wait_ms = 0
@@ -173,17 +218,19 @@ class Fetchers(Generic[T]):
                 room.clear()
                 await room.wait()
             try:
-                answer = await self._session.fetch(
-                    self._topic,
-                    partition,
-                    offset=offset,
-                    max_bytes=self._fetch_bytes,
-                    wait_ms=wait_ms,
-                    at_least=at_least,
-                    from_leader=self._from_leader,
-                    timeout_s=self._timeout_s,
-                    narrowed=self._narrowed,
-                )
+                answer, first = first, None
+                if answer is None:
+                    answer = await self._session.fetch(
+                        self._topic,
+                        partition,
+                        offset=offset,
+                        max_bytes=self._fetch_bytes,
+                        wait_ms=wait_ms,
+                        at_least=at_least,
+                        from_leader=self._from_leader,
+                        timeout_s=self._timeout_s,
+                        narrowed=self._narrowed,
+                    )
             except (TimedOut, Unavailable):
                 if not self._follow:
                     raise
@@ -200,13 +247,17 @@ class Fetchers(Generic[T]):
                 # Before the first batch; where there is none, before what comes next.
                 offset = max(offset, _end_of_last(answer.headers[_LEFT_OUT]))
                 self._skipped(partition, before, offset)
-            for frame in split(answer.body):
-                if self._narrowed and (gone := _unreadable(frame)):
-                    self._skipped(partition, offset, gone)
-                    offset = gone
+            for frame, header in split_headers(answer.body):
+                try:
+                    decoded = _decode(frame, header, whole=self._narrowed is not None)
+                except BatchError:
+                    if self._narrowed is None:
+                        raise
+                    self._skipped(partition, offset, header.next_offset)
+                    offset = header.next_offset
                     continue
                 batch = ReadBatch(
-                    Batch(frame),
+                    decoded,
                     topic=self._topic,
                     partition=partition,
                     start_offset=offset,

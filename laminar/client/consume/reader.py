@@ -19,6 +19,7 @@ from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetch
 from laminar.client.errors import ConfigError
 from laminar.client.net.session import Session
 from laminar.client.records import ReadBatch, Record
+from laminar.http.protocol.answer import Answer
 
 if TYPE_CHECKING:
     import pandas
@@ -251,34 +252,35 @@ class Reader(Generic[T]):
                 limit=len(places.places) - 1,
             )
         starts = await self._starts(partitions)
-        ends: list[int | None] = [None] * len(partitions)
-        if not self._follow:
-            ends = list(await asyncio.gather(*(self._offset_at(each, "latest") for each in partitions)))
-        for partition, end in zip(partitions, ends, strict=True):
-            start = starts[partition]
+        found = await asyncio.gather(*(self._first_fetch(each, starts[each]) for each in partitions))
+        for partition, (start, end, answer) in zip(partitions, found, strict=True):
             self.positions[partition] = start
             if end is not None:
                 self.ends[partition] = end
-                if start >= end:
-                    continue
-            self._fetchers.add(partition, start, end)
+            if end is None or start < end:
+                self._fetchers.add(partition, start, end, answer=answer)
 
-    async def _starts(self, partitions: list[int]) -> dict[int, int]:
-        found: dict[int, int] = {}
+    async def _first_fetch(self, partition: int, start: int | str) -> tuple[int, int | None, Answer | None]:
+        """Return where to begin and to end (None: for ever), and what was answered if that was asked for."""
+        if not self._follow:
+            return await self._fetchers.first_fetch(partition, start)
+        if isinstance(start, int):
+            return start, None, None
+        offset, _, answer = await self._fetchers.first_fetch(partition, start)
+        return offset, None, answer
+
+    async def _starts(self, partitions: list[int]) -> dict[int, int | str]:
+        """Return where each partition begins: an offset, or what `start_parameter` makes of the start."""
+        found: dict[int, int | str] = {}
         if self._cursor is not None:
-            found = {key: value for key, value in (await self._cursor.load()).items() if key in partitions}
+            found |= {key: value for key, value in (await self._cursor.load()).items() if key in partitions}
         if isinstance(self._start, Mapping):
             for partition, offset in self._start.items():
                 found.setdefault(int(partition), int(offset))
             at = "earliest"
         else:
             at = start_parameter(self._start, now_ms=time.time_ns() // 1_000_000)
-        missing = [each for each in partitions if each not in found]
-        offsets = await asyncio.gather(*(self._offset_at(each, at) for each in missing))
-        return found | dict(zip(missing, offsets, strict=True))
-
-    async def _offset_at(self, partition: int, at: str) -> int:
-        return await self._session.offset_at(self._topic, partition, at, timeout_s=self._timeout_s)
+        return dict.fromkeys(partitions, at) | found
 
     def _skipped(self, partition: int, offset: int, earliest: int) -> None:
         """Records from `offset` to `earliest` are passed over: who has handed out all before stands there."""

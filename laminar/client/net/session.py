@@ -41,6 +41,15 @@ MAP_PATIENCE_S = 1.0
 SILENT_MS = 1_000
 
 
+def start_query(start: int | str) -> str:
+    """Return the parameter that says where a fetch begins: an offset, earliest, latest or an epoch time in
+    ms.
+    """
+    if isinstance(start, int) or start in ("earliest", "latest"):
+        return f"offset={start}"
+    return f"since={start}"
+
+
 def _first_offset(body: Buffer) -> int | None:
     """The offset of the first record of some batches; None where there is none."""
     return Header.unpack(body).base_offset if body else None
@@ -231,7 +240,7 @@ class Session:
         topic: str,
         partition: int,
         *,
-        offset: int,
+        offset: int | str,
         max_bytes: int,
         wait_ms: int = 0,
         at_least: int = 0,
@@ -242,15 +251,18 @@ class Session:
     ) -> Answer:
         """Frames from `offset` on, from the replica that has least to do and is not behind.
 
-        A good answer may hold no frames; its first one holds the record at `offset`. `at_least` is an end
-        the caller knows of. With `only` no other replica than that one is asked, as `readers` numbers them.
-        `narrowed` are parameters that leave out something: ``to``, ``tag``, ``fields``. Raises
-        `OffsetExpired`, or as `call` does.
+        A good answer may hold no frames; its first one holds the record at `offset`. With `from_leader` that
+        may be a place that the leader resolves, as in `start_query`. `at_least` is an end the caller knows
+        of. With `only` no other replica than that one is asked, as `readers` numbers them. `narrowed` are
+        parameters that leave out something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as `call`
+        does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        min_offset = max(self.seen.next_offset(topic, partition), offset, at_least)
+        assert from_leader or isinstance(offset, int), f"a replica cannot tell where {offset} is"
+        known_offset = offset if isinstance(offset, int) else 0
+        min_offset = max(self.seen.next_offset(topic, partition), known_offset, at_least)
         target = (
-            f"{topic_path(topic)}/partitions/{partition}/records?offset={offset}&max_bytes={max_bytes}"
+            f"{topic_path(topic)}/partitions/{partition}/records?{start_query(offset)}&max_bytes={max_bytes}"
             f"&wait_ms={wait_ms}&read={'leader' if from_leader else 'replica'}"
         )
         if min_offset and not from_leader:
@@ -288,12 +300,13 @@ class Session:
             )
             if answer is not None:
                 node = answer.headers.get("laminar-node", url)
+                begins = offset if isinstance(offset, int) else int(answer.headers["laminar-offset"])
                 found = None if narrowed else _first_offset(answer.body)
-                if found is None or found <= offset:
+                if found is None or found <= begins:
                     self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
                     return answer
                 # Records are missing there, and it has not said so: another replica has them.
-                attempts.reject(url, f"{node} answered {found} for {offset}")
+                attempts.reject(url, f"{node} answered {found} for {begins}")
             known = self._maps.get(topic)
             if attempts.verdict.stale and known is not None:
                 known.stale = True
@@ -314,20 +327,23 @@ class Session:
         *,
         id_: str = "",
         leader_only: bool = False,
+        patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> int:
         """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it.
 
-        Where no leader is found within `LEADER_PATIENCE_S`, as the replica has it that knows most, unless
-        `leader_only`: what is committed is read on with a majority gone. That may be less than all there is,
-        and is logged. With `id_`, of the partition of this id only: `NotFound` where that is no more.
+        Where no leader is found within `patience_s` (`LEADER_PATIENCE_S` if left out), as the replica has it
+        that knows most, unless `leader_only`: what is committed is read on with a majority gone. That may be
+        less than all there is, and is logged. With `id_`, of the partition of this id only: `NotFound` where
+        that is no more.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         places = await self.topic_map(topic, timeout_s=timeout_s)
         target = f"{topic_path(topic)}/partitions/{partition}/offsets?at={at}" + (f"&id={id_}" if id_ else "")
         left_s = max(0.0, deadline - time.monotonic())
-        patience_s = left_s if leader_only else min(LEADER_PATIENCE_S, left_s / 2)
+        if patience_s is None:
+            patience_s = left_s if leader_only else self.leader_patience_s(left_s)
         try:
             answer = await self.call("GET", target, timeout_s=patience_s, first=places.leader(partition))
         except (TimedOut, OutcomeUnknown, Unavailable):
@@ -339,6 +355,10 @@ class Session:
             left_s = max(0.0, deadline - time.monotonic())
             answer = await self.call("GET", target, timeout_s=left_s, first=places.leader(partition))
         return int(answer.json()["offset"])
+
+    def leader_patience_s(self, timeout_s: float) -> float:
+        """Return how long a leader is waited for, by a call that takes another way when none is found."""
+        return min(LEADER_PATIENCE_S, timeout_s / 2)
 
     async def _offset_of_replicas(
         self, topic: str, partition: int, target: str, *, deadline: float

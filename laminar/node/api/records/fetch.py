@@ -189,6 +189,7 @@ class FetchRoutes:
         deadline = asyncio.get_running_loop().time() + wait_s
         bounds = await self._catch_up(request, served, read, deadline)
         offset = await self._offset(request, served, bounds)
+        found = [] if query.get("offset") == str(offset) else [("Laminar-Offset", str(offset))]
         checked = await self._check_bounds(request, served, bounds, offset)
         if isinstance(checked, Response):
             return checked
@@ -221,6 +222,7 @@ class FetchRoutes:
             except DamagedRange as damage:
                 response = await self.elsewhere(request, served, offset)
                 if response is not None:
+                    response.headers = [*response.headers, *found]
                     return response
                 if not skip:
                     raise problem_of(damage, served, node=self._services.node, offset=offset) from damage
@@ -243,7 +245,9 @@ class FetchRoutes:
         else:
             response = await answered([], offset=offset, behind=0)
         if skipped:
-            response.headers = [*response.headers, (SKIPPED, ",".join(skipped))]
+            found.append((SKIPPED, ",".join(skipped)))
+        if found:
+            response.headers = [*response.headers, *found]
         return response
 
     async def elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:

@@ -174,6 +174,21 @@ def test_older_data_than_the_client_has_seen_is_never_given(ten: Partition, read
     assert 0.15 < time.monotonic() - begun < 5
 
 
+@pytest.mark.parametrize(
+    ("query", "begins"),
+    [({}, "0"), ({"offset": "earliest"}, "0"), ({"offset": "latest"}, "10"), ({"since": "0"}, "0")],
+    ids=str,
+)
+def test_an_answer_says_where_it_begins_unless_the_request_did(
+    ten: Partition, query: dict[str, str], begins: str
+) -> None:
+    """As `Laminar-Offset`, beside the confirmed end."""
+    answer = ten.fetch(**query, read="leader")
+
+    assert (begins, "10") == (answer.headers["laminar-offset"], answer.headers["laminar-end-offset"])
+    assert "laminar-offset" not in ten.fetch(offset=3).headers
+
+
 # -- waiting -----------------------------------------------------------------------------------------------
 
 
