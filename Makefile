@@ -45,7 +45,7 @@ demo: .venv/.spark java
 # What `make check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes
 # then, unless tests/unsteady.txt has it: docs/decisions/0011.
 LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
-CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py
+CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py tests/test_sync_face.py
 MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
 ALONE := -p no:xdist $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.

@@ -23,6 +23,7 @@ from laminar.client.produce.producer import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
     Delivery,
+    Guard,
     Producer,
     lane_for,
 )
@@ -32,7 +33,6 @@ from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo
 from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
-    import contextlib
     import datetime
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Topic(Generic[T]):
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         window: int = 4,
         timeout: float | None = None,
-        guard: contextlib.AbstractContextManager[Any] | None = None,
+        guard: Guard | None = None,
         name: str | None = None,
     ) -> Sender:
         """An engine with an outbox for this topic's partitions, under a new producer id or that of `name`."""
@@ -189,8 +189,9 @@ class Topic(Generic[T]):
         Its batches are accepted before they are durable, and kept here until they are.
         """
 
-        async def begin() -> Sender:
+        async def begin(guard: Guard | None) -> Sender:
             return await self.open_sender(
+                guard=guard,
                 stop_on_failure=True,
                 batch_bytes=batch_bytes,
                 window=window,

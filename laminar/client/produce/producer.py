@@ -8,7 +8,8 @@ apart (`room`), or by `send_all`, which paces itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from laminar.client.records import Receipt
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
 Key = str | bytes | None
+Guard = AbstractContextManager[Any]
 
 # What a batch costs beside its bytes (a Raft entry on three nodes) is shared by some 500 records of 1 KiB.
 DEFAULT_BATCH_BYTES = 512 << 10
@@ -163,23 +165,27 @@ class Producer(Generic[T_in]):
 
     def __init__(
         self,
-        begin: Callable[[], Any],
+        begin: Callable[[Guard | None], Awaitable[Sender]],
         *,
         topic: str,
         encode: Callable[[T_in], bytes] | None,
         buffer_bytes: int,
     ) -> None:
         self._begin = begin
-        self._topic = topic
-        self._encode = encode
-        self._buffer_bytes = buffer_bytes
+        self.topic = topic
+        self.encode = encode
+        self.buffer_bytes = buffer_bytes
         self._overflow_bytes = buffer_bytes * OVERFLOW
         self._outbox: Outbox | None = None
         self._sender: Sender | None = None
         self._progress: asyncio.Future[None] | None = None
 
+    async def open_sender(self, guard: Guard | None = None) -> Sender:
+        """Begin, and return what sends. `guard` is the lock under which other threads fill its outbox."""
+        return await self._begin(guard)
+
     async def __aenter__(self) -> Producer[T_in]:
-        sender: Sender = await self._begin()
+        sender = await self.open_sender()
         sender.on_progress = self._on_progress
         self._sender = sender
         self._outbox = sender.outbox
@@ -255,7 +261,7 @@ class Producer(Generic[T_in]):
             raise ConfigError("send outside of `async with topic.producer()`", code="not_open")
         if outbox.buffered_bytes > self._overflow_bytes:
             raise self._overflow(outbox)
-        raw: Any = value if self._encode is None else self._encode(value)
+        raw: Any = value if self.encode is None else self.encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
             raise wrong
         return outbox, sender, raw
@@ -269,11 +275,11 @@ class Producer(Generic[T_in]):
             async for key, value in records:
                 self._put(value, key)
                 count += 1
-                if outbox.buffered_bytes >= self._buffer_bytes:
+                if outbox.buffered_bytes >= self.buffer_bytes:
                     await self.room()
             return count
         put = self._put
-        limit_bytes = self._buffer_bytes
+        limit_bytes = self.buffer_bytes
         for key, value in records:
             put(value, key)
             count += 1
@@ -283,11 +289,11 @@ class Producer(Generic[T_in]):
 
     def has_room(self) -> bool:
         """Whether `room` would return at once."""
-        return self._outbox is not None and self._outbox.buffered_bytes < self._buffer_bytes
+        return self._outbox is not None and self._outbox.buffered_bytes < self.buffer_bytes
 
     async def room(self) -> None:
         """Wait until the buffer has room for more."""
-        while self._outbox is not None and self._outbox.buffered_bytes >= self._buffer_bytes:
+        while self._outbox is not None and self._outbox.buffered_bytes >= self.buffer_bytes:
             await self._progressed()
 
     async def wait(self) -> None:
@@ -297,7 +303,7 @@ class Producer(Generic[T_in]):
         with sender.hurry():
             while outbox.buffered_bytes > 0:
                 await self._progressed()
-        failure = produce_error(outbox, self._topic)
+        failure = produce_error(outbox, self.topic)
         if failure is not None:
             raise failure
 
@@ -315,7 +321,7 @@ class Producer(Generic[T_in]):
         assert outbox is not None, "accepted outside of the producer's block"
         while not outbox.all_accepted():
             await self._progressed()
-        failure = produce_error(outbox, self._topic)
+        failure = produce_error(outbox, self.topic)
         if failure is not None:
             raise failure
 

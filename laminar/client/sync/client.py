@@ -1,9 +1,8 @@
 """The client without a loop: what `laminar.connect` returns.
 
-Thin wrappers around the async face, run by a `Portal`; `tests/client/sync/test_sync.py` holds each class to
-the methods and parameters of its twin. Each module wraps the one of its name above; here is the client
-itself. Three are more than wrappers, because a thread hop per record would cost more than the record:
-producer, reader and sink.
+Each class of this folder calls its asynchronous twin through a `Portal`. What stands below a comment
+``# generated from ...`` is written by `python -m tests.sync_face` (docs/decisions/0019). Producer, reader,
+subscription and stager do more by hand: a change of threads for each record would cost more than the record.
 """
 
 from __future__ import annotations
@@ -28,11 +27,19 @@ class Client:
     """A cluster. Use it as ``with laminar.connect(...) as client``, or call `close`."""
 
     def __init__(self, client: aio_client.Client) -> None:
-        self._client = client
+        self._twin = client
         self._started: Portal | None = None
 
-    def __repr__(self) -> str:
-        return repr(self._client)
+    def _open(self) -> Portal:
+        # Opened by the first use, so that a notebook needs no `with`.
+        if self._started is None:
+            self._started = Portal()
+            self._started.run(lambda: self._twin.__aenter__())
+        return self._started
+
+    @property
+    def _portal(self) -> Portal:
+        return self._open()
 
     def __enter__(self) -> Self:
         self._open()
@@ -43,17 +50,10 @@ class Client:
     ) -> None:
         self.close()
 
-    def _open(self) -> Portal:
-        # Opened by the first use, so that a notebook needs no `with`.
-        if self._started is None:
-            self._started = Portal()
-            self._started.run(lambda: self._client.__aenter__())
-        return self._started
-
     def close(self) -> None:
-        """End every connection and the thread behind them. Idempotent."""
+        """End every connection and the thread that serves them. Idempotent."""
         if self._started is not None and not self._started.loop.is_closed():
-            self._started.run(lambda: self._client.close())
+            self._started.run(lambda: self._twin.close())
             self._started.close()
 
     @overload
@@ -61,11 +61,19 @@ class Client:
     @overload
     def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
     def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
-        """A topic by name, without asking whether it is there."""
+        """Return a topic by name, without asking whether it exists."""
         portal = self._open()
-        if codec is not None:
-            return Topic(portal, self._client.topic(name, codec))
-        return Topic(portal, self._client.topic(name))
+        return Topic(portal, self._twin.topic(name) if codec is None else self._twin.topic(name, codec))
+
+    def statistics(self) -> dict[str, Any]:
+        """Return retries, redirects, connections and reads by node since the client was opened."""
+        self._open()
+        return self._twin.statistics()
+
+    # generated from laminar.client.client.Client, without session
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
 
     def create_topic(
         self,
@@ -84,34 +92,35 @@ class Client:
         `allow_fewer_replicas` creates it with as many as there are, and it never gets more.
         `AlreadyExists` if it is there with another configuration, or at all without `exist_ok`.
         """
-        self._open().run(
-            lambda: self._client.create_topic(
-                name,
-                partitions=partitions,
-                replicas=replicas,
-                settings=settings,
-                allow_fewer_replicas=allow_fewer_replicas,
-                exist_ok=exist_ok,
-                timeout=timeout,
-            )
+        return Topic(
+            self._portal,
+            self._portal.run(
+                lambda: self._twin.create_topic(
+                    name,
+                    partitions=partitions,
+                    replicas=replicas,
+                    settings=settings,
+                    allow_fewer_replicas=allow_fewer_replicas,
+                    exist_ok=exist_ok,
+                    timeout=timeout,
+                )
+            ),
         )
-        return self.topic(name)
 
     def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        self._open().run(lambda: self._client.delete_topic(name, timeout=timeout))
+        self._portal.run(lambda: self._twin.delete_topic(name, timeout=timeout))
 
     def topics(self, prefix: str = "") -> list[str]:
         """The names of all topics that begin with `prefix`, sorted."""
-        return self._open().run(lambda: self._client.topics(prefix))
+        return self._portal.run(lambda: self._twin.topics(prefix))
 
     def sink(self, name: str) -> Sink:
         """A sink by name, without asking anything; this client has one epoch of it."""
-        portal = self._open()
-        return Sink(portal, self._client.sink(name))
+        return Sink(self._portal, self._twin.sink(name))
 
     def sinks(self, prefix: str = "") -> list[SinkInfo]:
         """All sinks whose names begin with `prefix`, by name."""
-        return self._open().run(lambda: self._client.sinks(prefix))
+        return self._portal.run(lambda: self._twin.sinks(prefix))
 
     def transaction(
         self,
@@ -126,31 +135,23 @@ class Client:
         """Batch `number` of `sink`: ``with client.transaction("s", 7) as tx: tx.append(topic, value)``.
 
         It is committed whole when the block ends, over any topics and partitions, and once, however often it
-        is tried: a number that was committed is skipped (`Transaction.already`).
+        is tried: a number that was committed is skipped (`Transaction.already`). This client begins the sink
+        at its first transaction, unless `epoch` is given; `Fenced` when somebody else began it since.
         """
-        portal = self._open()
-        transaction = self._client.transaction(
-            sink,
-            number,
-            epoch=epoch,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            timeout=timeout,
+        return Transaction(
+            self._portal,
+            self._twin.transaction(
+                sink, number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
+            ),
         )
-        return Transaction(portal, transaction)
 
     def cluster(self) -> dict[str, Any]:
         """``GET /v1/cluster``: nodes, shards and their URLs."""
-        return self._open().run(lambda: self._client.cluster())
+        return self._portal.run(lambda: self._twin.cluster())
 
     def request_json(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """Any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
-        return self._open().run(lambda: self._client.request_json(method, path, body, timeout=timeout))
-
-    def statistics(self) -> dict[str, Any]:
-        """Retries, redirects, connections and reads by node since the client was opened."""
-        self._open()
-        return self._client.statistics()
+        return self._portal.run(lambda: self._twin.request_json(method, path, body, timeout=timeout))
 
 
 def connect(

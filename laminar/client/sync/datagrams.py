@@ -21,19 +21,31 @@ class Datagrams(Generic[T]):
 
     def __init__(self, portal: Portal, datagrams: aio_datagrams.Datagrams[T]) -> None:
         self._portal = portal
-        self._datagrams = datagrams
+        self._twin = datagrams
+
+    # generated from laminar.client.produce.datagrams.Datagrams, without end
 
     def __repr__(self) -> str:
-        return repr(self._datagrams)
+        return repr(self._twin)
 
     def __enter__(self) -> Self:
+        self._portal.run(lambda: self._twin.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._portal.loop.is_closed():
-            self.close()
+            self._portal.run(lambda: self._twin.__aexit__(kind, error, trace))
+
+    def statistics(self) -> dict[str, int]:
+        """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
+        return self._twin.statistics()
+
+    @property
+    def resent(self) -> int:
+        """Number of times a batch was sent again."""
+        return self._twin.resent
 
     def append(
         self,
@@ -52,7 +64,7 @@ class Datagrams(Generic[T]):
         doubled; `OutcomeUnknown` if the deadline passed without an answer, `TimedOut` if it was not sent.
         """
         return self._portal.run(
-            lambda: self._datagrams.append(
+            lambda: self._twin.append(
                 value,
                 key,
                 tag=tag,
@@ -63,10 +75,6 @@ class Datagrams(Generic[T]):
             )
         )
 
-    def statistics(self) -> dict[str, int]:
-        """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
-        return self._datagrams.statistics()
-
     def close(self) -> None:
         """Send nothing more. Idempotent; appends still waiting fail."""
-        self._portal.run(lambda: self._datagrams.close())
+        self._portal.run(lambda: self._twin.close())

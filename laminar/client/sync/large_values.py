@@ -1,4 +1,4 @@
-"""Values as streams without a loop: the sync face of `consume.large_values`; a test compares them."""
+"""Values as streams without a loop: the sync face of `consume.large_values`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ class Value:
         self.partition = value.partition
         self.offset = value.offset
         self._portal = portal
-        self._value = value
+        self._twin = value
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read(PIECE_BYTES):
+            yield chunk
+
+    # generated from laminar.client.consume.large_values.Value
 
     def __repr__(self) -> str:
-        return repr(self._value)
-
-    @property
-    def size_bytes(self) -> int:
-        """The length of the value."""
-        return self._value.size_bytes
+        return repr(self._twin)
 
     def __enter__(self) -> Self:
-        self._portal.run(lambda: self._value.__aenter__())
+        self._portal.run(lambda: self._twin.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not self._portal.loop.is_closed():
+            self._portal.run(lambda: self._twin.__aexit__(kind, error, trace))
 
-    def __iter__(self) -> Iterator[bytes]:
-        while chunk := self.read(PIECE_BYTES):
-            yield chunk
+    @property
+    def size_bytes(self) -> int:
+        """The length of the value."""
+        return self._twin.size_bytes
 
     def read(self, size: int = -1) -> bytes:
         """The next `size` bytes, or fewer where a piece ends; b"" at the end. Negative: all that are left.
@@ -51,8 +54,8 @@ class Value:
         Raises `Error` (``bad_checksum``) at the end of a value that is not what was appended, and as other
         reads do (`OffsetExpired` where retention has taken it meanwhile).
         """
-        return self._portal.run(lambda: self._value.read(size))
+        return self._portal.run(lambda: self._twin.read(size))
 
     def close(self) -> None:
         """Ask for nothing more. Idempotent."""
-        self._portal.run(lambda: self._value.close())
+        self._portal.run(lambda: self._twin.close())

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from laminar.client import topic as aio_topic
 from laminar.client.codecs import not_bytes
 from laminar.client.errors import ConfigError, Error
 from laminar.client.policy.lane import Pending
@@ -57,23 +56,19 @@ class Producer(Generic[T_in]):
     several threads; each thread's records keep their order.
     """
 
-    def __init__(
-        self, portal: Portal, topic: aio_topic.Topic[T_in], *, buffer_bytes: int, **options: Any
-    ) -> None:
+    def __init__(self, portal: Portal, producer: aio_producer.Producer[T_in]) -> None:
         self._portal = portal
-        self._topic = topic
-        self._options = options
-        self._buffer_bytes = buffer_bytes
-        self._encode = None if topic.codec is None else topic.codec.encode
+        self._twin = producer
+        self._topic = producer.topic
+        self._buffer_bytes = producer.buffer_bytes
+        self._encode = producer.encode
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
         self._sender: Sender | None = None
         self._outbox: Outbox | None = None
 
     def __enter__(self) -> Self:
-        sender = self._portal.run(
-            lambda: self._topic.open_sender(stop_on_failure=True, guard=self._lock, **self._options)
-        )
+        sender = self._portal.run(lambda: self._twin.open_sender(self._lock))
         sender.on_progress = self._on_progress
         self._outbox = sender.outbox
         self._sender = sender
@@ -161,7 +156,7 @@ class Producer(Generic[T_in]):
         assert outbox is not None and sender is not None, "wait outside of the producer's block"
         with self._lock, sender.hurry():
             self._until(lambda: outbox.buffered_bytes == 0)
-            failure = produce_error(outbox, self._topic.name)
+            failure = produce_error(outbox, self._topic)
         if failure is not None:
             raise failure
 
@@ -179,7 +174,7 @@ class Producer(Generic[T_in]):
         assert outbox is not None, "accepted outside of the producer's block"
         with self._lock:
             self._until(outbox.all_accepted)
-            failure = produce_error(outbox, self._topic.name)
+            failure = produce_error(outbox, self._topic)
         if failure is not None:
             raise failure
 

@@ -27,34 +27,34 @@ class Reader(Generic[T]):
 
     def __init__(self, portal: Portal, reader: aio_reader.Reader[T]) -> None:
         self._portal = portal
-        self._reader = reader
+        self._twin = reader
 
     def __enter__(self) -> Self:
-        self._portal.run(lambda: self._reader.__aenter__())
+        self._portal.run(lambda: self._twin.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._portal.run(lambda: self._reader.__aexit__(kind, error, trace))
+        self._portal.run(lambda: self._twin.__aexit__(kind, error, trace))
 
     @property
     def positions(self) -> dict[int, int]:
         """By partition, the offset behind the last record handed out."""
-        return self._reader.positions
+        return self._twin.positions
 
     @property
     def ends(self) -> dict[int, int]:
         """By partition, where a reader that does not follow ends; filled when it begins."""
-        return self._reader.ends
+        return self._twin.ends
 
     @property
     def skipped(self) -> list[tuple[int, int, int]]:
         """(partition, first offset, offset past the last) of what was passed over."""
-        return self._reader.skipped
+        return self._twin.skipped
 
     def __iter__(self) -> Iterator[Record[T]]:
-        positions = self._reader.positions
+        positions = self._twin.positions
         for batch in self._take_batches():
             partition = batch.partition
             for record in batch.records():
@@ -64,44 +64,46 @@ class Reader(Generic[T]):
     def batches(self) -> Iterator[ReadBatch[T]]:
         """The records batch-wise, without an object per record."""
         for batch in self._take_batches():
-            self._reader.positions[batch.partition] = batch.next_offset
+            self._twin.positions[batch.partition] = batch.next_offset
             yield batch
-
-    def next_batch(self) -> ReadBatch[T] | None:
-        """The next batch, None at the end. Its records count as handed out."""
-        return self._portal.run(lambda: self._reader.next_batch())
 
     def _take_batches(self) -> Iterator[ReadBatch[T]]:
         try:
-            while batches := self._portal.run(lambda: self._reader.take_ready()):
+            while batches := self._portal.run(lambda: self._twin.take_ready()):
                 yield from batches
         finally:
             # Who breaks off and never comes back leaves nobody fetching.
             if not self._portal.loop.is_closed():
                 self.pause()
 
+    # generated from laminar.client.consume.reader.Reader, without take_ready
+
+    def next_batch(self) -> ReadBatch[T] | None:
+        """The next batch, None at the end. Its records count as handed out."""
+        return self._portal.run(lambda: self._twin.next_batch())
+
     def commit(self) -> None:
         """Commit the cursor at the records handed out so far."""
-        self._portal.run(lambda: self._reader.commit())
+        self._portal.run(lambda: self._twin.commit())
 
     def commit_at(self, positions: Mapping[int, int]) -> None:
         """Commit the cursor at `positions`: by partition, the next offset wanted."""
-        self._portal.run(lambda: self._reader.commit_at(positions))
+        self._portal.run(lambda: self._twin.commit_at(positions))
 
     def to_arrow(self) -> pyarrow.Table:
         """Everything to the end as one table: offset, timestamp, key, value, tag, partition."""
-        return self._portal.run(lambda: self._reader.to_arrow())
+        return self._portal.run(lambda: self._twin.to_arrow())
 
     def to_polars(self) -> polars.DataFrame:
-        return self._portal.run(lambda: self._reader.to_polars())
+        return self._portal.run(lambda: self._twin.to_polars())
 
     def to_pandas(self) -> pandas.DataFrame:
-        return self._portal.run(lambda: self._reader.to_pandas())
+        return self._portal.run(lambda: self._twin.to_pandas())
 
     def pause(self) -> None:
         """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
-        self._portal.run(lambda: self._reader.pause())
+        self._portal.run(lambda: self._twin.pause())
 
     def close(self) -> None:
         """Stop fetching. Idempotent."""
-        self._portal.run(lambda: self._reader.close())
+        self._portal.run(lambda: self._twin.close())

@@ -1,4 +1,4 @@
-"""Sinks and transactions without a loop: the sync face of `transact.sinks`; a test compares them.
+"""Sinks and transactions without a loop: the sync face of `transact.sinks`.
 
 Like the sync producer's, records are gathered in the caller's thread, under a lock: a hop to the loop's
 thread for each would cost more than the record.
@@ -26,20 +26,22 @@ class Sink:
     def __init__(self, portal: Portal, sink: aio_sinks.Sink) -> None:
         self.name = sink.name
         self._portal = portal
-        self._sink = sink
+        self._twin = sink
+
+    # generated from laminar.client.transact.sinks.Sink, without expect open_sender ready
 
     def __repr__(self) -> str:
-        return repr(self._sink)
+        return repr(self._twin)
 
     @property
     def epoch(self) -> int | None:
         """This client's epoch; None before `begin`, and before its first transaction."""
-        return self._sink.epoch
+        return self._twin.epoch
 
     @property
     def committed(self) -> int | None:
         """The number of the last committed batch, as far as this client knows; None before the first."""
-        return self._sink.committed
+        return self._twin.committed
 
     def begin(self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None) -> int:
         """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
@@ -48,11 +50,11 @@ class Sink:
         Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
         cluster may forget it hours after (never if anybody began it without).
         """
-        return self._portal.run(lambda: self._sink.begin(epoch=epoch, once=once, timeout=timeout))
+        return self._portal.run(lambda: self._twin.begin(epoch=epoch, once=once, timeout=timeout))
 
     def describe(self, *, timeout: float | None = None) -> SinkInfo:
         """The sink as it is now; `NotFound` before its first `begin`."""
-        return self._portal.run(lambda: self._sink.describe(timeout=timeout))
+        return self._portal.run(lambda: self._twin.describe(timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
@@ -60,7 +62,7 @@ class Sink:
 
         `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
         """
-        self._portal.run(lambda: self._sink.delete(timeout=timeout))
+        self._portal.run(lambda: self._twin.delete(timeout=timeout))
 
     def stage(
         self,
@@ -75,10 +77,12 @@ class Sink:
 
         Any number of writers, anywhere, may stage for a batch, under the epoch that its driver began.
         """
-        stager = self._sink.stage(
-            number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
+        return Stager(
+            self._portal,
+            self._twin.stage(
+                number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
+            ),
         )
-        return Stager(self._portal, stager)
 
     def commit(
         self,
@@ -92,14 +96,15 @@ class Sink:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
 
         Returns once every partition has published its part. Batches are committed one after the other, their
-        numbers rising. `Fenced` when a newer driver began; `OutcomeUnknown` when nobody can tell in time:
+        numbers rising. `Fenced` when a newer driver began (its `outcome` is ``unknown`` where an earlier try
+        of this commit may have been decided before that); `OutcomeUnknown` when nobody can tell in time:
         `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
         epoch that another client began, `already` may be what an earlier try of this very commit did.
         `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
         that of the last one. `Error` (``other_batch``) where this number is committed with another.
         """
         return self._portal.run(
-            lambda: self._sink.commit(number, stages, epoch=epoch, fingerprint=fingerprint, timeout=timeout)
+            lambda: self._twin.commit(number, stages, epoch=epoch, fingerprint=fingerprint, timeout=timeout)
         )
 
 

@@ -26,36 +26,21 @@ class Subscription(Generic[T]):
 
     def __init__(self, portal: Portal, subscription: aio_subscription.Subscription[T]) -> None:
         self._portal = portal
-        self._subscription = subscription
+        self._twin = subscription
         self._records: Iterator[Record[T]] | None = None
         self.group = subscription.group
         self.mode = subscription.mode
         self.member = subscription.member
 
-    @property
-    def partitions(self) -> frozenset[int]:
-        """What this member reads now."""
-        return self._subscription.partitions
-
-    def __enter__(self) -> Self:
-        self._portal.run(lambda: self._subscription.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._portal.loop.is_closed():
-            self._portal.run(lambda: self._subscription.__aexit__(kind, error, trace))
-
     def __iter__(self) -> Iterator[Record[T]]:
-        self._subscription._check_entered()
+        self._twin._check_entered()
         # One for all loops: the rest of a batch that a loop broke off in is the next loop's.
         if self._records is None:
             self._records = self._iterate()
         return self._records
 
     def _iterate(self) -> Iterator[Record[T]]:
-        subscription = self._subscription
+        subscription = self._twin
         try:
             while True:
                 lease, batch = self._portal.run(lambda: subscription.take())
@@ -71,7 +56,7 @@ class Subscription(Generic[T]):
 
     def batches(self) -> Iterator[ReadBatch[T]]:
         """The records batch-wise, without an object per record."""
-        subscription = self._subscription
+        subscription = self._twin
         subscription._check_entered()
         while True:
             lease, batch = self._portal.run(lambda: subscription.take())
@@ -79,14 +64,31 @@ class Subscription(Generic[T]):
                 lease.seen = batch.next_offset
                 yield batch
 
+    # generated from laminar.client.consume.subscription.Subscription, without may_hand_out still_owned take
+
+    def __enter__(self) -> Self:
+        self._portal.run(lambda: self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._portal.loop.is_closed():
+            self._portal.run(lambda: self._twin.__aexit__(kind, error, trace))
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """What this member reads now."""
+        return self._twin.partitions
+
     def commit(self) -> None:
         """Commit the cursor at the records handed out so far.
 
         Raises `Fenced`, once, where partitions were taken from this member with records that it had handed
         out and not committed: others read these again. All else is committed then, and reading goes on.
         """
-        self._portal.run(lambda: self._subscription.commit())
+        self._portal.run(lambda: self._twin.commit())
 
     def close(self) -> None:
         """Stop reading, and give back what is owned, as it was committed last. Idempotent."""
-        self._portal.run(lambda: self._subscription.close())
+        self._portal.run(lambda: self._twin.close())

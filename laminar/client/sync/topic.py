@@ -38,36 +38,9 @@ class Topic(Generic[T]):
 
     def __init__(self, portal: Portal, topic: aio_topic.Topic[T]) -> None:
         self._portal = portal
-        self._topic = topic
+        self._twin = topic
         self.name = topic.name
         self.codec = topic.codec
-
-    def __repr__(self) -> str:
-        return f"<Topic {self.name}>"
-
-    def append(
-        self,
-        value: T,
-        key: Key = None,
-        *,
-        tag: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_ms: int | None = None,
-        partition: int | None = None,
-        timeout: float | None = None,
-    ) -> Receipt:
-        """Append one record; durable as the topic promises when this returns, and never doubled."""
-        return self._portal.run(
-            lambda: self._topic.append(
-                value,
-                key,
-                tag=tag,
-                headers=headers,
-                timestamp_ms=timestamp_ms,
-                partition=partition,
-                timeout=timeout,
-            )
-        )
 
     def append_stream(
         self,
@@ -90,7 +63,7 @@ class Topic(Generic[T]):
         """
         run = self._portal.run
         upload = run(
-            lambda: self._topic.begin_upload(
+            lambda: self._twin.begin_upload(
                 key,
                 tag=tag,
                 headers=headers,
@@ -108,6 +81,39 @@ class Topic(Generic[T]):
             run(upload.abort)
             raise
 
+    # generated from laminar.client.topic.Topic, without begin_upload open_sender
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
+
+    def append(
+        self,
+        value: T,
+        key: str | bytes | None = None,
+        *,
+        tag: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Append one record; durable as the topic promises when this returns.
+
+        Appends that run at the same time are joined into batches. Never doubled, whatever happens
+        on the way; `OutcomeUnknown` if the deadline passed without a receipt.
+        """
+        return self._portal.run(
+            lambda: self._twin.append(
+                value,
+                key,
+                tag=tag,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+                timeout=timeout,
+            )
+        )
+
     def producer(
         self,
         *,
@@ -119,17 +125,30 @@ class Topic(Generic[T]):
     ) -> Producer[T]:
         """A stream of records: batches of up to `batch_bytes`, up to `window` of a partition in flight.
 
+        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout`
+        in seconds is how long a record may go without its receipt, over all retries.
+
         With a `name`, who has it is the only one: the one before is refused from now on (`Fenced`), and the
         numbers that are given to `send` let this one go on where that one ended, without doubling a record.
+        Its batches are accepted before they are durable, and kept here until they are.
         """
         return Producer(
             self._portal,
-            self._topic,
-            buffer_bytes=buffer_bytes,
-            batch_bytes=batch_bytes,
-            window=window,
-            timeout=timeout,
-            name=name,
+            self._twin.producer(
+                name=name, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, window=window, timeout=timeout
+            ),
+        )
+
+    def datagrams(
+        self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
+    ) -> Datagrams[T]:
+        """Appends of small batches by datagram, for a program that keeps no connection.
+
+        `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
+        number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
+        """
+        return Datagrams(
+            self._portal, self._twin.datagrams(secret=secret, partitions=partitions, timeout=timeout)
         )
 
     def read(
@@ -149,35 +168,28 @@ class Topic(Generic[T]):
         """Records from `start`, or from where `cursor` was committed, to the end as it is now.
 
         `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With
-        `follow` it goes on for ever. Where retention gave up what was to be read, `OffsetExpired` names the
-        cursor, or with ``on_expired="earliest"`` it goes on with what is left. Where records are damaged on
-        all replicas, or their producer wrote them so that nobody can read them, the reading fails; with
+        `follow` it goes on for ever. `from_leader` reads only what is newest; without it any replica
+        answers that is not behind what this client has seen. `read_ahead_bytes` is per partition.
+        Where retention gave up what was to be read, `OffsetExpired` names the cursor, or with
+        ``on_expired="earliest"`` it goes on with what is left. Where records are damaged on all replicas,
+        or their producer wrote them so that nobody can read them, the reading fails; with
         ``on_damage="skip"`` it goes on past them, and `Reader.skipped` names what was left out.
         """
-        reader = self._topic.read(
-            start,
-            follow=follow,
-            cursor=cursor,
-            partitions=partitions,
-            from_leader=from_leader,
-            timeout=timeout,
-            on_expired=on_expired,
-            on_damage=on_damage,
-            fetch_bytes=fetch_bytes,
-            read_ahead_bytes=read_ahead_bytes,
+        return Reader(
+            self._portal,
+            self._twin.read(
+                start,
+                follow=follow,
+                cursor=cursor,
+                partitions=partitions,
+                from_leader=from_leader,
+                timeout=timeout,
+                on_expired=on_expired,
+                on_damage=on_damage,
+                fetch_bytes=fetch_bytes,
+                read_ahead_bytes=read_ahead_bytes,
+            ),
         )
-        return Reader(self._portal, reader)
-
-    def datagrams(
-        self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
-    ) -> Datagrams[T]:
-        """Appends of small batches by datagram, for a program that keeps no connection.
-
-        `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
-        number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
-        """
-        datagrams = self._topic.datagrams(secret=secret, partitions=partitions, timeout=timeout)
-        return Datagrams(self._portal, datagrams)
 
     def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
         """The value of one record as a stream: ``with topic.open(0, 812) as value``. Of any length.
@@ -186,7 +198,7 @@ class Topic(Generic[T]):
         seconds is for each piece. `NotFound` where there is no such record (yet), `OffsetExpired` where it
         is gone.
         """
-        return Value(self._portal, self._topic.open(partition, offset, timeout=timeout))
+        return Value(self._portal, self._twin.open(partition, offset, timeout=timeout))
 
     def subscribe(
         self,
@@ -210,55 +222,57 @@ class Topic(Generic[T]):
         partition over may take `handover` seconds to commit what it was given of it.
         `on_damage` as for `read`.
         """
-        subscription = self._topic.subscribe(
-            group,
-            mode,
-            member,
-            start=start,
-            session=session,
-            handover=handover,
-            on_expired=on_expired,
-            on_damage=on_damage,
-            fetch_bytes=fetch_bytes,
-            read_ahead_bytes=read_ahead_bytes,
+        return Subscription(
+            self._portal,
+            self._twin.subscribe(
+                group,
+                mode,
+                member,
+                start=start,
+                session=session,
+                handover=handover,
+                on_expired=on_expired,
+                on_damage=on_damage,
+                fetch_bytes=fetch_bytes,
+                read_ahead_bytes=read_ahead_bytes,
+            ),
         )
-        return Subscription(self._portal, subscription)
 
     def cursors(self) -> list[str]:
         """The names of all cursors."""
-        return self._portal.run(lambda: self._topic.cursors())
+        return self._portal.run(lambda: self._twin.cursors())
 
     def describe_cursors(self) -> list[CursorInfo]:
         """All cursors, by name: positions, lag, owners."""
-        return self._portal.run(lambda: self._topic.describe_cursors())
+        return self._portal.run(lambda: self._twin.describe_cursors())
 
     def describe_cursor(self, name: str) -> CursorInfo:
         """A cursor's positions, lag and owners; NotFound if there is none."""
-        return self._portal.run(lambda: self._topic.describe_cursor(name))
+        return self._portal.run(lambda: self._twin.describe_cursor(name))
 
     def cursor(self, name: str) -> dict[int, int]:
         """A cursor's committed positions by partition; {} if there is none."""
-        return self._portal.run(lambda: self._topic.cursor(name))
+        return self._portal.run(lambda: self._twin.cursor(name))
 
     def set_cursor(self, name: str, positions: Mapping[int, int], *, force: bool = False) -> None:
         """Move a cursor; `PreconditionFailed` if it was moved meanwhile, `Fenced` if a member owns it.
 
         With `force` it is taken from its owners, who are told at their next commit.
         """
-        self._portal.run(lambda: self._topic.set_cursor(name, positions, force=force))
+        self._portal.run(lambda: self._twin.set_cursor(name, positions, force=force))
 
     def delete_cursor(self, name: str) -> None:
-        self._portal.run(lambda: self._topic.delete_cursor(name))
+        self._portal.run(lambda: self._twin.delete_cursor(name))
 
     def describe(self) -> TopicInfo:
-        return self._portal.run(lambda: self._topic.describe())
+        return self._portal.run(lambda: self._twin.describe())
 
     def partitions(self) -> list[PartitionInfo]:
-        return self._portal.run(lambda: self._topic.partitions())
+        return self._portal.run(lambda: self._twin.partitions())
 
     def offsets(self, at: str = "latest") -> dict[int, int]:
         """The offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
-        return self._portal.run(lambda: self._topic.offsets(at))
+        return self._portal.run(lambda: self._twin.offsets(at))
 
     def delete_before(
         self, offset: int, *, partition: int = 0, dry_run: bool = False, timeout: float | None = None
@@ -268,9 +282,9 @@ class Topic(Generic[T]):
         With `dry_run` nothing happens but the answer. Doing it twice does no harm.
         """
         return self._portal.run(
-            lambda: self._topic.delete_before(offset, partition=partition, dry_run=dry_run, timeout=timeout)
+            lambda: self._twin.delete_before(offset, partition=partition, dry_run=dry_run, timeout=timeout)
         )
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Delete the topic and all its records, as it is now; NotFound if it is gone."""
-        self._portal.run(lambda: self._topic.delete(timeout=timeout))
+        self._portal.run(lambda: self._twin.delete(timeout=timeout))
