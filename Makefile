@@ -24,7 +24,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 APT := timeout 300 apt-get -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-CODE := laminar raft membership router ebpf tests benches
+CODE := laminar raft membership router ebpf tests benches examples
 
 # What runs here starts Python hundreds of times; compiled anew each time, a node would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,7 +37,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: .venv/.spark java
-	$(BIN)/laminar demo
+	$(BIN)/python -m examples.demo
 
 # First all that bears neighbours: four workers, as half of the tests wait for a disk, a timer or a JVM. What takes
 # long begins first, Spark's session is one worker's, and at most two workers run clusters (tests/scheduling.py). Then

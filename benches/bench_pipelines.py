@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import laminar
 from benches import on_disk
 from benches.spark_rig import CORES, session
-from laminar.cli.demo.flights import load
+from examples.demo.flights import load
 from laminar.spark.pipelines.archive import archive, check
 from laminar.spark.pipelines.audit import Audited, audit
 from laminar.spark.pipelines.compare import Compared, Side, compare, compare_replicas

@@ -2,9 +2,7 @@
 
 It stands above everything else in the house: it may import any package, and none may import it. Each command
 is a module that is imported when it is called, and imports the client inside itself, so that `laminar --help`
-stays quick. Here is only what is common to all ends of a command: its exit code.
-
-0 done, 1 failed, 2 used wrongly, 3 done in part, 4 no node could do it now.
+stays quick. Here is what every command ends in: its exit code, and one line on standard error.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_PARTLY, EXIT_UNAVAILABLE = range(5)
-EXIT_INTERRUPTED = 130
+from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except Exception as error:
-        from laminar.cli.faults import report
+        from laminar.cli.errors import report
 
         code = report(error)
         if code is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from laminar.cli.faults import UsageError
+from laminar.cli.errors import UsageError
 from laminar.client.net.endpoints import context_file, is_left_behind
 
 

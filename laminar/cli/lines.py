@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from laminar.cli.faults import Failed, UsageError
+from laminar.cli.errors import Failed, UsageError
 
 DEFAULT_FORMAT = r"%v\n"
 PLACES = "%t topic, %p partition, %o offset, %k key, %v value, %T time, %g tag, %h headers, %% percent"

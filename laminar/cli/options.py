@@ -51,7 +51,7 @@ class Cluster:
 
 def say_if_nobody_answers(client: Client, *, timeout: float) -> None:
     """A command that waits for a cluster says so after a moment: else it would look as if it hung."""
-    from laminar.cli.faults import complain
+    from laminar.cli.errors import complain
     from laminar.client.errors import Error, Unavailable
 
     try:

@@ -3,9 +3,9 @@
 Each node is `laminar serve` in a process group of its own, with a data folder and a log file that stay after
 it. By default every cluster has a loopback net to itself (127.77.N.1, 127.77.N.2, ...), so that ports are
 fixed, a restarted node comes back where it was, and clusters never meet. Nothing outlives the program: every
-group is tied to it (`laminar.testing.tether`), and carries a mark in its environment by which `leftovers`
-finds what is still there. Knows processes and addresses; what a node answers is asked only to know whether it
-is ready.
+group is tied to it (`laminar.testing.parent_death`), and carries a mark in its environment by which
+`leftovers` finds what is still there. Knows processes and addresses; what a node answers is asked only to
+know whether it is ready.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from laminar.testing import tether
+from laminar.testing import parent_death
 from laminar.testing.nodes import ServerFailed
 
 MARK = "LAMINAR_TEST_CLUSTER"
@@ -141,7 +141,7 @@ class LocalCluster:
             )
             for number, (host, port) in enumerate(zip(hosts, ports, strict=True))
         ]
-        # The write end of each process's own pipe, held by nobody else: see `tether`.
+        # The write end of each process's own pipe, held by nobody else: see `parent_death`.
         self._lifelines: list[int] = []
         self._names = self.nodes
         self._stopped = False
@@ -244,7 +244,7 @@ class LocalCluster:
         lifeline, end = os.pipe()
         self._lifelines.append(end)
         # Without site packages, which it does not need: that takes a fifth of the time.
-        tied = [sys.executable, "-I", "-S", tether.__file__, str(lifeline)]
+        tied = [sys.executable, "-I", "-S", parent_death.__file__, str(lifeline)]
         try:
             with open(log, "ab") as opened:
                 return subprocess.Popen(

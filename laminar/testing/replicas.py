@@ -2,7 +2,7 @@
 
 The client would ask whoever answers best; here the answer must come from the replica itself, so each is asked
 by plain HTTP with ``Laminar-Local: 1``, and one that does not answer is waited for. Whether the digests are
-equal is for `laminar.testing.checkers.check_replicas` to say.
+equal is for `laminar.testing.history.check_replicas` to say.
 """
 
 from __future__ import annotations

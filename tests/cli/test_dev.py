@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from laminar.cli.commands.dev import Rates, Revival, own_context, table_rows, welcome
 from laminar.cli.contexts import Contexts
-from laminar.cli.dev import Rates, Revival, own_context, table_rows, welcome
-from laminar.cli.faults import Failed
+from laminar.cli.errors import Failed
 from laminar.client.net.endpoints import process_mark, resolve
 from laminar.testing.cluster import processes_of_group
 from tests.cli.conftest import Command, started

@@ -33,7 +33,10 @@ def test_each_example_is_understood(command: Command) -> None:
     function, _, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
 
     assert "laminar" == words[0]
-    assert command.target == f"{inspect.unwrap(function).__module__}:{function.__name__}"
+    assert (
+        f"laminar.cli.commands.{command.target}"
+        == f"{inspect.unwrap(function).__module__}:{function.__name__}"
+    )
 
 
 def test_every_command_is_on_the_page_of_its_family(laminar: Laminar) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.cli.faults import Failed, UsageError
+from laminar.cli.errors import Failed, UsageError
 from laminar.cli.lines import Pointer, as_json, compile_format
 
 

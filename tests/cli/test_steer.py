@@ -10,7 +10,7 @@ from ebpf.interfaces import Interface
 from ebpf.layout import CONTROLLER_ROW, NodePlan, Passed, Rule
 from ebpf.requirements import Requirement, first_unmet, requirements
 from ebpf.status import InterfaceStatus, NodeStatus
-from laminar.cli.steer import interface_document, interface_rows, requirement_row
+from laminar.cli.commands.steer import interface_document, interface_rows, requirement_row
 from tests.cli.conftest import Command as Laminar
 
 LO = Interface(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import laminar
 from laminar.client.produce.producer import Delivery
-from laminar.testing.checkers import Read, Sent, Violation, check_history, check_replicas
 from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.history import Read, Sent, Violation, check_history, check_replicas
 
 KEYS = [f"key-{number:02d}" for number in range(24)]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from laminar.cli.demo.flights import DEFAULT_FILE
+from examples.demo.flights import DEFAULT_FILE
 
 
 def test_a_small_demo_proves_all_but_spark(tmp_path: Path) -> None:
@@ -20,7 +20,8 @@ def test_a_small_demo_proves_all_but_spark(tmp_path: Path) -> None:
     environment["JAVA_HOME"] = "/nowhere"
 
     ran = subprocess.run(
-        [sys.executable, "-m", "laminar.cli", "demo", "--file", str(file), "--out", str(out)],
+        [sys.executable, "-m", "examples.demo", "--file", str(file), "--out", str(out)],
+        cwd=DEFAULT_FILE.parents[2],
         env=environment,
         capture_output=True,
         text=True,

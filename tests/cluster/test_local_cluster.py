@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import laminar
-from laminar.testing.checkers import check_replicas
 from laminar.testing.cluster import LocalCluster, LoopbackNet, get_json, marked_processes
+from laminar.testing.history import check_replicas
 from laminar.testing.nodes import ServerFailed
 from laminar.testing.replicas import committed_digests
 

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from laminar.cli import EXIT_DONE, EXIT_FAILED, run
+from laminar.cli import run
+from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.testing.cluster import LocalCluster, get_json
 from router import owner_shard, partition_hash
 from tests.cluster.load import Load, converged, violations

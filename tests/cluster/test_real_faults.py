@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from laminar.testing.checkers import Fault, History, Operation, check_operations
-from laminar.testing.timeline import write_timeline
+from tests.checkers import Fault, History, Operation, check_operations
+from tests.checkers.timeline import write_timeline
 from tests.cluster.faults import wires
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import run_profile

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from laminar.cli.cluster import troubles_of
+from laminar.cli.commands.cluster import troubles_of
 from laminar.testing.cluster import LocalCluster, get_json
 from tests.cluster.load import Load, converged, violations
 

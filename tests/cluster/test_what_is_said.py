@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 import laminar
-from laminar.cli import EXIT_DONE, EXIT_FAILED, run
+from laminar.cli import run
+from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.test_api_cluster import until
 

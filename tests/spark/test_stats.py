@@ -250,8 +250,8 @@ def _text(label: Any) -> str:
 
 def test_it_is_told_in_words_and_as_json(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has all of it; the tables have the totals and the hottest key."""
+    from laminar.cli.commands.pipeline_stats import _show
     from laminar.cli.output import show_json
-    from laminar.cli.pipeline_stats import _show
 
     show_json(filled.told)
     assert filled.told == msgspec.json.decode(capsys.readouterr().out, type=Stats)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import laminar
 from laminar.client.errors import Error, Fenced
 from laminar.client.transact.sinks import Sink
-from laminar.testing.checkers import Attempt, Begun, History, Operation
+from tests.checkers import Attempt, Begun, History, Operation
 from tests.cluster.faults.workload import now_us
 
 DRIVERS = 2

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import laminar
-from laminar.testing.checkers import Fault, History
+from tests.checkers import Fault, History
 from tests.client.members import MemberProcess, ended
 from tests.cluster.faults.cluster import faulty_cluster
 from tests.cluster.faults.nemesis import Nemesis

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from laminar.testing.checkers import Fault, History
 from laminar.testing.cluster import get_json
+from tests.checkers import Fault, History
 from tests.cluster.faults.cluster import FaultyCluster
 from tests.cluster.faults.flips import Flip, flip_segments
 from tests.cluster.faults.workload import Workload, now_us

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import laminar
-from laminar.testing.checkers import History, Violation, check_replicas
 from laminar.testing.replicas import committed_digests
+from tests.checkers import History, Violation, check_replicas
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.nemesis import Nemesis
 from tests.cluster.faults.report import tell, violations_of

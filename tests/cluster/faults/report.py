@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from laminar.testing.checkers import Fault, History, Violation, check_linear, check_operations
-from laminar.testing.timeline import write_timeline
+from tests.checkers import Fault, History, Violation, check_linear, check_operations
+from tests.checkers.timeline import write_timeline
 
 LOST = ("lost", "moved", "unseen")
 DUPLICATED = ("duplicate", "conflict")

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import laminar
-from laminar.testing.checkers import Fault, History, Violation, check_replicas
 from laminar.testing.cluster import get_json
 from laminar.testing.replicas import committed_digests
+from tests.checkers import Fault, History, Violation, check_replicas
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.flips import Flip, flip_segments
 from tests.cluster.faults.nemesis import get_text

@@ -20,7 +20,7 @@ import msgspec
 
 import laminar
 from laminar.node.api.transactions.abandoned_stages import OPEN_AGE_MS
-from laminar.testing.checkers import History, Violation, check_transactions
+from tests.checkers import History, Violation, check_transactions
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.drivers import Drivers
 from tests.cluster.faults.nemesis import HOUR_MS, Nemesis, get_text

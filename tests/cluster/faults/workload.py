@@ -19,7 +19,7 @@ from laminar.client.errors import Error
 from laminar.client.net.pool import Pool
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import Answer, ConnectionFailed, Target
-from laminar.testing.checkers import History, Operation
+from tests.checkers import History, Operation
 
 # A node that stands still for 10 s still gets to answer those that asked it meanwhile.
 ASK_TIMEOUT_S = 15.0

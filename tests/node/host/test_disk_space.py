@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import laminar
-from laminar.cli import EXIT_UNAVAILABLE
+from laminar.cli.exit_codes import EXIT_UNAVAILABLE
 from laminar.log.disk.disk import RealDisk
 from laminar.log.disk.trash import Trash
 from laminar.node.host.disk_space import DiskSpace

@@ -1,0 +1,96 @@
+"""The flights: a file of JSON lines, and what is true of it, computed from nothing but the file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+DEFAULT_FILE = Path(__file__).parents[1] / "data" / "flights-20k.jsonl"
+
+
+class BadFile(Exception):
+    """The file of flights is missing, or is none."""
+
+
+class Flight(msgspec.Struct, frozen=True):
+    """One line of the file. `delay` is in minutes, negative when early; `date` is ``2001/01/31 23:59``."""
+
+    date: str
+    delay: int
+    distance: int
+    origin: str
+    destination: str
+
+    @property
+    def month(self) -> str:
+        return self.date[:7]
+
+
+class Delay(NamedTuple):
+    """What a group of flights amounts to: exact sums, so that two ways of computing it can be compared."""
+
+    flights: int
+    total_minutes: int
+
+    @property
+    def mean_minutes(self) -> float:
+        return self.total_minutes / self.flights
+
+
+# (airport, month) -> its delay
+Delays = dict[tuple[str, str], Delay]
+
+
+@dataclass(frozen=True, slots=True)
+class Flights:
+    """The file: each line as it stands, and its flight. A flight's number is its line, from 1."""
+
+    lines: Sequence[bytes]
+    flights: Sequence[Flight]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def numbers(self) -> dict[bytes, int]:
+        """The number of each line."""
+        return {line: number for number, line in enumerate(self.lines, start=1)}
+
+    def delays(self) -> Delays:
+        """Delays by airport of departure and month."""
+        return delays_of(self.flights)
+
+
+def delays_of(flights: Iterable[Flight]) -> Delays:
+    """Delays by airport of departure and month."""
+    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for flight in flights:
+        group = sums[flight.origin, flight.month]
+        group[0] += 1
+        group[1] += flight.delay
+    return {name: Delay(*group) for name, group in sums.items()}
+
+
+def load(file: Path | None) -> Flights:
+    """Read the file of flights, that of the source tree if `file` is None.
+
+    Raises:
+        BadFile: when it is missing, has a line that is no flight, or two lines that are equal.
+    """
+    path = DEFAULT_FILE if file is None else file
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise BadFile(f"there is no file of flights at {path}") from None
+    try:
+        flights = Flights(lines, [msgspec.json.decode(line, type=Flight) for line in lines])
+    except msgspec.MsgspecError as error:
+        raise BadFile(f"{path} is no file of flights: {error}") from None
+    # A flight that is read back is known by its line.
+    if len(flights.numbers()) != len(lines):
+        raise BadFile(f"{path}: two lines are equal, so their flights cannot be told apart")
+    return flights

@@ -1,0 +1,147 @@
+"""The stream of flights, and a node's death in the middle of it.
+
+One task sends and never stops; another waits until half is sent, kills the node that leads most partitions,
+and brings it back. Only an append that was under way at the kill shows anything, so a kill after which none
+was sent again is repeated; until then the sender keeps a rest of the flights back and sends it slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from examples.demo.flights import Flights
+from laminar.client.client import Client
+from laminar.client.produce.producer import Delivery, Producer
+from laminar.client.topic import Topic
+from laminar.testing.cluster import LocalCluster
+from laminar.testing.history import Sent
+from laminar.wire.key_route import Route
+
+# 2,500 flights a second in small steps: the load lasts long enough for a node to die and to come back in it.
+STEP_FLIGHTS = 50
+STEP_S = 0.02
+# Kept back while the kill is not over.
+REST = 0.2
+DOWN_S = 2.0
+MAX_KILLS = 4
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the load did."""
+
+    sent: list[Sent] = field(default_factory=list)
+    retried: int = 0
+    kills: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What sender and killer tell each other."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    step_sent: asyncio.Event = field(default_factory=asyncio.Event)
+    half_sent: asyncio.Event = field(default_factory=asyncio.Event)
+    kill_over: asyncio.Event = field(default_factory=asyncio.Event)
+    kills: int = 0
+
+
+async def stream(
+    client: Client, topic: Topic[bytes], flights: Flights, cluster: LocalCluster, *, say: Say
+) -> Outcome:
+    """Send every flight while a node dies and comes back. Raises `ProduceError` if one got no receipt."""
+    progress = Progress()
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_kill(client, topic, flights, cluster, progress, say))
+        async with topic.producer(timeout=60) as producer:
+            await _send(producer, flights, progress)
+    receipts = [await delivery for delivery in progress.deliveries]
+    sent = [
+        Sent(flight.origin, number, receipt.partition, receipt.offset)
+        for number, (flight, receipt) in enumerate(zip(flights.flights, receipts, strict=True), start=1)
+    ]
+    return Outcome(sent, _retried(client), progress.kills, time.monotonic() - began)
+
+
+def _retried(client: Client) -> int:
+    return int(client.statistics()["resent_batches"])
+
+
+async def _send(producer: Producer[bytes], flights: Flights, progress: Progress) -> None:
+    """All flights, in the file's order, at a steady pace."""
+    deliveries = progress.deliveries
+    held_back = int(len(flights) * (1 - REST))
+    while len(deliveries) < len(flights):
+        slow = len(deliveries) >= held_back and not progress.kill_over.is_set()
+        step = range(len(deliveries), min(len(deliveries) + (1 if slow else STEP_FLIGHTS), len(flights)))
+        for position in step:
+            # Every flight has a receipt of its own: what is not acknowledged is not claimed.
+            deliveries.append(producer.send(flights.lines[position], key=flights.flights[position].origin))
+        if len(deliveries) >= len(flights) // 2:
+            progress.half_sent.set()
+        progress.step_sent.set()
+        progress.step_sent.clear()  # who waits is woken all the same
+        await producer.room()
+        await asyncio.sleep(STEP_S)
+
+
+async def _kill(
+    client: Client, topic: Topic[bytes], flights: Flights, cluster: LocalCluster, progress: Progress, say: Say
+) -> None:
+    """Kill, bring back, and again if nothing was hit."""
+    await progress.half_sent.wait()
+    try:
+        while progress.kills < MAX_KILLS:
+            before = _retried(client)
+            await _kill_once(topic, flights, cluster, progress, say)
+            if _retried(client) > before:
+                return
+            say("nothing was under way: once more")
+    finally:
+        progress.kill_over.set()
+
+
+async def _kill_once(
+    topic: Topic[bytes], flights: Flights, cluster: LocalCluster, progress: Progress, say: Say
+) -> None:
+    leaders = {each.partition: each.leader for each in await topic.partitions()}
+    name, count = Counter(leader for leader in leaders.values() if leader is not None).most_common(1)[0]
+    number = next(node.number for node in cluster.members if node.name == name)
+    sent = len(progress.deliveries)
+    began = time.monotonic()
+    # In a thread: the load goes on meanwhile.
+    await asyncio.to_thread(cluster.kill, number)
+    progress.kills += 1
+    say(f"{sent:,} flights sent: kill -9 of {name}, which leads {count} of {len(leaders)} partitions")
+    orphans = {partition for partition, leader in leaders.items() if leader == name}
+    down = asyncio.create_task(asyncio.sleep(DOWN_S))
+    await _acknowledged_again(flights, progress, sent, orphans, len(leaders))
+    say(f"all of them take appends again, {time.monotonic() - began:.2f} s after the kill")
+    await down
+    began = time.monotonic()
+    await asyncio.to_thread(cluster.restart, number)
+    say(f"{name} is back, after {time.monotonic() - began:.2f} s; {len(progress.deliveries):,} flights sent")
+
+
+async def _acknowledged_again(
+    flights: Flights, progress: Progress, sent: int, orphans: set[int], partitions: int
+) -> None:
+    """Wait until each partition in `orphans` acknowledged a flight sent after the first `sent`."""
+    route = Route.even(partitions)
+    position = sent
+    while orphans and position < len(flights):
+        while position >= len(progress.deliveries):
+            await progress.step_sent.wait()
+        partition = route.partition_of_key(flights.flights[position].origin.encode())
+        if partition in orphans:
+            await progress.deliveries[position]
+            orphans.discard(partition)
+        position += 1

@@ -1,0 +1,73 @@
+"""`laminar catalog`: the cluster's own records, where a person must decide for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from laminar.cli.errors import Failed, UsageError, complain
+from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
+from laminar.cli.options import AS_TABLE, Listing
+
+
+def recover(
+    folder: Annotated[Path, Parameter(help="The data folder of a node that is stopped.")],
+    *,
+    accept_loss: Annotated[
+        bool, Parameter(negative="", help="Give up the other controllers. Without it: say what is there.")
+    ] = False,
+    into: Annotated[
+        str | None, Parameter(help="Take the folder into the epoch that another one's recovery has printed.")
+    ] = None,
+    listing: Listing = AS_TABLE,
+) -> int:
+    """Let the catalog go on with the copy in this folder, when a majority of its voters is gone for good.
+
+    Stop all nodes that are left, run it without an option on each of their folders, and choose the one with
+    the latest last term, then the highest last index. Changes of topics and places that only the lost nodes
+    held are lost. Then start that node, and take the other folders into the epoch that it has printed.
+    """
+    from laminar.cli.output import show
+    from laminar.log.disk.disk import RealDisk
+    from laminar.log.disk.errors import StorageError
+    from laminar.node.catalog.recovery import Refused, StoppedNode
+    from laminar.node.runtime.data_folder import IdentityError
+
+    if accept_loss and into is not None:
+        raise UsageError("--accept-loss and --into are mutually exclusive")
+    epoch = b""
+    if into is not None:
+        try:
+            epoch = bytes.fromhex(into)
+        except ValueError:
+            epoch = b""
+        if len(epoch) != 16:
+            raise UsageError(f"--into must be the 32 hexadecimal digits that a recovery printed, not {into}")
+    try:
+        node = StoppedNode(RealDisk(), str(folder))
+        try:
+            standing = asyncio.run(node.standing())
+            if into is not None:
+                node.take_into(epoch)
+            elif accept_loss:
+                epoch = asyncio.run(node.recover())
+        finally:
+            node.close()
+    except (Refused, IdentityError, StorageError) as error:
+        raise Failed(str(error)) from error
+    row = {
+        "node": standing.node,
+        "cluster": standing.cluster,
+        "epoch": epoch.hex() or standing.epoch or "none",
+        "voters": standing.voters,
+        "last_term": standing.last_term,
+        "last_index": standing.last_index,
+    }
+    show([row], listing, columns=tuple(row), name="node")
+    if not accept_loss and into is None:
+        complain("nothing was done: with --accept-loss the voters on other nodes are given up for good")
+        return EXIT_FAILED
+    return EXIT_DONE

@@ -1,0 +1,170 @@
+"""`laminar cluster` and `laminar node`: who is there, and is all well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
+from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+READY_TIMEOUT_S = 3.0
+
+
+def list_nodes(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
+    """List nodes with their addresses."""
+    from laminar.cli.output import show
+
+    with cluster.connect() as client:
+        rows = [node_row(node) for node in client.cluster()["nodes"]]
+    show(rows, listing, columns=("node", "status", "url", "shards", "weight"), name="node")
+
+
+def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's answer as a row."""
+    status = "alive" if node.get("alive", True) else (node.get("status") or "dead")
+    return {**node, "status": status, "shards": len(node.get("shards") or ())}
+
+
+def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
+    """Show nodes, and partitions that are not well. Exit code 1 if anything is not."""
+    from laminar.cli.commands.topic import all_topics
+    from laminar.cli.output import show, show_json
+
+    with cluster.connect() as client:
+        about = client.cluster()
+        described = {topic["topic"]: topic for topic in all_topics(client)}
+        topics = {topic: [dict(each.raw) for each in client.topic(topic).partitions()] for topic in described}
+    ready = {node["node"]: readyz(node["url"]) for node in about["nodes"] if node.get("alive", True)}
+    rows = node_rows(about["nodes"], topics)
+    troubles = troubles_of(about["nodes"], topics, described=described, ready=ready)
+    if not about.get("catalog_leader"):
+        troubles.insert(0, "the catalog has no leader: no topic can be created, changed or deleted")
+    if listing.format == "json":
+        show_json({**about, "nodes": rows, "topics": len(topics), "troubles": troubles})
+    else:
+        show(rows, listing, columns=("node", "status", "url", "shards", "leads", "replicas"), name="node")
+    if listing.format == "table":
+        count = sum(map(len, topics.values()))
+        print(f"\n{len(topics)} topics, {count} partitions; " + ("all well" if not troubles else "not well:"))
+        if about.get("insecure"):
+            print("  insecure: HTTP clients need no credentials, and other machines reach the HTTP ports")
+        for trouble in troubles:
+            print(f"  {trouble}")
+    return EXIT_FAILED if troubles else EXIT_DONE
+
+
+Partitions = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[dict[str, Any]]:
+    """Nodes with how many partitions each leads and holds."""
+    rows = {node["node"]: node_row(node) | {"leads": 0, "replicas": 0} for node in nodes}
+    for partition in (each for partitions in topics.values() for each in partitions):
+        leader = (partition.get("leader") or {}).get("node")
+        if leader in rows:
+            rows[leader]["leads"] += 1
+        for replica in partition.get("replicas") or ():
+            if replica["node"] in rows:
+                rows[replica["node"]]["replicas"] += 1
+    return list(rows.values())
+
+
+def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    found = []
+    for node, said in sorted(ready.items()):
+        if said is None:
+            found.append(f"node {node} does not answer /readyz")
+            continue
+        found += [f"node {node} is not ready: {reason}" for reason in said.get("reasons") or ()]
+        disk = said.get("disk") or {}
+        if disk.get("appends_refused"):
+            found.append(
+                f"node {node} refuses appends: its disk has {disk['free_bytes']:,} bytes free, "
+                f"the minimum is {disk['low_water_bytes']:,}"
+            )
+        system = [each for each in said.get("warnings") or () if each.startswith("_transactions ")]
+        found += [each for each in system if each not in found]
+    return found
+
+
+def waits_for(partition: Mapping[str, Any]) -> str:
+    """After "has no leader": for whom it waits, if replicas of it may have forgotten something."""
+    replicas = partition.get("replicas") or ()
+    marked = [each["node"] for each in replicas if each.get("marked")]
+    absent = [each["node"] for each in replicas if not each.get("reachable")]
+    if not marked:
+        return ""
+    text = f": {', '.join(marked)} may have forgotten appends"
+    return f"{text}, it waits for {', '.join(absent)}" if absent else text
+
+
+def readyz(url: str) -> Mapping[str, Any] | None:
+    """What a node says of itself; None if it does not answer."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    try:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=READY_TIMEOUT_S) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            body = error.read()
+        found = json.loads(body)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def troubles_of(
+    nodes: Sequence[Mapping[str, Any]],
+    topics: Partitions,
+    *,
+    described: Mapping[str, Mapping[str, Any]] | None = None,
+    ready: Mapping[str, Mapping[str, Any] | None] | None = None,
+) -> list[str]:
+    """What is not well, a sentence each. `described` are the topics, `ready` what nodes say of themselves."""
+    found = _of_nodes(ready or {})
+    for topic, it in sorted((described or {}).items()):
+        if it["replicas_placed"] < it["replicas"]:
+            found.append(f"{topic} has {it['replicas_placed']} of the {it['replicas']} replicas asked for")
+        for partition in topics.get(topic, ()):
+            fewest = int(it.get("settings", {}).get("min_replicas", 1))
+            in_sync = sum(1 for each in partition.get("replicas") or () if each.get("in_sync"))
+            if partition.get("leader") is not None and in_sync < fewest:
+                place = f"{topic}/{partition['partition']}"
+                found.append(f"{place} takes no appends: {in_sync} in sync, min_replicas is {fewest}")
+    found += [f"node {node['node']} does not answer" for node in nodes if not node.get("alive", True)]
+    found += [
+        f"the data folder of node {node['node']} is an older copy: it takes part in nothing"
+        for node in nodes
+        if node.get("rolled_back")
+    ]
+    for topic, partitions in sorted(topics.items()):
+        for partition in partitions:
+            place = f"{topic}/{partition['partition']}"
+            behind = [each["node"] for each in partition.get("replicas") or () if not each.get("in_sync")]
+            if partition.get("leader") is None:
+                found.append(f"{place} has no leader{waits_for(partition)}")
+            elif behind:
+                found.append(f"{place} is not in sync on {', '.join(behind)}")
+            found += [
+                f"{place} on {each['node']} holds records that were given up, and stays behind"
+                for each in partition.get("replicas") or ()
+                if each.get("given_up")
+            ]
+            found += [
+                f"{place} on {each['node']} has stopped: {each.get('reason') or 'no reason is known'}"
+                for each in partition.get("replicas") or ()
+                if each.get("state") == "failed"
+            ]
+            for node in sorted({each["node"] for each in partition.get("damaged") or ()}):
+                ranges = [
+                    f"{each['first_offset']} to {each['next_offset'] - 1}"
+                    for each in partition["damaged"]
+                    if each["node"] == node and each["next_offset"] > each["first_offset"]
+                ]
+                what = f"offsets {', '.join(ranges)}" if ranges else "entries without records"
+                found.append(f"{place} is damaged on {node}: {what}")
+    return found

@@ -1,0 +1,221 @@
+"""`laminar consume`: print records, from a place or a cursor, to the end or for ever.
+
+A cursor is committed at what was written and flushed, when the end is reached or Ctrl-C ends a following
+reader; not when whoever reads our output went away, as nobody knows what it took.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from laminar.cli.commands.produce import make_if_dev
+from laminar.cli.errors import UsageError
+from laminar.cli.lines import DEFAULT_FORMAT, PLACES, Show, as_json, compile_format
+from laminar.cli.options import ANY_CLUSTER, OUTPUT, Cluster
+
+if TYPE_CHECKING:
+    from laminar.client.consume.fetchers import OnDamage
+    from laminar.client.records import PartitionInfo, Record
+    from laminar.client.sync.reader import Reader
+    from laminar.client.sync.topic import Topic
+
+
+def consume(
+    topic: Annotated[str, Parameter(help="The topic's name.")],
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="", help="Wait for more.")] = False,
+    since: Annotated[
+        str | None,
+        Parameter(
+            help="Begin 10m, 2h or 1d ago, or at a time (RFC 3339), or earliest, latest.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    last: Annotated[int | None, Parameter(help="Begin with the last so many records.")] = None,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="End after so many records.")] = None,
+    key: Annotated[str | None, Parameter(help="Only records with this key.")] = None,
+    partition: Annotated[int | None, Parameter(name=["--partition", "-p"], help="Only of this one.")] = None,
+    cursor: Annotated[
+        str | None, Parameter(help="Go on where this cursor is, and move it at the end.")
+    ] = None,
+    on_expired: Annotated[
+        Literal["error", "earliest"], Parameter(help="What to do where records to be read were given up.")
+    ] = "error",
+    on_damage: Annotated[
+        Literal["error", "skip"], Parameter(help="What to do where records cannot be read by anybody.")
+    ] = "error",
+    leader: Annotated[bool, Parameter(negative="", help="Read from leaders only.")] = False,
+    format: Annotated[str, Parameter(help=PLACES + r"; \n, \t as in C.", group=OUTPUT)] = DEFAULT_FORMAT,
+    json: Annotated[bool, Parameter(negative="", help="A JSON object a line.", group=OUTPUT)] = False,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Print records: of a partition in order, partitions as they come. With --last, by time."""
+    check(since=since, last=last, limit=limit, cursor=cursor, follow=follow)
+    show = as_json if json else compile_format(format)
+    wanted = None if key is None else key.encode()
+    start: Any = start_of(since)
+    with cluster.connect(timeout=60) as client:
+        make_if_dev(client, topic, cluster.url)
+        handle = client.topic(topic)
+        partitions = None if partition is None else [partition]
+        if wanted is not None and partition is None:
+            partitions = [partition_of(handle, wanted)]
+        printed = 0
+        if last is not None:
+            tail, start = newest(handle, last, partitions, wanted, on_damage)
+            for record in tail:
+                sys.stdout.buffer.write(show(record))
+            sys.stdout.buffer.flush()
+            printed = len(tail)
+            if not follow:
+                return
+        left = None if limit is None else limit - printed
+        if left is not None and left <= 0:
+            return
+        reader = handle.read(
+            start,
+            follow=follow,
+            cursor=cursor,
+            partitions=partitions,
+            from_leader=leader,
+            on_expired=on_expired,
+            on_damage=on_damage,
+        )
+        copy(reader, show, key=wanted, limit=left, commits=cursor is not None)
+
+
+def check(
+    *, since: str | None, last: int | None, limit: int | None, cursor: str | None, follow: bool
+) -> None:
+    """Refuse what can't be meant together."""
+    if sum(each is not None for each in (since, last, cursor)) > 1:
+        raise UsageError("only one of --since, --last and --cursor can say where to begin")
+    for flag, value in (("--last", last), ("--limit", limit)):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} is 1 or more, not {value}")
+
+
+def start_of(since: str | None) -> str:
+    """The client's word for where to begin; ``10m`` is short for ``-10m``. ConfigError for what is none."""
+    from laminar.client.consume.reader import start_parameter
+
+    if since is None:
+        return "earliest"
+    start = f"-{since}" if since[:1].isdigit() and since[-1:] in "smhdw" else since
+    start_parameter(start, now_ms=0)
+    return start
+
+
+def partition_of(topic: Topic[bytes], key: bytes) -> int:
+    """Where records with this key are."""
+    from laminar.wire.key_route import Route, logical_of_key
+
+    return Route.even(topic.describe().partitions).partition_of(logical_of_key(key))
+
+
+def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | None, commits: bool) -> None:
+    """Write records until the end, `limit` of them, or Ctrl-C; then commit at what was written."""
+    positions: dict[int, int] = {}
+    try:
+        _copy(reader, show, key, limit, positions)
+    except KeyboardInterrupt:
+        if not reader_follows(reader):
+            raise
+    for partition, first, past in reader.skipped:
+        print(f"{partition}: offsets {first} to {past - 1} were left out", file=sys.stderr)
+    if commits:
+        reader.commit_at(positions)
+
+
+def reader_follows(reader: Reader[Any]) -> bool:
+    """Whether this reader has no end of its own."""
+    return not reader.ends
+
+
+def _copy(
+    reader: Reader[bytes], show: Show, key: bytes | None, limit: int | None, positions: dict[int, int]
+) -> None:
+    out = sys.stdout.buffer
+    left = limit
+    for batch in reader.batches():
+        with _not_interrupted():
+            position = batch.start_offset
+            for record in batch.records():
+                if key is None or record.key == key:
+                    out.write(show(record))
+                    left = None if left is None else left - 1
+                position = record.offset + 1
+                if left == 0:
+                    break
+            out.flush()
+            positions[batch.partition] = position
+        if left == 0:
+            return
+
+
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that what was written is what is noted; a second does not."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if noted:
+        raise KeyboardInterrupt
+
+
+def newest(
+    topic: Topic[bytes],
+    count: int,
+    partitions: list[int] | None,
+    key: bytes | None,
+    on_damage: OnDamage,
+) -> tuple[list[Record[bytes]], dict[int, int]]:
+    """The last `count` records by time, and where each partition goes on behind them."""
+    known = [each for each in topic.partitions() if partitions is None or each.partition in partitions]
+    # A key's records may lie anywhere in its partition, and all of it is looked through; the last of all lie
+    # among the last of each.
+    starts = {each.partition: each.start_offset if key is not None else _back(each, count) for each in known}
+    kept: dict[int, deque[Record[bytes]]] = {each.partition: deque(maxlen=count) for each in known}
+    goes_on = {each.partition: each.end_offset for each in known}
+    for record in _between(topic, starts, goes_on, on_damage):
+        if key is None or record.key == key:
+            kept[record.partition].append(record)
+    found = sorted(
+        (record for records in kept.values() for record in records),
+        key=lambda record: (record.timestamp, record.partition, record.offset),
+    )
+    return found[-count:], goes_on
+
+
+def _back(partition: PartitionInfo, count: int) -> int:
+    return max(partition.start_offset, partition.end_offset - count)
+
+
+def _between(
+    topic: Topic[bytes], starts: dict[int, int], goes_on: dict[int, int], on_damage: OnDamage
+) -> Iterator[Record[bytes]]:
+    """Records from `starts`; `goes_on` becomes where the reading ended."""
+    if not starts:
+        return
+    reader = topic.read(dict(starts), partitions=list(starts), on_damage=on_damage)
+    for batch in reader.batches():
+        goes_on[batch.partition] = batch.next_offset
+        yield from batch.records()
+    goes_on |= reader.ends

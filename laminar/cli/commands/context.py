@@ -1,0 +1,61 @@
+"""`laminar context`: names for clusters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from laminar.cli.contexts import Contexts
+from laminar.cli.errors import UsageError
+from laminar.cli.options import AS_TABLE, Listing
+
+
+def add(
+    name: Annotated[str, Parameter(help="What to call it.")],
+    *urls: Annotated[str, Parameter(help="Nodes of it; one is enough, more are safer.")],
+    token: Annotated[str | None, Parameter(show=False)] = None,
+    use: Annotated[
+        bool, Parameter(negative="", help="Make it the current one; the first always is.")
+    ] = False,
+) -> None:
+    """Add a context, or replace it."""
+    from laminar.client.net.endpoints import resolve
+
+    if not urls:
+        raise UsageError("give one URL at least: laminar context add NAME http://HOST:PORT")
+    context: dict[str, object] = {"urls": list(resolve(urls, None, environment={}).urls)}
+    if token is not None:
+        context["token"] = token
+    contexts = Contexts.load()
+    contexts.by_name[name] = context
+    if use or contexts.current is None:
+        contexts.current = name
+    contexts.save()
+
+
+def use(name: Annotated[str, Parameter(help="A context that was added.")]) -> None:
+    """Make a context the current one."""
+    contexts = Contexts.load()
+    if name not in contexts.by_name:
+        known = ", ".join(sorted(contexts.by_name)) or "none yet"
+        raise UsageError(f"there is no context {name!r} (there are: {known})")
+    contexts.current = name
+    contexts.save()
+
+
+def list_contexts(*, listing: Listing = AS_TABLE) -> None:
+    """List contexts."""
+    from laminar.cli.output import show
+
+    contexts = Contexts.load()
+    rows = [
+        {
+            "context": name,
+            "current": name == contexts.current,
+            "urls": context.get("urls") or [context.get("url", "")],
+            "token": "set" if context.get("token") else None,
+        }
+        for name, context in sorted(contexts.by_name.items())
+    ]
+    show(rows, listing, columns=("context", "current", "urls"), name="context")

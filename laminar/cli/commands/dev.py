@@ -1,0 +1,220 @@
+"""`laminar dev`: a cluster of real nodes on this machine, in the foreground, until Ctrl-C.
+
+While it runs there is a context `dev`, in which a topic is made when it is first used; it is the current one
+if there was none. What the table shows is computed by pure functions from what any client can ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from laminar.cli.commands.cluster import Partitions, node_rows
+from laminar.cli.commands.topic import all_topics
+from laminar.cli.contexts import Contexts
+from laminar.cli.errors import Failed, UsageError, complain
+from laminar.cli.exit_codes import EXIT_DONE
+from laminar.cli.output import console_of, table_of
+from laminar.client.errors import Error
+from laminar.client.net.endpoints import process_mark
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from laminar.client.sync.client import Client
+    from laminar.testing.cluster import LocalCluster
+
+CONTEXT = "dev"
+REFRESH_S = 1.0
+# A question to a cluster that is being watched may fail; the next one comes soon.
+ASK_TIMEOUT_S = 5.0
+MAX_NODES = 9
+RESTART_AFTER_S = 3.0
+MAX_ENDS = 5
+COLUMNS = ("node", "status", "url", "leads", "replicas", "records", "records_per_s")
+
+
+def dev(
+    *,
+    nodes: Annotated[int, Parameter(help="How many.")] = 3,
+    shards: Annotated[int, Parameter(help="Of each node; a process each.")] = 2,
+    port: Annotated[int, Parameter(help="Of the first node; the next is 200 further, and so on.")] = 7070,
+    data: Annotated[
+        Path | None, Parameter(help="Where data and logs stay; if left out, they are gone at the end.")
+    ] = None,
+) -> int:
+    """Start, show, and end with Ctrl-C. Every node is a real one, on 127.0.0.1."""
+    from laminar.client.sync.client import connect
+    from laminar.testing.cluster import PORT_STEP, LocalCluster
+    from laminar.testing.nodes import ServerFailed
+
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"--nodes is between 1 and {MAX_NODES}, not {nodes}")
+    ports = [port + PORT_STEP * number for number in range(nodes)]
+    with contextlib.ExitStack() as stack:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="laminar-dev-")))
+        cluster = LocalCluster(folder, nodes=nodes, shards=shards, hosts=["127.0.0.1"] * nodes, ports=ports)
+        try:
+            stack.enter_context(cluster)
+        except ServerFailed as failure:
+            raise Failed(str(failure)) from None
+        name, is_current = stack.enter_context(own_context(cluster.urls))
+        client = stack.enter_context(connect(cluster.urls, timeout=ASK_TIMEOUT_S))
+        table = _table()
+        # From here on nothing is imported. Python ends itself by SIGINT after an interrupt that came while it
+        # ran `exec`, as the import of a dataclass does, even if the interrupt was caught.
+        print(welcome(cluster.urls[0], context=None if is_current else name), flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            watch(cluster, client, table)
+    return EXIT_DONE
+
+
+def welcome(url: str, *, context: str | None = None) -> str:
+    """What to do next: lines to copy. `context`: to be chosen first, as another is the current one."""
+    choose = [] if context is None else [f"laminar context use {context}"]
+    lines = [
+        *choose,
+        "echo hi | laminar produce hello",
+        "laminar consume hello -f",
+        f"curl {url}/v1/cluster",
+    ]
+    return "\n".join(
+        ["ready; in a second terminal:", "", *(f"  {line}" for line in lines), "", "Ctrl-C ends it."]
+    )
+
+
+@contextlib.contextmanager
+def own_context(urls: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """A context for this cluster while the block runs: its name, and whether it is the current one.
+
+    Nobody's context is touched: where `dev` is taken, ours has a number. It becomes the current one only if
+    there is none, as what other terminals type would else go elsewhere. If we are killed it counts as gone.
+    """
+    mine = {"urls": list(urls), "create_topics": True, "process": process_mark(os.getpid())}
+    contexts = Contexts.load()
+    names = [CONTEXT, *(f"{CONTEXT}-{number}" for number in range(2, len(contexts.by_name) + 3))]
+    name = next(name for name in names if name not in contexts.by_name)
+    contexts.by_name[name] = mine
+    if contexts.current is None:
+        contexts.current = name
+    contexts.save()
+    try:
+        yield name, contexts.current == name
+    finally:
+        contexts = Contexts.load()  # it may have been changed meanwhile
+        if contexts.by_name.get(name, {}).get("process") == mine["process"]:
+            del contexts.by_name[name]
+            if contexts.current == name:
+                contexts.current = None
+            contexts.save()
+
+
+@dataclass(slots=True)
+class Rates:
+    """Records a second of each node, from how far the partitions it leads have got since the last look."""
+
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    looked_at_s: float | None = None
+
+    def look(self, topics: Partitions, *, now_s: float) -> dict[str, float]:
+        """Node -> records a second; a partition that was not there before counts from its beginning."""
+        seconds = now_s - self.looked_at_s if self.looked_at_s is not None else None
+        rates: dict[str, float] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for topic, partitions in topics.items():
+            for partition in partitions:
+                place = topic, int(partition["partition"])
+                ends[place] = int(partition.get("end_offset") or 0)
+                leader = (partition.get("leader") or {}).get("node")
+                if leader is not None and seconds:
+                    grown = max(0, ends[place] - self.ends.get(place, 0))
+                    rates[leader] = rates.get(leader, 0.0) + grown / seconds
+        self.ends, self.looked_at_s = ends, now_s
+        return rates
+
+
+def table_rows(
+    nodes: Sequence[Mapping[str, Any]], topics: Partitions, rates: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The table's rows: `records` are those in partitions the node leads."""
+    records: dict[str, int] = {}
+    for partition in (each for partitions in topics.values() for each in partitions):
+        leader = (partition.get("leader") or {}).get("node")
+        if leader is not None:
+            kept = int(partition.get("end_offset") or 0) - int(partition.get("start_offset") or 0)
+            records[leader] = records.get(leader, 0) + kept
+    return [
+        {**row, "records": records.get(row["node"], 0), "records_per_s": round(rates.get(row["node"], 0.0))}
+        for row in node_rows(nodes, topics)
+    ]
+
+
+@dataclass(slots=True)
+class Revival:
+    """Starts nodes again that ended by themselves (or by a `kill -9` that wanted to see what happens)."""
+
+    cluster: LocalCluster
+    starts_at_s: dict[int, float] = field(default_factory=dict)
+    ends: Counter[int] = field(default_factory=Counter)
+
+    def look(self, *, now_s: float) -> None:
+        """Note who has ended, and start whose pause is over. Failed for one that ends again and again."""
+        for node in self.cluster.members:
+            if node.running:
+                continue
+            at_s = self.starts_at_s.get(node.number)
+            if at_s is None:
+                self.ends[node.number] += 1
+                if self.ends[node.number] > MAX_ENDS:
+                    raise Failed(f"{node.name} ended {MAX_ENDS + 1} times:\n{node.log_tail()}")
+                complain(f"{node.name} ended; it is started again in {RESTART_AFTER_S:g} s")
+                self.starts_at_s[node.number] = now_s + RESTART_AFTER_S
+            elif now_s >= at_s:
+                del self.starts_at_s[node.number]
+                self.cluster.spawn(node.number)
+
+
+def watch(cluster: LocalCluster, client: Client, table: Live | None) -> None:
+    """Keep the table up to date until Ctrl-C; None: only wait. Nodes that end are started again."""
+    rates = Rates()
+    revival = Revival(cluster)
+    with table or contextlib.nullcontext():
+        while True:
+            revival.look(now_s=time.monotonic())
+            if table is not None and (rows := _look(client, rates)) is not None:
+                table.update(table_of(rows, COLUMNS), refresh=True)
+            time.sleep(REFRESH_S)
+
+
+def _table() -> Live | None:
+    """The table, still empty, to be shown in place; None where there is no terminal."""
+    if not sys.stdout.isatty():
+        return None
+    from rich.live import Live
+
+    return Live(table_of([], COLUMNS), console=console_of(sys.stdout), auto_refresh=False, transient=True)
+
+
+def _look(client: Client, rates: Rates) -> list[dict[str, Any]] | None:
+    """The rows as they are now; None if nobody answers."""
+    try:
+        nodes = client.cluster()["nodes"]
+        topics = {
+            topic["topic"]: [dict(each.raw) for each in client.topic(topic["topic"]).partitions()]
+            for topic in all_topics(client)
+        }
+    except Error:
+        return None
+    return table_rows(nodes, topics, rates.look(topics, now_s=time.monotonic()))

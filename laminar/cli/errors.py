@@ -1,0 +1,81 @@
+"""What went wrong, as one line for a person and one exit code for a script."""
+
+from __future__ import annotations
+
+import sys
+
+from laminar.batch import BatchError
+from laminar.cli.exit_codes import EXIT_FAILED, EXIT_PARTLY, EXIT_UNAVAILABLE, EXIT_USAGE
+from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Unavailable
+
+# What the server's hint says in words of HTTP, in words of this command.
+HINTS = {
+    "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
+    "already_exists": "`laminar topic describe` shows it",
+    "offset_expired": "--on-expired earliest goes on at the earliest record that is left",
+    "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas; without "
+    "--replicas, and for `_transactions`, the nodes' --default-replicas counts",
+}
+
+
+class UsageError(Exception):
+    """The command was used in a way that can't work; nothing was done."""
+
+
+class Failed(Exception):
+    """The command did not do what it should; `code` is the exit code."""
+
+    def __init__(self, message: str, *, code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def line_of(error: Error) -> str:
+    """``code: message (field=…, value=…, limit=…); hint``, with what is known of it, on one line."""
+    facts = [
+        f"{name}={value}"
+        for name, value in (("field", error.field), ("value", error.value), ("limit", error.limit))
+        if value is not None
+    ]
+    text = f"{error.code}: {error.message}"
+    if facts:
+        text += f" ({', '.join(facts)})"
+    hint = HINTS.get(error.code) or error.hint
+    if hint:
+        text += f"; {hint}"
+    return " ".join(text.split())
+
+
+def code_of(error: Error) -> int:
+    """The exit code for an error of the client."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    if isinstance(error, Unavailable) or (isinstance(error, Overloaded) and error.retriable):
+        return EXIT_UNAVAILABLE
+    return EXIT_PARTLY if isinstance(error, ProduceError) else EXIT_FAILED
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    print(f"laminar: {text}", file=sys.stderr, flush=True)
+
+
+def report(error: Exception) -> int | None:
+    """Say what happened; the exit code, or None for what is our own mistake and wants its traceback."""
+    if isinstance(error, Error):
+        complain(line_of(error))
+        return code_of(error)
+    if isinstance(error, BatchError):
+        past = f"; --on-damage skip goes on at {error.offsets[1]}" if error.offsets else ""
+        complain(f"unreadable: {error}{past}")
+        return EXIT_FAILED
+    if isinstance(error, UsageError):
+        complain(str(error))
+        return EXIT_USAGE
+    if isinstance(error, Failed):
+        complain(str(error))
+        return error.code
+    if isinstance(error, OSError):
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return EXIT_FAILED
+    return None
