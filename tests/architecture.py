@@ -217,8 +217,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # Imports against the rules above, or that close a circle: who, whom (below `laminar`), why it is still so.
 # Each is to go, and one that is gone must go from here as well.
-TOLERATED: dict[tuple[str, str], str] = {
-}
+TOLERATED: dict[tuple[str, str], str] = {}
 
 # More modules than this in one folder and a reader searches instead of reading.
 MOST_MODULES = 15

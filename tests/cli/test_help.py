@@ -78,7 +78,7 @@ def test_help_loads_no_command() -> None:
 
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stderr
 
-    assert ["laminar", "laminar.cli", "laminar.cli.app"] == said.split()
+    assert ["laminar", "laminar.cli", "laminar.cli.app", "laminar.cli.exit_codes"] == said.split()
 
 
 @pytest.mark.parametrize(

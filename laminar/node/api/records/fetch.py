@@ -65,6 +65,17 @@ def expected_bytes(query: Mapping[str, str]) -> int:
     return min(max(asked, least), MOST_BYTES)
 
 
+def _end_of(headers: Sequence[tuple[str, str]], bounds: Bounds, read: str) -> Sequence[tuple[str, str]]:
+    """Return the headers of another replica's answer; for `read=leader` with the end confirmed here.
+
+    The other may be behind: who reads up to the end that it names would miss what is committed after it.
+    """
+    if read != "leader":
+        return headers
+    kept = [(name, value) for name, value in headers if name.lower() != "laminar-end-offset"]
+    return [*kept, ("Laminar-End-Offset", str(bounds.end))]
+
+
 class FetchRoutes:
     """The handlers of a partition's read routes."""
 
@@ -222,7 +233,7 @@ class FetchRoutes:
             except DamagedRange as damage:
                 response = await self.elsewhere(request, served, offset)
                 if response is not None:
-                    response.headers = [*response.headers, *found]
+                    response.headers = [*_end_of(response.headers, bounds, read), *found]
                     return response
                 if not skip:
                     raise problem_of(damage, served, node=self._services.node, offset=offset) from damage
