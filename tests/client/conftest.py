@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from laminar.batch import Header, split, stamp, verify
+
+FakeAnswer = tuple[int, dict[str, str], bytes]
 
 
 @dataclass
@@ -112,6 +114,9 @@ class FakeCluster:
         self.named: dict[str, int] = {}
         self.probes = 0
         self.holes: set[tuple[int, int]] = set()  # node, first offset of a batch that it passes over
+        # Called with each fetch's node, partition and query; what it returns is answered instead. With a
+        # header "Cut" the connection ends in the middle of the body.
+        self.on_fetch: Callable[[int, FakePartition, dict[str, str]], FakeAnswer | None] = lambda *_: None
         self.silent: set[int] = set()  # nodes that read requests and answer none
         self._count = nodes
         self._servers: list[asyncio.Server] = []
@@ -193,8 +198,13 @@ class FakeCluster:
                 extra = {"Laminar-Node": f"n{node}", **extra}
                 lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}"]
                 lines += [f"{name}: {value}" for name, value in extra.items()]
-                writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + content)
+                sent = content[: len(content) // 2] if "Cut" in extra else content
+                writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + sent)
                 await writer.drain()
+                if "Cut" in extra:
+                    writer.close()
+                    await writer.wait_closed()
+                    return
                 if extra.get("Connection") == "close":
                     writer.close()
                     await writer.wait_closed()
@@ -226,21 +236,25 @@ class FakeCluster:
             told = self.sink_answers.popleft() if len(self.sink_answers) > 1 else self.sink_answers[0]
             return None if told is None else _json(*told)
         if path[:2] != ["v1", "topics"]:
-            return _problem(404, "not_found")
+            return problem(404, "not_found")
         topic, rest = path[2], path[3:]
         if not rest:
             return self._topic(method, topic, headers, body)
         if topic not in self.topics:
-            return _problem(404, "not_found", detail=f"there is no topic {topic}")
+            return problem(404, "not_found", detail=f"there is no topic {topic}")
         if rest == ["partitions"]:
             return _json(200, {"partitions": [self._row(topic, n) for n in range(len(self.topics[topic]))]})
         if rest[0] == "cursors":
             return self._cursor(method, topic, rest[1:], body)
         partition = self.topics[topic][int(rest[1])]
         if rest[2] == "offsets":
-            at = query["at"]
-            place = partition.start if at == "earliest" else partition.end
-            return _json(200, {"offset": place})
+            end = partition.end
+            if query.get("read") == "replica":
+                end -= partition.lag.get(node, 0)
+            elif self.leaderless:
+                return problem(503, "no_leader")
+            place = partition.start if query["at"] == "earliest" else end
+            return _json(200, {"offset": place, "end_offset": end})
         if rest[2] == "producers":
             return self._producer(method, partition, bytes.fromhex(rest[3]), int(query["epoch"]))
         if method == "POST":
@@ -254,14 +268,14 @@ class FakeCluster:
         if method == "PUT":
             wanted = json.loads(body).get("partitions", 1)
             if known is not None:
-                return _json(200, {}) if len(known) == wanted else _problem(409, "already_exists")
+                return _json(200, {}) if len(known) == wanted else problem(409, "already_exists")
             self.create(topic, wanted)
             return _json(201, {})
         if known is None:
-            return _problem(404, "not_found")
+            return problem(404, "not_found")
         if method == "DELETE":
             if headers.get("if-match") != '"1"':
-                return _problem(428, "if_match_required")
+                return problem(428, "if_match_required")
             del self.topics[topic]
             return _json(202, {})
         status, extra, content = _json(200, {"topic": topic, "partitions": len(known), "replicas": 3})
@@ -289,7 +303,7 @@ class FakeCluster:
         """A fence, or a probe that waits: then all is committed."""
         if method == "PUT":
             if not partition.begin(producer, epoch):
-                return _problem(409, "fenced")
+                return problem(409, "fenced")
         else:
             self.probes += 1
         partition.committed = len(partition.frames)
@@ -302,7 +316,7 @@ class FakeCluster:
         self, node: int, topic: str, number: int, partition: FakePartition, body: bytes, *, accepts: bool
     ) -> tuple[int, dict[str, str], bytes] | None:
         if self.leaderless:
-            return _problem(503, "no_leader")
+            return problem(503, "no_leader")
         if node != partition.leader:
             location = f"{self.urls[partition.leader]}/v1/topics/{topic}/partitions/{number}/records"
             return 307, {"Location": location, "Connection": "close"}, b""
@@ -310,12 +324,12 @@ class FakeCluster:
         if fault == "drop":
             return None
         if fault == "refuse":
-            return _problem(503, "overloaded", retry_after_ms=1)
+            return problem(503, "overloaded", retry_after_ms=1)
         if fault == "reject":
-            return _problem(422, "invalid", outcome="not_applied", detail="not this one")
+            return problem(422, "invalid", outcome="not_applied", detail="not this one")
         if fault == "move":
             partition.leader = (partition.leader + 1) % self._count
-            return _problem(503, "not_leader")
+            return problem(503, "not_leader")
         if fault == "depose":
             partition.depose()
         frames = split(body)
@@ -324,9 +338,9 @@ class FakeCluster:
         if fault == "lose":
             return None
         if fault == "unknown":
-            return _problem(504, "outcome_unknown", outcome="unknown")
+            return problem(504, "outcome_unknown", outcome="unknown")
         if status != 200:
-            return _problem(status, str(result))
+            return problem(status, str(result))
         assert isinstance(result, dict)
         if accepts:
             # All but the two newest batches are on other nodes too by now.
@@ -354,18 +368,23 @@ class FakeCluster:
     async def _fetch(
         self, node: int, partition: FakePartition, query: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
+        ordered = self.on_fetch(node, partition, query)
+        if ordered is not None:
+            return ordered
         asked = query["offset"]
         places = {"earliest": partition.start, "latest": partition.end}
         offset = places[asked] if asked in places else int(asked)
         if query.get("read") == "leader":
             if self.leaderless:
-                return _problem(503, "no_leader")
+                return problem(503, "no_leader")
             node = partition.leader  # whoever is asked passes it on
         end = partition.end - partition.lag.get(node, 0)
         if offset < partition.start:
-            return _problem(410, "offset_expired", earliest=partition.start)
+            return problem(410, "offset_expired", earliest=partition.start)
+        if query.get("read") == "leader" and offset > partition.end:
+            return problem(416, "offset_beyond_end", limit=partition.end)
         if int(query.get("min_offset", 0)) > end:
-            return _problem(503, "replica_lagging")
+            return problem(503, "replica_lagging")
         for _ in range(int(query.get("wait_ms", 0)) // 5):
             end = partition.end - partition.lag.get(node, 0)
             if end > offset:
@@ -402,11 +421,11 @@ class FakeCluster:
             expected = asked.get("expected")
             moved = [each for each in asked["positions"] if known.get(each) != (expected or {}).get(each)]
             if expected is not None and moved:
-                return _problem(412, "precondition_failed")
+                return problem(412, "precondition_failed")
             self.cursors[key] = {**known, **asked["positions"]}
             return _json(200, {"positions": self.cursors[key]})
         if key not in self.cursors:
-            return _problem(404, "not_found")
+            return problem(404, "not_found")
         if method == "DELETE":
             del self.cursors[key]
         return _json(200, {"positions": known})
@@ -416,7 +435,7 @@ def _json(status: int, content: Any) -> tuple[int, dict[str, str], bytes]:
     return status, {"Content-Type": "application/json"}, json.dumps(content).encode()
 
 
-def _problem(status: int, code: str, **more: Any) -> tuple[int, dict[str, str], bytes]:
+def problem(status: int, code: str, **more: Any) -> tuple[int, dict[str, str], bytes]:
     return status, {"Content-Type": "application/problem+json"}, json.dumps({"code": code, **more}).encode()
 
 

@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar
 
 from laminar.batch import Batch, BatchError, Header, split_headers
 from laminar.client.errors import Error, OffsetExpired, OutcomeUnknown, TimedOut, Unavailable
-from laminar.client.net.session import Session
+from laminar.client.net.session import Session, skipped_end
 from laminar.client.records import ReadBatch
 from laminar.http.protocol.answer import Answer
 
@@ -27,14 +27,6 @@ FETCH_BYTES = 1 << 20
 READ_AHEAD_BYTES = 4 << 20
 FOLLOW_WAIT_MS = 10_000
 BEHIND_WAIT_MS = 100
-
-
-# Of an answer with `on_damage=skip`: the ranges of offsets that were left out, as in "3-4,7-7".
-_LEFT_OUT = "laminar-skipped-offsets"
-
-
-def _end_of_last(ranges: str) -> int:
-    return int(ranges.rpartition("-")[2]) + 1
 
 
 def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
@@ -111,14 +103,14 @@ class Fetchers(Generic[T]):
         return not self._tasks or self._failure is not None
 
     async def first_fetch(self, partition: int, start: int | str) -> tuple[int, int, Answer | None]:
-        """Ask the leader of `partition` for records from `start`; return where they start, the end, its
-        answer.
+        """Fetch from the leader of `partition`; return the first offset, the end, and the leader's answer.
 
         `start` may be a place that the leader resolves: earliest, latest or an epoch time in ms. So one
-        request finds where to begin and where to end, and brings records. No answer, but both offsets, where
-        it failed.
+        request finds where to begin and where to end, and brings records. Without a leader the replicas are
+        asked for both offsets, and the answer is None.
         """
         timeout_s = self._session.timeout_s if self._timeout_s is None else self._timeout_s
+        deadline = self._session.loop.time() + timeout_s
         answer: Answer | None = None
         try:
             answer = await self._session.fetch(
@@ -130,10 +122,17 @@ class Fetchers(Generic[T]):
                 timeout_s=self._session.leader_patience_s(timeout_s),
                 narrowed=self._narrowed,
             )
-        except (TimedOut, Unavailable, OutcomeUnknown, OffsetExpired):
-            # No leader: replicas tell. Or the records are gone, or damaged: who reads them meets that.
+        except (TimedOut, Unavailable, OutcomeUnknown, OffsetExpired) as error:
+            # The records are trimmed or damaged: the fetches from `first` on deal with that. Or there is no
+            # leader: then its time is over, and replicas, which may know less, are asked at once.
+            leaderless = isinstance(error, TimedOut) and error.fields.get("last_code") != "damaged"
+            left_s = max(0.0, deadline - self._session.loop.time())
+            patience_s = 0.0 if leaderless else self._session.leader_patience_s(left_s)
             first, end = await asyncio.gather(
-                self._offset_at(partition, start), self._offset_at(partition, "latest")
+                *(
+                    self._offset_at(partition, at, patience_s=patience_s, timeout_s=left_s)
+                    for at in (start, "latest")
+                )
             )
         except Error as error:
             if error.code != "offset_beyond_end" or not isinstance(start, int):
@@ -144,11 +143,11 @@ class Fetchers(Generic[T]):
             end = int(answer.headers["laminar-end-offset"])
         return first, end, answer
 
-    async def _offset_at(self, partition: int, at: int | str) -> int:
+    async def _offset_at(self, partition: int, at: int | str, *, patience_s: float, timeout_s: float) -> int:
         if isinstance(at, int):
             return at
         return await self._session.offset_at(
-            self._topic, partition, at, patience_s=0.0, timeout_s=self._timeout_s
+            self._topic, partition, at, patience_s=patience_s, timeout_s=timeout_s
         )
 
     def add(
@@ -238,16 +237,28 @@ class Fetchers(Generic[T]):
                 continue
             except OffsetExpired as error:
                 earliest = await self._past_the_gap(partition, offset, error)
-                self._skipped(partition, offset, earliest)
-                offset = earliest
+                if earliest > offset:
+                    self._skipped(partition, offset, earliest)
+                    offset = earliest
                 continue
             node = answer.headers.get("laminar-node", "")
             before = offset
-            if self._narrowed and _LEFT_OUT in answer.headers:
-                # Before the first batch; where there is none, before what comes next.
-                offset = max(offset, _end_of_last(answer.headers[_LEFT_OUT]))
+            if self._narrowed and skipped_end(answer) > offset:
+                offset = skipped_end(answer)
                 self._skipped(partition, before, offset)
             for frame, header in split_headers(answer.body):
+                if not header.count or header.next_offset <= offset:
+                    continue
+                if end is not None and header.base_offset >= end:
+                    break
+                if header.base_offset > offset:
+                    if offset > before:
+                        break  # asked for again from there, this replica or another
+                    raise Error(
+                        f"{self._topic}/{partition}: {node} answered {header.base_offset} for {offset}",
+                        code="gap",
+                        value=header.base_offset,
+                    )
                 try:
                     decoded = _decode(frame, header, whole=self._narrowed is not None)
                 except BatchError:
@@ -265,16 +276,6 @@ class Fetchers(Generic[T]):
                     node=node,
                     decode=self._decode,
                 )
-                if not len(batch):
-                    continue
-                if batch.start_offset > offset and offset > before:
-                    break  # asked for again from there, this replica or another
-                if batch.start_offset != offset:
-                    raise Error(
-                        f"{self._topic}/{partition}: {node} answered {batch.start_offset} for {offset}",
-                        code="gap",
-                        value=batch.start_offset,
-                    )
                 offset = batch.next_offset
                 self._held_bytes[partition] += len(frame)
                 self._ready.append((batch, len(frame)))

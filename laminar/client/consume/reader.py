@@ -239,6 +239,13 @@ class Reader(Generic[T]):
         if self._begun:
             return
         self._begun = True
+        try:
+            await self._start_fetchers()
+        except BaseException:
+            self._begun = False  # else the next read would end at once, as if there were no records
+            raise
+
+    async def _start_fetchers(self) -> None:
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         partitions = list(range(len(places.places))) if self._wanted is None else self._wanted
         named = [*partitions, *self._start] if isinstance(self._start, Mapping) else partitions

@@ -101,6 +101,7 @@ class Attempts:
         self._backoff = Backoff(rng=caller.rng)
         self._redirects = 0
         self._last = ""
+        self._last_code = ""
         self._maybe_applied = False
         self.verdict = Verdict(step=Step.RETRY)
         self.problem: Mapping[str, Any] = {}
@@ -109,7 +110,7 @@ class Attempts:
         """Return the seconds that are left for another attempt.
 
         Raises:
-            TimedOut: when too few are left.
+            TimedOut: when too few are left. Its ``fields`` name the code of the last answer as `last_code`.
             OutcomeUnknown: when too few are left, and an earlier attempt may have changed something.
             Unavailable: when the client was closed.
         """
@@ -122,7 +123,8 @@ class Attempts:
         message = f"{self._what} was not answered within {self._timeout_s:g} s; last: {last}"
         if self._maybe_applied and self._changes:
             raise OutcomeUnknown(message, code="outcome_unknown", outcome="unknown")
-        raise TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
+        fields = {"last_code": self._last_code} if self._last_code else {}
+        raise TimedOut(message, code="timed_out", retriable=True, outcome="not_applied", fields=fields)
 
     async def send(
         self,
@@ -157,7 +159,7 @@ class Attempts:
         except ConnectionFailed as failure:
             # An attempt that our own deadline cut off says less than the one before it.
             if not self._last or time.monotonic() < self._deadline - CUT_OFF_S:
-                self._last = str(failure)
+                self._last, self._last_code = str(failure), ""
             self.verdict = judge_loss(sent=failure.sent, repeatable=self._repeatable)
             caller.balancer.failed(url, now_ms=now_ms())
         except BaseException:
@@ -174,6 +176,7 @@ class Attempts:
             if self.verdict.step is Step.DONE:
                 return answer
             self._last = str(self.problem.get("detail") or f"{url} answered {answer.status}")
+            self._last_code = str(self.problem.get("code") or "")
             if self.verdict.avoid:
                 caller.balancer.failed(url, now_ms=now_ms(), started=False)
         self._maybe_applied |= self.verdict.maybe_applied
@@ -191,7 +194,7 @@ class Attempts:
 
     def reject(self, url: str, why: str) -> None:
         """Count a good answer as none, because of what it holds; another node is asked."""
-        self._last = why
+        self._last, self._last_code = why, ""
         self.verdict = Verdict(step=Step.RETRY)
         self._caller.balancer.failed(url, now_ms=now_ms(), started=False)
 

@@ -50,6 +50,15 @@ def start_query(start: int | str) -> str:
     return f"since={start}"
 
 
+def skipped_end(answer: Answer) -> int:
+    """Return the offset after the damaged records that a fetch with ``on_damage=skip`` left out; 0 if none.
+
+    They lie before the answer's first batch; where it has none, before what comes next.
+    """
+    ranges = answer.headers.get("laminar-skipped-offsets")  # as in "3-4,7-7"
+    return int(ranges.rpartition("-")[2]) + 1 if ranges else 0
+
+
 def _first_offset(body: Buffer) -> int | None:
     """The offset of the first record of some batches; None where there is none."""
     return Header.unpack(body).base_offset if body else None
@@ -301,7 +310,9 @@ class Session:
             if answer is not None:
                 node = answer.headers.get("laminar-node", url)
                 begins = offset if isinstance(offset, int) else int(answer.headers["laminar-offset"])
-                found = None if narrowed else _first_offset(answer.body)
+                begins = max(begins, skipped_end(answer))
+                # With a tag it begins at the first batch that may have it.
+                found = None if "tag" in (narrowed or ()) else _first_offset(answer.body)
                 if found is None or found <= begins:
                     self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
                     return answer

@@ -233,6 +233,8 @@ class FetchRoutes:
             except DamagedRange as damage:
                 response = await self.elsewhere(request, served, offset)
                 if response is not None:
+                    if skipped:
+                        found.append((SKIPPED, ",".join(skipped)))
                     response.headers = [*_end_of(response.headers, bounds, read), *found]
                     return response
                 if not skip:
@@ -431,7 +433,12 @@ class FetchRoutes:
         """
         index = await partition.log.find_time(time_ms)
         while index <= partition.committed_index:
-            row = await partition.log.find_index_entry(index)
+            try:
+                row = await partition.log.find_index_entry(index)
+            except EntriesTrimmed:
+                # What was found is removed meanwhile: the time is found again in what is left.
+                index = await partition.log.find_time(time_ms)
+                continue
             if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
                 return row.base_offset, row.append_time_ms
             index += 1
