@@ -210,8 +210,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.testing": ("laminar", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli": ("laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands": (
-        *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing", "laminar.node.*"),
-        *("laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
+        *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
+        *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
 }
 
