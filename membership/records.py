@@ -53,7 +53,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     made: bool = False
     lost: bool = False
     """The node's report that it cannot vouch for what this replica once promised: it is to be replaced."""
-    given_up: bool = False
+    abandoned: bool = msgspec.field(default=False, name="given_up")
     """By an operator's decision its group goes on without it: if it comes back, it takes no part any more."""
 
 
@@ -70,12 +70,12 @@ class LeavingReplica(msgspec.Struct, frozen=True):
 class AcceptedLoss(msgspec.Struct, frozen=True):
     """An operator's decision: the group lost its majority for good and goes on with one replica's log.
 
-    `kept` is that replica, `given_up` the others. It was at `last_index` of `last_term`, and `kept_offset`
+    `kept` is that replica, `abandoned` the others. It was at `last_index` of `last_term`, and `kept_offset`
     was the offset after its last record: what only the others held after it is lost.
     """
 
     kept: int
-    given_up: list[int]
+    abandoned: list[int] = msgspec.field(name="given_up")
     last_index: int
     last_term: int
     kept_offset: int

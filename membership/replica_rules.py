@@ -53,10 +53,10 @@ def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
         return state, Result("absent", state.version, f"no such group as {request.partition}")
     if partition.version != request.version:
         return state, Result("conflict", state.version, f"version is {partition.version}")
-    kept, gone = request.loss.kept, set(request.loss.given_up)
+    kept, gone = request.loss.kept, set(request.loss.abandoned)
     known = {r.replica_id: r for r in partition.replicas}
     members = known.keys() | {each.replica.replica_id for each in partition.leaving}
-    if partition.state != "live" or kept not in known or known[kept].given_up or not gone:
+    if partition.state != "live" or kept not in known or known[kept].abandoned or not gone:
         return state, Result("invalid", state.version, f"replica {kept} cannot go on without {sorted(gone)}")
     if kept in gone or not gone <= members:
         return state, Result("invalid", state.version, f"{sorted(gone)} are not the others of {members}")
@@ -64,7 +64,7 @@ def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
     partition = replace(
         partition,
         replicas=[
-            replace(r, lost=True, given_up=True) if r.replica_id in gone else r for r in partition.replicas
+            replace(r, lost=True, abandoned=True) if r.replica_id in gone else r for r in partition.replicas
         ],
         losses=[*partition.losses, replace(request.loss, version=version)],
         version=version,

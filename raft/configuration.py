@@ -25,13 +25,13 @@ class ConfigurationRefused(Exception):
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
     """The replica ids that vote and count (`voters`), and those that only follow (`learners`).
 
-    `given_up`: former members that an operator's decision abandoned, perhaps a majority. Their messages are
+    `abandoned`: former members that an operator's decision abandoned, perhaps a majority. Their messages are
     ignored; the list is passed on from configuration to configuration.
     """
 
     voters: tuple[int, ...]
     learners: tuple[int, ...] = ()
-    given_up: tuple[int, ...] = ()
+    abandoned: tuple[int, ...] = ()
 
     def members(self) -> tuple[int, ...]:
         """Return voters first, then learners."""
@@ -41,21 +41,21 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """Return the configuration after adding `replica_id` as a learner."""
         if replica_id in self.members():
             raise ConfigurationRefused("already_member", f"replica {replica_id} is in {self}")
-        return Configuration(self.voters, (*self.learners, replica_id), self.given_up)
+        return Configuration(self.voters, (*self.learners, replica_id), self.abandoned)
 
     def promoted(self, replica_id: int) -> Configuration:
         """Return the configuration after making the learner `replica_id` a voter."""
         if replica_id not in self.learners:
             raise ConfigurationRefused("not_a_learner", f"replica {replica_id} is no learner of {self}")
         learners = _without(self.learners, replica_id)
-        return Configuration((*self.voters, replica_id), learners, self.given_up)
+        return Configuration((*self.voters, replica_id), learners, self.abandoned)
 
     def without(self, replica_id: int) -> Configuration:
         """Return the configuration after removing `replica_id`, be it voter or learner."""
         if replica_id not in self.members():
             raise ConfigurationRefused("not_a_member", f"replica {replica_id} is not in {self}")
         voters, learners = _without(self.voters, replica_id), _without(self.learners, replica_id)
-        return Configuration(voters, learners, self.given_up)
+        return Configuration(voters, learners, self.abandoned)
 
 
 def _without(members: tuple[int, ...], replica_id: int) -> tuple[int, ...]:
@@ -83,8 +83,8 @@ def check_step(old: Configuration, new: Configuration) -> None:
     demoted = set(old.voters) & set(new.learners)
     if len(added) + len(removed) + len(promoted) != 1 or demoted:
         raise ConfigurationRefused("not_one_step", f"{old} to {new} is not one step")
-    if new.given_up != old.given_up or added & set(new.given_up):
-        raise ConfigurationRefused("given_up", f"{old} to {new} changes who was abandoned")
+    if new.abandoned != old.abandoned or added & set(new.abandoned):
+        raise ConfigurationRefused("abandoned", f"{old} to {new} changes who was abandoned")
     if added & set(new.voters):
         raise ConfigurationRefused("not_a_learner", f"replica {added.pop()} must join as a learner first")
 

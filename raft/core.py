@@ -327,9 +327,9 @@ class Core:
         if message.term > candidacy.term + MOST_TERMS_AHEAD:
             self._tracer.drop("term_ahead", message)
             return
-        if message.sender in self._log.configurations.current.given_up:
+        if message.sender in self._log.configurations.current.abandoned:
             # It was abandoned: together with others it might elect itself, and count us.
-            self._tracer.drop("given_up_member", message)
+            self._tracer.drop("abandoned_member", message)
             return
         if message.incarnation != self._incarnations.get(message.sender, 0):
             if message.incarnation < self._incarnations.get(message.sender, 0):
@@ -352,7 +352,7 @@ class Core:
             elif candidacy.leader_contact(message, now_ms=now_ms) and not candidacy.following.append(
                 message, entries
             ):
-                self._tracer.drop("given_up", message)
+                self._tracer.drop("abandoned", message)
         elif isinstance(message, HeartbeatAnswer):
             if leadership is not None and not leadership.heartbeat_answer(message):
                 self._tracer.drop("malformed", message)
@@ -623,7 +623,7 @@ class Core:
         entry = make(Place(log.last_index + 1, term, log.last_term, log.committed_index))
         assert entry.configuration is not None and entry.configuration.voters == (self.replica_id,), entry
         log.append([entry])
-        self._tracer.note("goes on alone", term=term, given_up=entry.configuration.given_up)
+        self._tracer.note("goes on alone", term=term, abandoned=entry.configuration.abandoned)
         # In a term of its own, by its own vote: the next one. Nothing leaves before our disk has it.
         candidacy.campaign(transfer=False, now_ms=now_ms)
 

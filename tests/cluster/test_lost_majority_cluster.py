@@ -90,7 +90,7 @@ def test_two_of_three_disks_are_lost_and_the_cluster_comes_back_to_appends(clust
             laminar(cluster, "group", "recover", place, "--accept-loss", "--json", "--url", left.url)
         )
         assert (sorted(lost.name for lost in others), left.name, [left.name]) == (
-            row["given_up"],
+            row["abandoned"],
             row["goes_on_from"],
             row["accepted"],
         )

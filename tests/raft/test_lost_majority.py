@@ -15,11 +15,11 @@ from tests.raft.harness import Network, Replica, entries_of, head
 PASSED = 1 << 16
 
 
-def go_on_alone(replica: Replica, *given_up: int, now_ms: int) -> None:
+def go_on_alone(replica: Replica, *abandoned: int, now_ms: int) -> None:
     """As its driver does once the catalog has the decision."""
 
     def make(place: Place) -> Entry:
-        configuration = Configuration((replica.replica_id,), (), given_up)
+        configuration = Configuration((replica.replica_id,), (), abandoned)
         return Entry(place.index, place.term, b"configuration", 128, configuration)
 
     replica.core.go_on_alone(make, term=replica.core.term + PASSED, now_ms=now_ms)
@@ -74,7 +74,7 @@ def test_the_decision_outlives_a_restart_and_a_crash_before_its_sync_leaves_it_u
     network.pass_time(20_000)
 
     assert network.leaders() == [1]
-    assert survivor.core.configuration.given_up == (2, 3)
+    assert survivor.core.configuration.abandoned == (2, 3)
 
 
 def test_those_given_up_come_back_and_nobody_of_the_group_counts_for_them_or_hears_them() -> None:
@@ -111,7 +111,7 @@ def test_those_given_up_come_back_and_nobody_of_the_group_counts_for_them_or_hea
     ):
         survivor.receive((message, ()), now_ms=network.now_ms)
     assert (survivor.core.role, survivor.core.term) == (Role.LEADER, term)
-    assert survivor.core.dropped["given_up_member"] >= 2
+    assert survivor.core.dropped["abandoned_member"] >= 2
 
 
 def test_new_members_join_and_are_as_deaf_to_those_given_up() -> None:
@@ -128,7 +128,7 @@ def test_new_members_join_and_are_as_deaf_to_those_given_up() -> None:
         network.pass_time(1000)
     assert new.data == [b"a"] and new.core.configuration == Configuration((1, 4), (), (2, 3))
     new.receive((Vote(*head(3, 4, 10 * PASSED), 99, 9 * PASSED), ()), now_ms=network.now_ms)
-    assert new.core.dropped["given_up_member"] == 1
+    assert new.core.dropped["abandoned_member"] == 1
     assert new.core.term == survivor.core.term
 
     survivor.crash()
@@ -146,7 +146,7 @@ def test_no_step_changes_who_was_given_up() -> None:
         Configuration((1,), (4,), (2,)),
         alone.with_learner(2),
     ):
-        with pytest.raises(ConfigurationRefused, match="given_up"):
+        with pytest.raises(ConfigurationRefused, match="abandoned"):
             check_step(alone, step)
     check_step(alone, alone.with_learner(4))
 

@@ -353,7 +353,7 @@ def test_a_replica_that_holds_what_was_given_up_neither_changes_nor_counts() -> 
     network.pass_time(20_000)
 
     assert network[1].data == [b"a"] and leader.data == [b"b"]
-    assert network[1].core.dropped["given_up"] > 0
+    assert network[1].core.dropped["abandoned"] > 0
     assert network.leader().core.progress[1].match_index < 2
 
 

@@ -60,7 +60,7 @@ def test_a_partition_whose_majority_is_gone_goes_on_with_what_survives_and_gets_
     status, plan = post(scene, asked, RECOVER)
     assert (200, names, [survivor.node], end, []) == (
         status,
-        *(plan["given_up"], plan["answering"], plan["kept_offset"], plan["accepted"]),
+        *(plan["abandoned"], plan["answering"], plan["kept_offset"], plan["accepted"]),
     )
     scene.world.loop.run_for(20.0)
     assert not leads(scene, survivor)
@@ -112,7 +112,7 @@ def test_those_given_up_come_back_together_and_neither_lead_nor_serve(
 
     assert set() == led
     assert leads(scene, survivor) and scene.held(survivor).replica.core.term == term
-    left_behind = scene.held(survivor).replica.configuration.given_up
+    left_behind = scene.held(survivor).replica.configuration.abandoned
     assert len(left_behind) == 2
     for machine in gone:
         partition = scene.partition(machine)

@@ -36,7 +36,7 @@ def go_on(scene: Scene, machine: Machine, picture: FaultDisk) -> None:
     machine.start()
 
 
-def given_up(machine: Machine) -> bool:
+def abandoned(machine: Machine) -> bool:
     return not machine.up and "is an older copy" in machine.hopeless
 
 
@@ -48,14 +48,14 @@ def test_a_node_whose_folder_was_put_back_ends_and_says_why() -> None:
     picture = victim.picture()
     go_on(own, victim, picture)
 
-    assert world.loop.run_until(lambda: given_up(victim), at_most_s=30.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.hopeless
     world.loop.run_for(2.0)
     for machine in world.up:
         assert machine.controller is not None
         assert machine.controller.state().nodes[victim.node].rolled_back
     # However often it is tried.
     victim.start()
-    assert world.loop.run_until(lambda: given_up(victim), at_most_s=30.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.hopeless
     victim.put_back_newest()
     victim.start()
     own.calm()
@@ -89,7 +89,7 @@ def test_a_copy_put_back_elects_nobody_who_lacks_what_it_acknowledged(seed: int)
     world.loop.run_for(30.0)
     assert not any(partition.leads for _, partition in own.watch.partitions(TOPIC, 0))
     rest.start()
-    assert world.loop.run_until(lambda: given_up(victim), at_most_s=60.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=60.0), victim.hopeless
     victim.put_back_newest()
     victim.start()
     own.calm()
@@ -111,7 +111,7 @@ def test_a_copy_from_within_the_last_start_is_seen_when_a_page_was_turned(
     victim.put_back(picture)
     victim.start()
 
-    assert world.loop.run_until(lambda: given_up(victim), at_most_s=30.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.hopeless
     victim.put_back_newest()
     victim.start()
     own.calm()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laminar.node.transport.handshake import Channel
-from tests.sim.test_marks import Scene
+from tests.sim.test_recovering import Scene
 
 
 def test_a_leader_whose_bulk_connections_are_stuck_gives_way() -> None:

@@ -147,7 +147,7 @@ class Watcher:
     def _changes(self, header: Header) -> None:
         """A leader changes who belongs to the group: one change at a time, and after an entry of its term."""
         core, log = self._replica.core, self._replica.log
-        if core.configuration.given_up and header.term < core.term:
+        if core.configuration.abandoned and header.term < core.term:
             return  # a person's decision, in the term before the one that it is led in
         before = self._configured[-1]
         assert before <= core.committed_index, (
@@ -333,15 +333,15 @@ class Watch:
         """Each configuration is one step from the last: of any two majorities, somebody is in both. But for a
         person's decision, which gives others up and is about one replica alone.
         """
-        before = group.configuration[1].given_up if group.configuration is not None else ()
-        if group.configuration is not None and record.given_up == before:
+        before = group.configuration[1].abandoned if group.configuration is not None else ()
+        if group.configuration is not None and record.abandoned == before:
             try:
                 check_step(group.configuration[1].configuration(), record.configuration())
             except ConfigurationRefused as error:
                 raise AssertionError(f"{who}: configuration {index}: {error}") from error
             self.reconfigurations += 1
-        elif record.given_up != before:
-            assert len(record.voters) == 1 and set(before) <= set(record.given_up), f"{who}: {record}"
+        elif record.abandoned != before:
+            assert len(record.voters) == 1 and set(before) <= set(record.abandoned), f"{who}: {record}"
         group.configuration = (index, record)
 
     def _losing(self) -> None:

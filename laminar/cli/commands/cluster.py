@@ -91,11 +91,11 @@ def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
 def waits_for(partition: Mapping[str, Any]) -> str:
     """After "has no leader": for whom it waits, if replicas of it may have forgotten something."""
     replicas = partition.get("replicas") or ()
-    marked = [each["node"] for each in replicas if each.get("marked")]
+    recovering = [each["node"] for each in replicas if each.get("recovering")]
     absent = [each["node"] for each in replicas if not each.get("reachable")]
-    if not marked:
+    if not recovering:
         return ""
-    text = f": {', '.join(marked)} may have forgotten appends"
+    text = f": {', '.join(recovering)} may have forgotten appends"
     return f"{text}, it waits for {', '.join(absent)}" if absent else text
 
 
@@ -152,7 +152,7 @@ def troubles_of(
             found += [
                 f"{place} on {each['node']} holds records that were given up, and stays behind"
                 for each in partition.get("replicas") or ()
-                if each.get("given_up")
+                if each.get("abandoned")
             ]
             found += [
                 f"{place} on {each['node']} has stopped: {each.get('reason') or 'no reason is known'}"

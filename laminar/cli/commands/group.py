@@ -64,8 +64,8 @@ def recover(
         "group",
         "answering",
         "absent",
-        "marked",
-        "given_up",
+        "recovering",
+        "abandoned",
         "goes_on_from",
         "kept_offset",
         "accepted",
@@ -80,6 +80,6 @@ def recover(
     undone = [
         row
         for row in rows
-        if not row["accepted"] or not (row["given_up"] or row["accepted"] == row["marked"])
+        if not row["accepted"] or not (row["abandoned"] or row["accepted"] == row["recovering"])
     ]
     return EXIT_FAILED if undone or refused else EXIT_DONE

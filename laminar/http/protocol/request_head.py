@@ -43,7 +43,6 @@ class RequestHead:
     """
 
     __slots__ = (
-        "asks_socket",
         "chunked",
         "close",
         "coding",
@@ -57,6 +56,7 @@ class RequestHead:
         "query",
         "segments",
         "target",
+        "wants_socket_header",
     )
 
     def __init__(self, method: str, target: str, headers: dict[str, str], *, http11: bool = True) -> None:
@@ -70,7 +70,7 @@ class RequestHead:
         self.content_length = 0
         self.chunked = False
         self.close = False
-        self.asks_socket = "laminar-socket" in headers
+        self.wants_socket_header = "laminar-socket" in headers
         self.expects_continue = False
         self.coding = headers.get("content-encoding", "")
         self.memo: Any = None

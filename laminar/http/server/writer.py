@@ -296,7 +296,7 @@ class ResponseWriter:
         ]
         if response.headers:
             block.append(encode_headers(response.headers))
-        if head.asks_socket:
+        if head.wants_socket_header:
             block.append(self._socket_line())
         if close:
             block.append(b"Connection: close\r\n")

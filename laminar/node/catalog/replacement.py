@@ -55,12 +55,12 @@ def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collect
     decided: set[str] = set()
     for partition in state.partitions.values():
         # An abandoned replica is gone for good: its node holds nothing of it that counts.
-        holding.update(replica.node for replica in partition.replicas if not replica.given_up)
+        holding.update(replica.node for replica in partition.replicas if not replica.abandoned)
         holding.update(each.replica.node for each in partition.leaving)
-        decided.update(each.node for each in (*partition.replicas, *partition.removed) if each.given_up)
-        decided.update(each.replica.node for each in partition.leaving if each.replica.given_up)
-    given_up = (set(gone) - holding) | (set(gone) & decided)
-    counted = state.nodes.keys() - given_up
+        decided.update(each.node for each in (*partition.replicas, *partition.removed) if each.abandoned)
+        decided.update(each.replica.node for each in partition.leaving if each.replica.abandoned)
+    abandoned = (set(gone) - holding) | (set(gone) & decided)
+    counted = state.nodes.keys() - abandoned
     return GONE_PART * len(counted & set(gone)) > len(counted)
 
 

@@ -316,7 +316,7 @@ class Driver:
             heard = progress is not None and not progress.silent
         return heard and self._quiescence.hears(replica, member, now_ms=self._clock.monotonic_ms())
 
-    def go_on_alone(self, replica: Replica, given_up: Sequence[int], *, node: str) -> None:
+    def go_on_alone(self, replica: Replica, abandoned: Sequence[int], *, node: str) -> None:
         """Make this replica its group's only voter, by an operator's decision that the catalog holds.
 
         `node` is this node.
@@ -325,10 +325,10 @@ class Driver:
             return
         _log.critical(
             "%s goes on without its majority, from offset %d, by decision: replicas %s are abandoned",
-            *(replica.name, replica.log.next_offset, sorted(given_up)),
+            *(replica.name, replica.log.next_offset, sorted(abandoned)),
         )
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: replica.go_on_alone(given_up, node=node, now_ms=now_ms))
+        self._step(replica, lambda core: replica.go_on_alone(abandoned, node=node, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
         """Campaign now: for the first replica of a new group."""

@@ -46,19 +46,19 @@ _keepalive_decoder = msgspec.msgpack.Decoder(Keepalive)
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     """Body of a `configuration` batch: (replica id, node) of voters and of learners.
 
-    `given_up`: ids of former members that an operator's decision abandoned.
+    `abandoned`: ids of former members that an operator's decision abandoned.
     """
 
     voters: tuple[tuple[int, str], ...]
     learners: tuple[tuple[int, str], ...] = ()
-    given_up: tuple[int, ...] = ()
+    abandoned: tuple[int, ...] = ()
 
     def configuration(self) -> Configuration:
         """Return the part that Raft knows: replica ids alone."""
         return Configuration(
             voters=tuple(replica for replica, _ in self.voters),
             learners=tuple(replica for replica, _ in self.learners),
-            given_up=self.given_up,
+            abandoned=self.abandoned,
         )
 
     def nodes(self) -> dict[int, str]:
@@ -67,20 +67,20 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
 
     def with_learner(self, replica_id: int, node: str) -> ConfigurationRecord:
         """Return the configuration with one more learner."""
-        return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)), self.given_up)
+        return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)), self.abandoned)
 
     def promoted(self, replica_id: int) -> ConfigurationRecord:
         """Return the configuration with a learner made a voter."""
         (learner,) = (each for each in self.learners if each[0] == replica_id)
         others = tuple(each for each in self.learners if each is not learner)
-        return ConfigurationRecord((*self.voters, learner), others, self.given_up)
+        return ConfigurationRecord((*self.voters, learner), others, self.abandoned)
 
     def without(self, replica_id: int) -> ConfigurationRecord:
         """Return the configuration without a voter or learner."""
         return ConfigurationRecord(
             tuple(each for each in self.voters if each[0] != replica_id),
             tuple(each for each in self.learners if each[0] != replica_id),
-            self.given_up,
+            self.abandoned,
         )
 
     def encoded(self) -> bytes:

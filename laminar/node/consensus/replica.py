@@ -193,16 +193,16 @@ class Replica:
         self.core.propose_configuration(entry, now_ms=now_ms)
         return place
 
-    def go_on_alone(self, given_up: Sequence[int], *, node: str, now_ms: int) -> None:
-        """Become the only voter, on `node`, without `given_up`, who are gone for good (`Core.go_on_alone`).
+    def go_on_alone(self, abandoned: Sequence[int], *, node: str, now_ms: int) -> None:
+        """Become the only voter, on `node`, without `abandoned`, who are gone for good (`Core.go_on_alone`).
 
         A replica that was just made, and has heard nothing of its group, is in no configuration that it
         knows.
         """
         current = self.configuration_record
         self.nodes[self.replica_id] = node
-        gone = tuple(sorted({*current.given_up, *given_up}))
-        record = ConfigurationRecord(voters=((self.replica_id, node),), given_up=gone)
+        gone = tuple(sorted({*current.abandoned, *abandoned}))
+        record = ConfigurationRecord(voters=((self.replica_id, node),), abandoned=gone)
 
         def make(place: Place) -> Entry:
             frame = build_control(Kind.CONFIGURATION, record.encoded())
@@ -255,7 +255,7 @@ class Replica:
         return ConfigurationRecord(
             voters=tuple((member, self.nodes[member]) for member in current.voters),
             learners=tuple((member, self.nodes[member]) for member in current.learners),
-            given_up=current.given_up,
+            abandoned=current.abandoned,
         )
 
     def lagging(self, index: int) -> list[str]:

@@ -183,7 +183,7 @@ class Reconciler:
         """
         shard = self._shard
         for record in shard.view.partitions().values():
-            gone = {replica_id for loss in record.losses for replica_id in loss.given_up}
+            gone = {replica_id for loss in record.losses for replica_id in loss.abandoned}
             partition = shard.by_group.get(record.group) if gone else None
             if partition is not None and partition.replica.replica_id in gone:
                 shard.driver.remove(record.group, ReplicaStopped("its group goes on without it, by decision"))
@@ -200,7 +200,7 @@ class Reconciler:
             partition = shard.by_group.get(record.group) if record.losses else None
             if partition is None or partition.replica.replica_id != record.losses[-1].kept:
                 continue
-            if not set(record.losses[-1].given_up) <= set(partition.replica.configuration.given_up):
+            if not set(record.losses[-1].abandoned) <= set(partition.replica.configuration.abandoned):
                 due[record.group] = record.losses[-1]
         if not due:
             return
@@ -208,8 +208,8 @@ class Reconciler:
         for group, loss in due.items():
             partition = shard.by_group.get(group)
             if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
-                shard.driver.go_on_alone(partition.replica, loss.given_up, node=shard.node)
-                if not set(loss.given_up) <= set(partition.replica.configuration.given_up):
+                shard.driver.go_on_alone(partition.replica, loss.abandoned, node=shard.node)
+                if not set(loss.abandoned) <= set(partition.replica.configuration.abandoned):
                     asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it leads as yet
 
     def campaign_first_replicas(self) -> None:

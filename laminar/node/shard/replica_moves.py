@@ -80,7 +80,7 @@ def next_step(
             if hears(without):
                 return without
     for replica in record.replicas:
-        if replica.replica_id not in members and not replica.given_up:
+        if replica.replica_id not in members and not replica.abandoned:
             return current.with_learner(replica.replica_id, replica.node)
     made = {replica.replica_id for replica in record.replicas if replica.made}
     for replica_id, _ in current.learners:
@@ -303,7 +303,8 @@ class ReplicaMover:
                 continue
             members = partition.replica.configuration.members()
             if any(
-                each.made and each.replica_id not in members and not each.given_up for each in record.replicas
+                each.made and each.replica_id not in members and not each.abandoned
+                for each in record.replicas
             ):
                 # Who is made was a member once. Its addition was cut, or it has left since this view was new;
                 # then its node may be about to delete what it would acknowledge again.

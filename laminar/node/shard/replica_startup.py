@@ -217,7 +217,7 @@ class ReplicaOpener:
         shard.driver.add(replica)
         shard.repairs.drives(replica)
         record = shard.view.partition(entry.topic, entry.partition)
-        if record is not None and any(replica.replica_id in loss.given_up for loss in record.losses):
+        if record is not None and any(replica.replica_id in loss.abandoned for loss in record.losses):
             shard.driver.remove(entry.group, ReplicaStopped("its group goes on without it, by decision"))
         return partition
 

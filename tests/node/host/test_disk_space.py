@@ -207,9 +207,9 @@ def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_gi
     with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=10, trust_env=False) as http:
         for topic in ("t", "u"):
             assert 201 == http.put(f"/v1/topics/{topic}", json={}).status_code
-        kept, given_up = Partition(http, "t"), Partition(http, "u")
+        kept, abandoned = Partition(http, "t"), Partition(http, "u")
         for _ in range(30):
-            assert 201 == given_up.post(b"x" * MIB).status_code
+            assert 201 == abandoned.post(b"x" * MIB).status_code
         assert 0 == kept.append("before")
         until_low(http, False)
 
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_gi
         written = ["before", *(str(number) for number in range(taken))]
         assert written == kept.values(limit=taken + 10)
         if how == "trimmed":
-            trimmed = http.delete(f"{given_up.path}/records", params={"before": 30}).json()
+            trimmed = http.delete(f"{abandoned.path}/records", params={"before": 30}).json()
             assert 30 == trimmed["deleted"]
         else:
             etag = http.get("/v1/topics/u").headers["etag"]
@@ -232,7 +232,7 @@ def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_gi
         until_taken(kept, json.dumps({"value": "again"}))
         assert [*written, "again"] == kept.values(limit=taken + 10)
         if how == "trimmed":
-            assert 30 == given_up.append("again")
+            assert 30 == abandoned.append("again")
         assert taken + 2 == kept.append("at once")
         assert 'laminar_storage_failed_logs{process="shard 0"} 0.0' in http.get("/metrics").text
 

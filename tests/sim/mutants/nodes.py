@@ -23,7 +23,9 @@ PUT_BACK = (
     "tests/sim/test_roll_back.py::test_a_copy_too_young_to_be_seen_is_shown_by_the_leader_what_it_acknowledged",
 )
 ENDS = ("tests/sim/test_roll_back.py::test_a_node_whose_folder_was_put_back_ends_and_says_why",)
-ACCEPTED = ("tests/sim/test_marks.py::test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins",)
+ACCEPTED = (
+    "tests/sim/test_recovering.py::test_with_an_accepted_loss_no_log_below_the_latest_that_answers_wins",
+)
 
 DIED = ("tests/node/catalog/test_placement.py",)
 

@@ -11,7 +11,7 @@ PROTOCOL = [
     case(
         "those given up are heard",
         "raft.core:Core.receive",
-        "if message.sender in self._log.configurations.current.given_up:",
+        "if message.sender in self._log.configurations.current.abandoned:",
         "if False:",
         tests=("tests/raft/test_lost_majority.py",),
         tests_only=True,

@@ -54,7 +54,7 @@ class _Standing:
     def __init__(self, record: PartitionRecord, states: dict[tuple[int, str], ReplicaState]) -> None:
         self.place = f"{record.topic}/{record.number}"
         leaving = [each.replica for each in record.leaving]
-        self.members = [each for each in (*record.replicas, *leaving) if not each.given_up]
+        self.members = [each for each in (*record.replicas, *leaving) if not each.abandoned]
         self.here: dict[str, ReplicaState] = {}
         # Their nodes say that their files are gone: nothing more will come of them.
         self.lost: set[str] = set()
@@ -64,8 +64,8 @@ class _Standing:
                 self.lost.add(replica.node)
             elif state is not None and not state.failed:
                 self.here[replica.node] = state
-        self.placed = [each for each in record.replicas if each.node in self.here and not each.given_up]
-        self.marked = sorted(node for node, state in self.here.items() if state.marked)
+        self.placed = [each for each in record.replicas if each.node in self.here and not each.abandoned]
+        self.recovering = sorted(node for node, state in self.here.items() if state.recovering)
         self.absent = sorted({each.node for each in self.members} - self.here.keys())
 
     @property
@@ -109,7 +109,7 @@ class _Standing:
             return f"{self.place} has a leader: no loss needs to be accepted"
         if not self.placed:
             return f"no replica of {self.place} answers: there is nothing to go on with"
-        if self.has_majority and not self.marked:
+        if self.has_majority and not self.recovering:
             return (
                 f"a majority of the replicas of {self.place} answers, and none may have forgotten anything: "
                 "they elect a leader by themselves, or as soon as the others are started"
@@ -170,10 +170,10 @@ class AcceptLossRoutes:
             "partition": record.number,
             "accept_loss": accept == "true",
             "answering": sorted(standing.here),
-            "marked": standing.marked,
+            "recovering": standing.recovering,
             "absent": standing.absent,
             # With a majority the absent ones may come back; without one they are abandoned for good.
-            "given_up": [] if standing.has_majority else standing.absent,
+            "abandoned": [] if standing.has_majority else standing.absent,
             # It goes on with the log of this one: what only an absent replica has after it is lost.
             "goes_on_from": best.node,
             "committed_offset": state.end_offset,
@@ -186,7 +186,7 @@ class AcceptLossRoutes:
                 for each in sorted(standing.here)
             }
             # The others need no word to vote, but one of them may be a learner whose log is the latest.
-            answer["accepted"] = [node for node in standing.marked if reached[node]]
+            answer["accepted"] = [node for node in standing.recovering if reached[node]]
         elif accept == "true":
             await self._decide(record, standing, best, state)
             answer["accepted"] = [best.node]
@@ -199,7 +199,7 @@ class AcceptLossRoutes:
         gone = [each.replica_id for each in standing.members if each.node in standing.absent]
         loss = AcceptedLoss(
             kept=best.replica_id,
-            given_up=sorted(gone),
+            abandoned=sorted(gone),
             last_index=state.last_index,
             last_term=state.last_term,
             kept_offset=state.last_offset,

@@ -44,14 +44,14 @@ class ReplicaState(msgspec.Struct, frozen=True):
     bytes: int = 0
     in_sync: list[str] = []
     # It may have forgotten what it acknowledged; and what it holds, committed or not.
-    marked: bool = False
+    recovering: bool = msgspec.field(default=False, name="marked")
     incarnation: int = 0
     # The replica ids of the voters, as its log has them.
     voters: list[int] = []
     last_term: int = 0
     last_offset: int = 0
     # It holds committed entries that the others gave up: it takes no part any more.
-    given_up: bool = False
+    abandoned: bool = msgspec.field(default=False, name="given_up")
     # (first offset, offset after the last) of each range whose bytes are damaged there; a control entry
     # has none.
     damaged: list[tuple[int, int]] = []
@@ -151,12 +151,12 @@ class ReplicaStatus:
                     last_index=partition.log.last_index,
                     bytes=partition.log.size_bytes,
                     in_sync=in_sync_of(partition) if core.is_leader else [],
-                    marked=core.recovering,
+                    recovering=core.recovering,
                     incarnation=core.incarnation,
                     voters=sorted(replica.configuration.voters),
                     last_term=partition.log.last_term,
                     last_offset=partition.log.next_offset,
-                    given_up=bool(core.dropped.get("given_up")),
+                    abandoned=bool(core.dropped.get("abandoned")),
                     catch_up=self._catch_up_progress(replica.group),
                     damaged=[
                         (each.first_offset, each.next_offset)
@@ -264,8 +264,8 @@ class PartitionRoutes:
                         if state is not None and state.catch_up is not None
                         else None
                     ),
-                    "marked": state.marked if state is not None else None,
-                    "given_up": state.given_up if state is not None else None,
+                    "recovering": state.recovering if state is not None else None,
+                    "abandoned": state.abandoned if state is not None else None,
                     "end_offset": state.end_offset if state is not None else None,
                     "lag": best.end_offset - state.end_offset
                     if state is not None and best is not None

@@ -189,7 +189,7 @@ def test_a_person_accepts_the_loss_and_only_where_somebody_waits(scene: Scene) -
     status, planned = scene.post(RECOVER)
     assert (200, marked, [leader.node], []) == (
         status,
-        planned["marked"],
+        planned["recovering"],
         planned["absent"],
         planned["accepted"],
     )
