@@ -212,7 +212,7 @@ class Leadership:
         for progress in self._others:
             progress.active = False  # Heard of long ago is not heard of now.
 
-    def _look_who_receives(self) -> None:
+    def _check_receivers(self) -> None:
         """Count the checks at which entries wait, nothing was committed, and no append reached a majority.
 
         A follower that is slow to sync has received what it holds in memory; one that is damaged answers.
@@ -229,7 +229,7 @@ class Leadership:
             progress.received = False
 
     def _quorum_is_active(self) -> bool:
-        self._look_who_receives()
+        self._check_receivers()
         heard = 0
         for progress in self._voters:
             heard += progress.active or progress is self.own

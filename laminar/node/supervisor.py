@@ -24,7 +24,7 @@ from laminar.log import DamagedDocument, StorageError
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
 from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
-from laminar.node.host.fork import EXIT_HOPELESS, Hopeless, fork
+from laminar.node.host.fork import EXIT_UNRECOVERABLE, Unrecoverable, fork
 from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
 from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
@@ -170,7 +170,7 @@ class Supervisor:
         self._stop_signals = 0
         self._kill_at_ms: int | None = None
         self._killed = False
-        self._hopeless = False
+        self._unrecoverable = False
         self._said_ready = False
 
     # ---- life
@@ -214,7 +214,7 @@ class Supervisor:
             self._turn()
         if self._stop_signals:
             log.info("stopped%s", ": children had to be killed" if self._killed else "")
-            return EXIT_FAILED if self._killed or self._hopeless else EXIT_DONE
+            return EXIT_FAILED if self._killed or self._unrecoverable else EXIT_DONE
         log.error("no child is started again: all of them died too often")
         return EXIT_FAILED
 
@@ -253,7 +253,7 @@ class Supervisor:
             try:
                 self._entry_points.recover(directory, shards)
             except DamagedDocument as error:
-                raise Hopeless(f"{error}. {DAMAGED_DOCUMENT}") from error
+                raise Unrecoverable(f"{error}. {DAMAGED_DOCUMENT}") from error
             return EXIT_DONE
 
         recovery = _Child(CONTROLLER)
@@ -380,9 +380,9 @@ class Supervisor:
         if self._stop_signals:
             self._set_state(child, ChildState.DEAD)
             return
-        if code == EXIT_HOPELESS:
+        if code == EXIT_UNRECOVERABLE:
             self._set_state(child, ChildState.GIVEN_UP)
-            self._hopeless = True
+            self._unrecoverable = True
             log.critical("%s (pid %d) can't go on, so this node ends", role_name(child.role), pid)
             self._stop()
             return

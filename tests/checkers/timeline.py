@@ -37,7 +37,7 @@ def _data(history: History, violations: Sequence[Violation]) -> dict[str, Any]:
     started_us = [each.start_us for each in everything] + [each.start_us for each in history.faults]
     zero_us = min(started_us, default=0)
     found = [_Found(each) for each in violations]
-    _look_up(found, everything)
+    _find_entry(found, everything)
     shown = everything
     if len(shown) > MOST_OPERATIONS:
         last_us = max(each.start_us for each in shown)
@@ -78,7 +78,7 @@ class _Found:
         return first.start_us if first is not None else None
 
 
-def _look_up(found: Sequence[_Found], operations: Iterable[Operation]) -> None:
+def _find_entry(found: Sequence[_Found], operations: Iterable[Operation]) -> None:
     """Fill in `about`, in one pass over a long history."""
     by_offset: dict[tuple[str, int | None], list[_Found]] = {}
     by_start: dict[tuple[str, int | None], list[_Found]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from laminar.log import Log, Storage
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.consensus.peer_repair import PeerRepair
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.runtime.replica_factory import ReplicaFactory
@@ -69,7 +69,7 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         return task
 
     shard.spawn = spawn
-    shard.repairs = Repairs(
+    shard.repairs = PeerRepair(
         cluster_id=lambda: CLUSTER,
         call=nobody_answers,
         nodes_of=lambda each, replica: ["b", "c"],

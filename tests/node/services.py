@@ -74,7 +74,7 @@ class Services:
         work.close()
         return asyncio.get_running_loop().create_task(asyncio.sleep(0))
 
-    def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
+    def every(self, period_s: float, check: Check, *, to_the_end: bool = False) -> None:
         """See `ShardServices`; the test calls what would be called."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:

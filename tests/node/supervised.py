@@ -3,8 +3,8 @@
 Each child accepts on its sockets and answers "ROLE PID" and a newline. A connection that sends one byte
 gets more: `d` ends the child with exit code 3, `b` shows the board, `t` the number of threads. BEHAVIOUR:
 `deaf` children ignore SIGTERM, `stubborn` ones too and have ten minutes to end, `broken` shards exit at once,
-`hopeless` ones say that no successor could do better, `norecovery` lets recovery fail, `threaded` starts a
-thread before serving.
+`unrecoverable` ones say that no successor could do better, `norecovery` lets recovery fail, `threaded` starts
+a thread before serving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from laminar.log import DamagedDocument
 from laminar.node.entry_points import EntryPoints
-from laminar.node.host.fork import Hopeless, threads
+from laminar.node.host.fork import Unrecoverable, threads
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.boot import Boot, role_name
 from laminar.node.supervisor import serve
@@ -88,8 +88,8 @@ def main() -> int:
             raise DamagedDocument("no whole copy of map in data: map-1.a has a wrong checksum")
 
     def shard(boot: Boot) -> int:
-        if behaviour == "hopeless":
-            raise Hopeless("another has my name")
+        if behaviour == "unrecoverable":
+            raise Unrecoverable("another has my name")
         return 4 if behaviour == "broken" else child(boot, behaviour)
 
     entry_points = EntryPoints(controller=lambda boot: child(boot, behaviour), shard=shard, recover=recover)

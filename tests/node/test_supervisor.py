@@ -196,7 +196,7 @@ def test_an_exit_with_a_code_is_a_death_like_any_other(start: Callable[..., Node
 
 def test_a_child_whose_successor_could_do_no_better_ends_the_node(start: Callable[..., Node]) -> None:
     """One line says why, nothing is started again, and the exit code is 1."""
-    node = start("0", "1", "hopeless")
+    node = start("0", "1", "unrecoverable")
 
     said = node.wait_for_line("another has my name")
     assert "stack" not in said

@@ -20,7 +20,7 @@ from laminar.log import DamagedRange, Storage, StorageSettings
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.peer_repair import METHOD, Repairs
+from laminar.node.consensus.peer_repair import METHOD, PeerRepair
 from laminar.node.consensus.raft_wire import ConfigurationRecord, read_frame, read_keepalive
 from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
@@ -231,7 +231,7 @@ class Member:
             task.add_done_callback(self._work_ended)
             return task
 
-        self.repairs = Repairs(
+        self.repairs = PeerRepair(
             cluster_id=lambda: CLUSTER,
             call=self.transport.call,
             nodes_of=lambda entry, replica: [node for node in NODES if node != self.node],

@@ -19,7 +19,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import ShardLayout, controller_store, logs_directory, recover_node, shard_store
 from laminar.node.assembly import make_process
 from laminar.node.catalog.controller import Controller
-from laminar.node.host.fork import Hopeless
+from laminar.node.host.fork import Unrecoverable
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.boot import CONTROLLER, Addresses, Boot, Role, node_roles, role_name, role_number
 from laminar.node.runtime.data_folder import open_data_folder
@@ -70,7 +70,7 @@ class Machine:
         self.gossip: SimGossip | None = None
         self.starts = 0
         # Why the node ended for good, if it did since its last start.
-        self.hopeless = ""
+        self.unrecoverable = ""
         # What was on its disk when an older copy was put back.
         self._newest: FaultDisk | None = None
 
@@ -90,7 +90,7 @@ class Machine:
         world.note(f"start {self.node} shards={self.shards}")
         self.up = True
         self.starts += 1
-        self.hopeless = ""
+        self.unrecoverable = ""
         self.uptime_ms = world.rng.randrange(1 << 20)
         try:
             self._recover()
@@ -197,10 +197,10 @@ class Machine:
             await process.run()
         except Exception as error:  # noqa: BLE001  # what ends a process is told to the world
             process.fatal(error)
-        if isinstance(process.failure, Hopeless) and self.up:
+        if isinstance(process.failure, Unrecoverable) and self.up:
             # As the supervisor: the node ends, and whoever looks after the machine must do something.
-            self.world.note(f"{life.name} is hopeless: {process.failure}")
-            self.hopeless = str(process.failure)
+            self.world.note(f"{life.name} is unrecoverable: {process.failure}")
+            self.unrecoverable = str(process.failure)
             self._end(silently=False)
             self.disk.kill()
             self.world.gave_up(self)

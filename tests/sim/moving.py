@@ -19,7 +19,7 @@ from membership.records import PartitionRecord, ReplaceReplica
 from tests.sim.machine import Machine
 from tests.sim.world import World
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 LOOKS = 40
 VOTERS = 3
 
@@ -65,7 +65,7 @@ class Moving:
             self._wanted = None
             self._wipe(machine)
         else:
-            self.world.loop.call_in(None, LOOK_S, self._look, left - 1)
+            self.world.loop.call_in(None, CHECK_S, self._look, left - 1)
 
     def _wipe(self, machine: Machine) -> None:
         self.wiped += 1
@@ -81,7 +81,9 @@ class Moving:
 
     def _refused(self, machine: Machine) -> None:
         """The cluster knows that name with another folder: under a new one, then."""
-        assert self._missing == (machine, machine.name), f"{machine.name} cannot go on: {machine.hopeless}"
+        assert self._missing == (machine, machine.name), (
+            f"{machine.name} cannot go on: {machine.unrecoverable}"
+        )
         machine.wipe(self._new_name(machine), join=self._others(machine))
         self.world.loop.call_in(None, 1.0, self._back, machine)
 

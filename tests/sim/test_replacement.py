@@ -256,7 +256,7 @@ def test_pitfall_35_a_wiped_node_is_refused_under_its_old_name() -> None:
     wiped(scene, machine, machine.node)
 
     assert scene.world.loop.run_until(lambda: not machine.up, at_most_s=60.0), "it is taken for the old one"
-    assert "store_changed" in machine.hopeless
+    assert "store_changed" in machine.unrecoverable
     scene.world.close()
 
 

@@ -37,7 +37,7 @@ def go_on(scene: Scene, machine: Machine, picture: FaultDisk) -> None:
 
 
 def abandoned(machine: Machine) -> bool:
-    return not machine.up and "is an older copy" in machine.hopeless
+    return not machine.up and "is an older copy" in machine.unrecoverable
 
 
 def test_a_node_whose_folder_was_put_back_ends_and_says_why() -> None:
@@ -48,14 +48,14 @@ def test_a_node_whose_folder_was_put_back_ends_and_says_why() -> None:
     picture = victim.picture()
     go_on(own, victim, picture)
 
-    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.unrecoverable
     world.loop.run_for(2.0)
     for machine in world.up:
         assert machine.controller is not None
         assert machine.controller.state().nodes[victim.node].rolled_back
     # However often it is tried.
     victim.start()
-    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.unrecoverable
     victim.put_back_newest()
     victim.start()
     own.calm()
@@ -89,7 +89,7 @@ def test_a_copy_put_back_elects_nobody_who_lacks_what_it_acknowledged(seed: int)
     world.loop.run_for(30.0)
     assert not any(partition.leads for _, partition in own.watch.partitions(TOPIC, 0))
     rest.start()
-    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=60.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=60.0), victim.unrecoverable
     victim.put_back_newest()
     victim.start()
     own.calm()
@@ -111,7 +111,7 @@ def test_a_copy_from_within_the_last_start_is_seen_when_a_page_was_turned(
     victim.put_back(picture)
     victim.start()
 
-    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.hopeless
+    assert world.loop.run_until(lambda: abandoned(victim), at_most_s=30.0), victim.unrecoverable
     victim.put_back_newest()
     victim.start()
     own.calm()
@@ -272,7 +272,7 @@ def test_a_cluster_that_was_started_again_as_a_whole_is_as_before() -> None:
         machine.start()
         world.loop.run_for(7.0)
     own.calm()
-    assert not any(machine.hopeless for machine in world.machines.values())
+    assert not any(machine.unrecoverable for machine in world.machines.values())
     assert world.loop.run_until(lambda: all(world.all_remember(each) for each in world.up), at_most_s=30.0)
     assert all(m.controller is not None and len(m.controller.boot.boot_history) == 1 for m in world.up)
     own.check()

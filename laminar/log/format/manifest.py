@@ -70,11 +70,11 @@ class Manifest:
 
     def load(self) -> None:
         """Read the entries, and write them again: the copy may have been in the page cache only."""
-        payload = self.look()
+        payload = self.read()
         if payload is not None:
             self._document.write(payload)
 
-    def look(self) -> bytes | None:
+    def read(self) -> bytes | None:
         """Read the entries without changing anything; return the payload that they were read from."""
         payload = self._document.read()
         self.written = payload is not None

@@ -160,12 +160,12 @@ class LogEntries:
             EntriesTrimmed: The entry was removed meanwhile.
         """
 
-        def look() -> IndexEntry:
+        def lookup() -> IndexEntry:
             if not self.start.index < index <= self.last_index:
                 raise EntriesTrimmed(f"entry {index} of {self.name} was removed while it was looked up")
             return self.segment_of(index).index_entry_nowait(index)
 
-        return await self._find(look)
+        return await self._find(lookup)
 
     def segment_of(self, index: int) -> Segment:
         """Return the segment that holds an entry of the log."""
@@ -258,7 +258,7 @@ class LogEntries:
     async def _find_run(
         self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]
     ) -> tuple[int, int]:
-        def look() -> tuple[int, int]:
+        def lookup() -> tuple[int, int]:
             if not self.start.index < index <= last_index <= self.last_index:
                 raise EntriesTrimmed(f"entry {index} of {self.name} was removed while it was looked up")
             segment = self.segment_of(index)
@@ -266,18 +266,18 @@ class LogEntries:
 
         index = first_index
         while True:
-            found, behind = await self._find(look)
+            found, behind = await self._find(lookup)
             if behind > found or found > last_index:
                 return found, behind
             index = found
             # A hundred rows at a time, then others on the loop get their turn.
             await asyncio.sleep(0)
 
-    async def _find(self, look: Callable[[], T]) -> T:
-        """Return what `look` finds, after a thread has read the rows that it lacks."""
+    async def _find(self, lookup: Callable[[], T]) -> T:
+        """Return what `lookup` finds, after a thread has read the rows that it lacks."""
         while True:
             try:
-                return look()
+                return lookup()
             except IndexNotCached as cold:
                 before = self.truncations
                 try:
@@ -287,9 +287,9 @@ class LogEntries:
                         raise
 
 
-def _here_and_now(look: Callable[[], T]) -> T:
+def _here_and_now(lookup: Callable[[], T]) -> T:
     while True:
         try:
-            return look()
+            return lookup()
         except IndexNotCached as cold:
             cold.segment.load(cold.number)

@@ -205,7 +205,7 @@ def _holds_replicas(disk: Disk, store: str) -> bool:
     """Return whether a store directory's manifest names any replica, or cannot be read."""
     manifest = Manifest(disk, store)
     try:
-        manifest.look()
+        manifest.read()
     except DamagedDocument:
         return True
     return bool(manifest.entries)

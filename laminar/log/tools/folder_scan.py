@@ -92,7 +92,7 @@ class Folder:
     logs: list[LogPlace] = field(default_factory=list)
 
 
-def look(disk: ReadOnlyDisk, path: str) -> Folder:
+def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
     """Return what `path` is, and what is in it.
 
     Raises:
@@ -140,7 +140,7 @@ def _of_log(disk: ReadOnlyDisk, path: str) -> Folder:
     """Return one log, with what the folder around it says of it, if there is one."""
     around = os.path.dirname(os.path.dirname(path))
     try:
-        outer = look(disk, around) if around not in ("", path) else None
+        outer = scan_folder(disk, around) if around not in ("", path) else None
     except (NotALogFolder, RecursionError):
         outer = None
     if outer is not None and outer.kind in ("node", "logs"):

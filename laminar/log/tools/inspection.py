@@ -18,7 +18,7 @@ from laminar.log.format.index_entry import ROW_SIZE, IndexEntry, row_is_whole, u
 from laminar.log.recovery.journal_scan import read_journal
 from laminar.log.segment.frame_scan import row_of
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE
-from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, StorePlace, look, size_of
+from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, StorePlace, scan_folder, size_of
 
 Description = dict[str, Any]
 
@@ -34,7 +34,7 @@ def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
         DiskError: It cannot be read.
     """
     disk = disk or ReadOnlyDisk()
-    folder = look(disk, os.path.abspath(path))
+    folder = scan_folder(disk, os.path.abspath(path))
     return {
         "path": folder.path,
         "kind": folder.kind,

@@ -21,7 +21,7 @@ from laminar.log.disk.errors import DiskError, FolderInUse, NotALogFolder
 from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, unpack_row
 from laminar.log.segment.index_rebuild import read_damaged, rebuild_rows
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
-from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look
+from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, scan_folder
 
 _NEW = ".new"
 
@@ -48,11 +48,11 @@ def reindex(
         DiskError: What was not done yet is as it was.
     """
     disk = disk or RealDisk()
-    folder = look(ReadOnlyDisk(), os.path.abspath(path))
+    folder = scan_folder(ReadOnlyDisk(), os.path.abspath(path))
     done: list[Reindexed] = []
     with _locked(disk, folder):
         # Scanned again: now nothing changes it.
-        for log in look(ReadOnlyDisk(), folder.path).logs:
+        for log in scan_folder(ReadOnlyDisk(), folder.path).logs:
             offset = log.state.start.offset if log.state is not None else 0
             for place in log.segments:
                 if place.size:

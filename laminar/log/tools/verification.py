@@ -30,7 +30,7 @@ from laminar.log.format.index_entry import ROW_SIZE, row_is_whole
 from laminar.log.segment.frame_scan import Gap, IntactFrame, scan_frames
 from laminar.log.segment.index_rebuild import packed, read_damaged
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
-from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, look, size_of
+from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, scan_folder, size_of
 from laminar.log.tools.journal_check import check_journal
 
 _COPY = re.compile(r"(.+)-\d+\.[ab]")
@@ -98,7 +98,7 @@ class _Chain:
 def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
     """Return about how much `verify` will read: what its progress counts towards."""
     disk = disk or ReadOnlyDisk()
-    folder = look(disk, os.path.abspath(path))
+    folder = scan_folder(disk, os.path.abspath(path))
     segments = [segment for log in folder.logs for segment in log.segments]
     journals = [
         os.path.join(store.directory, journal_name(number))
@@ -120,7 +120,7 @@ def verify(
     `progress` is called with the number of bytes done. Raises as `inspect` does.
     """
     disk = disk or ReadOnlyDisk()
-    folder = look(disk, os.path.abspath(path))
+    folder = scan_folder(disk, os.path.abspath(path))
     return _Verification(disk, folder, progress).run()
 
 
@@ -166,7 +166,7 @@ class _Verification:
             self._documents(log.directory)
             self._log(log)
             if folder.live:
-                self._look_again(log)
+                self._confirm_findings(log)
         return Verified(
             path=folder.path,
             kind=folder.kind,
@@ -228,7 +228,7 @@ class _Verification:
 
     # Logs
 
-    def _look_again(self, log: LogPlace) -> None:
+    def _confirm_findings(self, log: LogPlace) -> None:
         """Keep only findings that a later look confirms: the owner may have changed what was read."""
         for _ in range(_LOOKS):
             findings = {each for each in self.findings if os.path.dirname(each.file) == log.directory}
@@ -238,7 +238,7 @@ class _Verification:
             time.sleep(_PAUSE_S)
             again = _Verification(self.disk, self.folder, lambda size: None)
             try:
-                places = look(self.disk, log.directory).logs
+                places = scan_folder(self.disk, log.directory).logs
             except (DiskError, NotALogFolder):
                 places = []  # the log is gone
             for place in places:

@@ -254,13 +254,15 @@ class Api:
         operation, params = self._match(request.head)
         check_document(operation, len(request.body))
         if "topic" in params and operation != "create_topic" and not self._known(params["topic"]):
-            return self._look_again(request, operation, params)
+            return self._handle_after_refresh(request, operation, params)
         return self._handlers[operation](request, **params)
 
     def _known(self, topic: str) -> bool:
         return topic in self._host.view.topics()
 
-    async def _look_again(self, request: Request, operation: str, params: dict[str, str]) -> Response:
+    async def _handle_after_refresh(
+        self, request: Request, operation: str, params: dict[str, str]
+    ) -> Response:
         """Handle a request for an unknown topic once the view is up to date: only then is it 404."""
         await self._host.refresh_view()
         answer = self._handlers[operation](request, **params)

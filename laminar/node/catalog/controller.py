@@ -28,10 +28,10 @@ from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.catalog.rollback_guard import NEWEST_COPY, RollbackGuard
 from laminar.node.catalog.service import CatalogService, NodeRequest, ReplicaRequest
 from laminar.node.catalog.view_publisher import ViewPublisher
-from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
+from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
-from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
-from laminar.node.host.fork import Hopeless
+from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
+from laminar.node.host.fork import Unrecoverable
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.join import Join, JoinAnswer
@@ -176,8 +176,8 @@ class Controller(Process):
             await self.close()  # asked to stop before any member answered
             return
         self.spawn(self.storage.scrubber.run())
-        self.every(FAILED_CHECK_S, self.look_for_failed)
-        self.every(RELEASE_CHECK_S, self._releases.look)
+        self.every(FAILED_CHECK_S, self.check_failed_logs)
+        self.every(RELEASE_CHECK_S, self._releases.check)
         self._start_gossip()
         for role in self.boot.siblings:
             if role != self.boot.role:
@@ -254,7 +254,7 @@ class Controller(Process):
         If no member answers now it goes on with what it has, as when all nodes start together.
 
         Raises:
-            Hopeless: the cluster at `--join` is another one.
+            Unrecoverable: the cluster at `--join` is another one.
         """
         joins = self.boot.settings.join
         if not joins:
@@ -264,7 +264,7 @@ class Controller(Process):
             async with asyncio.timeout(CHECK_CLUSTER_S):
                 found = await self.environment.find_cluster(joins)
         if found not in (None, self.boot.cluster_id):
-            raise Hopeless(
+            raise Unrecoverable(
                 f"the data folder is not of the cluster at {', '.join(joins)} (--join): it founded its own "
                 "before, or joined another. Start it without --join, or on an empty folder"
             )
@@ -292,7 +292,7 @@ class Controller(Process):
                     continue
                 answer = msgspec.msgpack.decode(payload, type=JoinAnswer)
                 if answer.refused:
-                    raise Hopeless(f"the cluster refuses this node: {answer.refused}. {ANOTHER_NAME}")
+                    raise Unrecoverable(f"the cluster refuses this node: {answer.refused}. {ANOTHER_NAME}")
                 if answer.cluster_id:
                     await self._accept(answer)
                     return
@@ -380,7 +380,7 @@ class Controller(Process):
                 await self._guard.keep(self.state().nodes)
                 await self._register()
                 if self.group is not None:
-                    await self._duties.look(self.group)
+                    await self._duties.run_pass(self.group)
             except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
                 _log.debug("reconciling: %s", error)
             await self._reconcile_now.wait()
@@ -396,7 +396,7 @@ class Controller(Process):
         if state.nodes.get(self.boot.node) != own:
             answer = await self.service.ask(NodeRequest(own, self._guard.former))
             if answer.result is not None and answer.result.outcome == "store_changed":
-                self.fatal(Hopeless(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
+                self.fatal(Unrecoverable(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
                 return
             if answer.result is not None and answer.result.outcome == "rolled_back":
                 await self._end_as_older_copy(answer.result)
@@ -411,7 +411,7 @@ class Controller(Process):
         report = self._guard.report(result)
         if report is not None:
             await self.service.ask(ReplicaRequest(report))
-        self.fatal(Hopeless(f"{result.detail}. {NEWEST_COPY}"))
+        self.fatal(Unrecoverable(f"{result.detail}. {NEWEST_COPY}"))
 
     def _be_ready_unconfirmed(self) -> None:
         """Serve what this node holds without a confirmation: no leader of the catalog has answered."""

@@ -1,6 +1,6 @@
 """The duties of group 0's leader for the cluster: the catalog's own voters, and replicas to be replaced.
 
-The controller calls `look` periodically; where this node doesn't lead, it does nothing. The rules are
+The controller calls `run_pass` periodically; where this node doesn't lead, it does nothing. The rules are
 elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both use the same measure
 of absence, which starts again with each leader.
 """
@@ -44,7 +44,7 @@ class LeaderDuties:
         self._again = again
         self._absence = Absence()
 
-    async def look(self, group: CatalogGroup) -> None:
+    async def run_pass(self, group: CatalogGroup) -> None:
         """Perform one pass.
 
         Raises:
@@ -55,10 +55,10 @@ class LeaderDuties:
             self._absence.forget()
             return
         if group.committed_index < replica.log.last_index:
-            return  # a step is taken when all before it is committed; the next look sees it
+            return  # a step is taken when all before it is committed; the next pass sees it
         now_ms = self._clock.monotonic_ms()
         absent = self._absent(group)
-        self._absence.look(absent, now_ms=now_ms)
+        self._absence.observe(absent, now_ms=now_ms)
         gone = self._absence.longer_than(self._boot.settings.replace_after_ms, now_ms=now_ms)
         if not self._change_voters(group, gone=gone, absent=absent):
             await self._replace(group, gone=gone)

@@ -21,18 +21,18 @@ from laminar.log.storage import Storage
 from laminar.node.catalog import controller_addresses
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.consensus.peer_repair import PeerRepair
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
-from laminar.node.host.fork import Hopeless
+from laminar.node.host.fork import Unrecoverable
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.join import JoinAnswer
 from laminar.node.runtime.replica_factory import BadTerm, ReplicaFactory, recovering_text
 
 _log = logging.getLogger("laminar.controller")
 
-MEND_LOOK_S = 1.0
+MEND_CHECK_S = 1.0
 CATALOG_NAME = "catalog"
 ANOTHER_NAME = (
     "Start it on the data folder it had; if that is lost, on an empty one under a new name (--node)"
@@ -54,7 +54,7 @@ class LocalReplica:
         clock: Clock,
         storage: Storage,
         driver: Driver,
-        repairs: Repairs,
+        repairs: PeerRepair,
         factory: ReplicaFactory,
         stopping: asyncio.Event,
         on_applied: Callable[[], None],
@@ -85,12 +85,12 @@ class LocalReplica:
         """Open the replica in the data folder, or found a new cluster.
 
         Raises:
-            Hopeless: the folder has no usable replica of the catalog.
+            Unrecoverable: the folder has no usable replica of the catalog.
         """
         entry = next((entry for entry in self._storage.manifest.entries if entry.topic == ""), None)
         if entry is None:
             if not self._boot.founding:
-                raise Hopeless(
+                raise Unrecoverable(
                     f"this node's part of the catalog is gone from its data folder. {ANOTHER_NAME}"
                 )
             entry = await self._found()
@@ -145,7 +145,7 @@ class LocalReplica:
         log = self._storage.logs.get(self._storage.resolve(entry.log_id))
         if log is None or promises_are_lost(self._storage, entry, log):
             # It may have voted for what it does not know of any more (docs/consensus.md#identities).
-            raise Hopeless(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
+            raise Unrecoverable(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
         if log.recovering:
             _log.warning("%s", recovering_text(CATALOG_NAME, log))
         remembered = controller_addresses.read(log)
@@ -172,7 +172,7 @@ class LocalReplica:
         group.committed(replica.core.committed_index)
         await group.applied_or_stalled(replica.core.committed_index)
         if group.stalled:
-            await self._look_for_others()
+            await self._seek_others()
         if had_others and _forgot_others(replica):
             _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
             self.sits_out = True
@@ -206,19 +206,19 @@ class LocalReplica:
                     past_damage=lambda index: log.index_entry(index).kind in (Kind.COMMAND, Kind.NOOP),
                 )
             except BadTerm as error:
-                raise Hopeless(f"{error}. {ANOTHER_NAME}") from error
+                raise Unrecoverable(f"{error}. {ANOTHER_NAME}") from error
             except DamagedRange:
                 if not self._addresses.remembered and not self._boot.settings.join:
                     raise
-                await self._look_for_others()
+                await self._seek_others()
             try:
-                async with asyncio.timeout(MEND_LOOK_S):
+                async with asyncio.timeout(MEND_CHECK_S):
                     await self._repairs.news(entry.group)
             except TimeoutError:
                 continue
         return None
 
-    async def _look_for_others(self) -> None:
+    async def _seek_others(self) -> None:
         """Find controllers through `--join`, as the damaged catalog names none."""
         if not self._addresses.remembered:
             found = await self._boot.environment.find_controllers(self._boot.settings.join)

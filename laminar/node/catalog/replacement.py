@@ -31,7 +31,7 @@ class Absence:
     def __init__(self) -> None:
         self._since_ms: dict[str, int] = {}
 
-    def look(self, absent: Iterable[str], *, now_ms: int) -> None:
+    def observe(self, absent: Iterable[str], *, now_ms: int) -> None:
         """Record that `absent` are not seen now, and all other nodes are."""
         self._since_ms = {node: self._since_ms.get(node, now_ms) for node in absent}
 

@@ -55,7 +55,7 @@ class Lagging:
         self._not_before_s: dict[tuple[bytes, int], float] = {}
         self.offers = 0
 
-    def look_at_all(self, partitions: Iterable[Partition]) -> Work | None:
+    def check_all(self, partitions: Iterable[Partition]) -> Work | None:
         """Check all groups that are led here; return the offers that are worth making, if any."""
         offers = []
         for partition in list(partitions):

@@ -29,7 +29,7 @@ from laminar.node.transport.transport import Address, Transport
 
 _log = logging.getLogger("laminar.catch_up")
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 
 
 class CatchUpHost(Protocol):
@@ -87,9 +87,9 @@ class CatchUp:
             PIECE: self.source.piece,
         }
 
-    def look(self) -> Work | None:
+    def check(self) -> Work | None:
         """Return the offers that lagging replicas need, if any."""
-        return self.lagging.look_at_all(self._by_group.values())
+        return self.lagging.check_all(self._by_group.values())
 
     async def drop_unfinished(self) -> None:
         """Delete, at a start, the new logs that were being built when the process ended."""

@@ -31,7 +31,7 @@ _log = logging.getLogger("laminar.release")
 
 ENDS = "log_ends"
 RELEASE = "release"
-LOOK_S = 1.0
+CHECK_S = 1.0
 ASK_TIMEOUT_S = 5.0
 # Groups of one look; the others come with the next.
 MOST_AT_ONCE = 1000
@@ -61,7 +61,7 @@ class Floor(msgspec.Struct, frozen=True, array_like=True):
     last_index: int
 
 
-class Roster(Protocol):
+class RecordedMembers(Protocol):
     """The members of a process's groups, as the catalog knows them."""
 
     def waiting(self) -> Iterable[Replica]:
@@ -101,7 +101,7 @@ class Releases:
 
     def __init__(
         self,
-        roster: Roster,
+        members: RecordedMembers,
         *,
         node: str,
         driver: Driver,
@@ -111,7 +111,7 @@ class Releases:
         call: Callable[..., Awaitable[bytes]],
         address_of: Callable[[str, Replica], Address | None],
     ) -> None:
-        self._roster = roster
+        self._recorded = members
         self._node = node
         self._driver = driver
         self._storage = storage
@@ -124,10 +124,10 @@ class Releases:
         self.released = 0
         self.methods = {ENDS: self._on_ends, RELEASE: self._on_release}
 
-    def look(self) -> Coroutine[Any, Any, None] | None:
+    def check(self) -> Coroutine[Any, Any, None] | None:
         """Return what releases the groups that had no leader for two election timeouts; None if none."""
         now_ms = self._clock.monotonic_ms()
-        leaderless = [each for each in self._roster.waiting() if is_leaderless(each)]
+        leaderless = [each for each in self._recorded.waiting() if is_leaderless(each)]
         since = self._waiting_since_ms
         self._waiting_since_ms = {each.group: since.get(each.group, now_ms) for each in leaderless}
         since = self._waiting_since_ms
@@ -136,7 +136,7 @@ class Releases:
 
     async def _try(self, replicas: list[Replica]) -> None:
         first = await self._ends(replicas)
-        if not first or not await self._roster.refresh():
+        if not first or not await self._recorded.refresh():
             return
         # What a replica has forgotten by now was acknowledged to members that are on record by now.
         second = await self._ends([each for each in replicas if each.group in first])
@@ -146,7 +146,7 @@ class Releases:
             if not ends or not agree(first[replica.group], ends):
                 continue
             nodes = self._members(replica, ends)
-            if not self._roster.complete(nodes):
+            if not self._recorded.complete(nodes):
                 continue
             last = max((end.last_term, end.last_index) for end in ends.values())
             _log.warning(
@@ -167,12 +167,12 @@ class Releases:
         await asyncio.gather(*(self._tell(address, each) for address, each in floors.items()))
 
     def _members(self, replica: Replica, ends: dict[int, LogEnd]) -> Members:
-        members = dict(self._roster.recorded(replica) or {}) | members_of(replica)
+        members = dict(self._recorded.recorded(replica) or {}) | members_of(replica)
         for end in ends.values():
             members |= end.members
         # A removal is reported to the catalog when it is committed, and is synced before anything follows it:
         # so one of the others has it, and all before it. The removed one may be deleted, or dead for good.
-        return {each: node for each, node in members.items() if not self._roster.removed(replica, each)}
+        return {each: node for each, node in members.items() if not self._recorded.removed(replica, each)}
 
     def _remote(self, node: str, replica: Replica) -> Address | None:
         """Return the address at which a member is asked; None for this process."""
@@ -180,7 +180,7 @@ class Releases:
 
     async def _ends(self, replicas: list[Replica]) -> _Ends:
         """Return the log ends of all members of these groups, without groups of which one does not answer."""
-        found: _Ends = {each.group: {} for each in replicas if self._roster.recorded(each) is not None}
+        found: _Ends = {each.group: {} for each in replicas if self._recorded.recorded(each) is not None}
         while True:
             asked: dict[Address | None, list[tuple[Replica, int]]] = {}
             for replica in replicas:
@@ -218,7 +218,7 @@ class Releases:
                         found[replica.group][member] = end
 
     def _counts(self, replica: Replica, member: int, end: LogEnd) -> bool:
-        return end.replica_id == member or (end.replica_id == 0 and self._roster.unmade(replica, member))
+        return end.replica_id == member or (end.replica_id == 0 and self._recorded.unmade(replica, member))
 
     async def _ask(self, address: Address | None, groups: list[bytes]) -> list[LogEnd | None]:
         if address is None:
@@ -266,7 +266,7 @@ class Releases:
             leading=core.role is Role.LEADER,
             last_term=core.last_term,
             last_index=core.last_index,
-            members=members_of(replica) | (self._roster.recorded(replica) or {}),
+            members=members_of(replica) | (self._recorded.recorded(replica) or {}),
         )
 
     def _release(self, floors: list[Floor]) -> None:

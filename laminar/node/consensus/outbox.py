@@ -38,8 +38,8 @@ MOST_READS = 64
 _Member = tuple[bytes, int]
 
 
-class _Parcel:
-    """An append with its batches; what is appended right behind it in the same turn is added."""
+class _GatheredAppend:
+    """An append with its batches; a following append of the same turn is joined to it."""
 
     __slots__ = ("frames", "message", "size_bytes")
 
@@ -49,7 +49,7 @@ class _Parcel:
         self.size_bytes = sum(map(len, frames))
 
     def takes(self, message: Append, size_bytes: int) -> bool:
-        """Whether `message` goes on where this ends, for the same life of the same follower."""
+        """Return whether `message` continues this append, for the same incarnation of the same follower."""
         mine = self.message
         return (
             mine.prev_index + len(self.frames) == message.prev_index
@@ -59,7 +59,7 @@ class _Parcel:
         )
 
     def add(self, message: Append, frames: Sequence[Buffer], size_bytes: int) -> None:
-        """Entries that this one takes."""
+        """Join the entries of an append that this one takes."""
         self.frames += frames
         self.size_bytes += size_bytes
         self.message = msgspec.structs.replace(
@@ -92,9 +92,9 @@ class Outbox:
         self._on_unsendable = on_unsendable
         self._loop = asyncio.get_running_loop()
         self._control: dict[Address, list[AnyMessage]] = {}
-        self._bulk: dict[Address, list[_Parcel]] = {}
+        self._bulk: dict[Address, list[_GatheredAppend]] = {}
         # The last of these by group and follower.
-        self._parcels: dict[_Member, _Parcel] = {}
+        self._appends: dict[_Member, _GatheredAppend] = {}
         # Commits that followers are to be notified of; `due` once the next flush is the one to send them.
         self._notices: dict[_Member, tuple[Address, Heartbeat]] = {}
         self._notices_due = False
@@ -124,7 +124,7 @@ class Outbox:
             key = (message.group, message.receiver)
             if not message.round:
                 if not self._notices:
-                    self._loop.call_soon(self._tell)
+                    self._loop.call_soon(self._send_notices)
                 self._notices[key] = (address, message)
                 return
             # It says as much, and must not be followed by less: it may let the follower rest.
@@ -132,7 +132,7 @@ class Outbox:
         self._control.setdefault(address, []).append(message)
         self._turn()
 
-    def _tell(self) -> None:
+    def _send_notices(self) -> None:
         if self._notices:
             self._notices_due = True
             self._turn()
@@ -168,12 +168,12 @@ class Outbox:
 
     def _pack(self, address: Address, key: _Member, message: Append, frames: list[Buffer]) -> None:
         size_bytes = sum(map(len, frames))
-        last = self._parcels.get(key)
+        last = self._appends.get(key)
         if last is not None and last.takes(message, size_bytes):
             last.add(message, frames, size_bytes)
             return
-        parcel = self._parcels[key] = _Parcel(message, frames)
-        self._bulk.setdefault(address, []).append(parcel)
+        gathered = self._appends[key] = _GatheredAppend(message, frames)
+        self._bulk.setdefault(address, []).append(gathered)
         self._turn()
 
     def keepalive(self, address: Address, keepalive: Keepalive) -> None:
@@ -209,11 +209,11 @@ class Outbox:
     def flush(self) -> None:
         """Send everything that was gathered."""
         if self._bulk:
-            bulk, self._bulk, self._parcels = self._bulk, {}, {}
-            for address, parcels in bulk.items():
-                for parcel in parcels if self._notices else ():
-                    self._told_by(parcel.message)
-                for portion in _portions(parcels):
+            bulk, self._bulk, self._appends = self._bulk, {}, {}
+            for address, appends in bulk.items():
+                for gathered in appends if self._notices else ():
+                    self._drop_notices_said_by(gathered.message)
+                for portion in _portions(appends):
                     self._send(address, Channel.BULK, bulk_frame, portion, lambda each: each[0].group)
         if self._notices_due:
             self._notices_due = False
@@ -253,12 +253,12 @@ class Outbox:
         """
         for address, messages in self._control.items():
             self._control[address] = [each for each in messages if each.group != group]
-        for address, parcels in self._bulk.items():
-            self._bulk[address] = [each for each in parcels if each.message.group != group]
-        self._parcels = {key: each for key, each in self._parcels.items() if key[0] != group}
+        for address, appends in self._bulk.items():
+            self._bulk[address] = [each for each in appends if each.message.group != group]
+        self._appends = {key: each for key, each in self._appends.items() if key[0] != group}
         self._notices = {key: each for key, each in self._notices.items() if key[0] != group}
 
-    def _told_by(self, append: Append) -> None:
+    def _drop_notices_said_by(self, append: Append) -> None:
         """Drop a gathered notice that says no more than this append; one that came after it stays."""
         key = (append.group, append.receiver)
         waiting = self._notices.get(key)
@@ -271,15 +271,15 @@ class Outbox:
             task.cancel()
 
 
-def _portions(parcels: Sequence[_Parcel]) -> Iterable[list[tuple[Append, list[Buffer]]]]:
+def _portions(appends: Sequence[_GatheredAppend]) -> Iterable[list[tuple[Append, list[Buffer]]]]:
     """Group appends into frames of about 256 KiB, so that none waits behind megabytes of others."""
     portion: list[tuple[Append, list[Buffer]]] = []
     size_bytes = 0
-    for parcel in parcels:
-        if portion and size_bytes + parcel.size_bytes > BULK_FRAME_BYTES:
+    for gathered in appends:
+        if portion and size_bytes + gathered.size_bytes > BULK_FRAME_BYTES:
             yield portion
             portion, size_bytes = [], 0
-        portion.append((parcel.message, parcel.frames))
-        size_bytes += parcel.size_bytes
+        portion.append((gathered.message, gathered.frames))
+        size_bytes += gathered.size_bytes
     if portion:
         yield portion

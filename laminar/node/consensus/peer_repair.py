@@ -51,8 +51,11 @@ HELD, DAMAGED, ABSENT, OTHER, UNSURE = "held", "damaged", "absent", "other", "un
 TRIMMED = "trimmed"
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """Ask a replica for its copy of entry (`index`, `term`); term 0 asks for the entry committed there."""
+class EntryRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A question to a replica for its copy of entry (`index`, `term`).
+
+    `term` 0 asks for whichever entry is committed at `index`.
+    """
 
     cluster: bytes
     group: bytes
@@ -60,16 +63,16 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     term: int
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """The entry that a replica has there; `committed`: it is known to be committed."""
+class EntryReply(msgspec.Struct, frozen=True, array_like=True):
+    """A replica's copy of the entry; `committed`: it is known to be committed."""
 
     standing: str
     committed: bool = False
     frame: bytes = b""
 
 
-_ask_decoder = msgspec.msgpack.Decoder(Ask)
-_reply_decoder = msgspec.msgpack.Decoder(Reply)
+_ask_decoder = msgspec.msgpack.Decoder(EntryRequest)
+_reply_decoder = msgspec.msgpack.Decoder(EntryReply)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +106,7 @@ class _Kept:
                 future.set_result(None)
 
 
-class Repairs:
+class PeerRepair:
     """The repairs of one process.
 
     Call `keep` for a log before it is read, and `drives` when its replica exists.
@@ -233,7 +236,7 @@ class Repairs:
             kept.replica.core.defers_campaign = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
 
     async def _work(self, kept: _Kept) -> None:
-        """Ask round after round, ever more slowly, until all is whole."""
+        """Ask for damaged entries round after round, ever more slowly, until all is whole."""
         pause_s = FIRST_PAUSE_S
         try:
             while kept.log.quarantine and kept.log.failure is None:
@@ -261,11 +264,11 @@ class Repairs:
             index = (damage.first_index if healed else damage.last_index) + 1
 
     async def _mend(self, kept: _Kept, damage: Damage) -> bool:
-        """Ask for the first entry of a damage; whether it is whole now."""
+        """Ask for the first entry of a damage; return whether it is whole now."""
         log, index = kept.log, damage.first_index
         term = damage.term or await self._term_of(log, damage)
         assert self._cluster_id() is not None, "a replica of no cluster"
-        ask = msgspec.msgpack.encode(Ask(self._cluster_id() or b"", kept.entry.group, index, term))
+        ask = msgspec.msgpack.encode(EntryRequest(self._cluster_id() or b"", kept.entry.group, index, term))
         answers: dict[str, str] = {}
         nodes = self._nodes_of(kept.entry, kept.replica)
         for node in nodes:
@@ -296,7 +299,7 @@ class Repairs:
             kept.gone.pop(index, None)
         return False
 
-    async def _put_back(self, kept: _Kept, index: int, term: int, reply: Reply, *, node: str) -> bool:
+    async def _put_back(self, kept: _Kept, index: int, term: int, reply: EntryReply, *, node: str) -> bool:
         """Whether an entry that was given is in its place now, read again from there."""
         log = kept.log
         try:
@@ -357,30 +360,30 @@ class Repairs:
             raise RemoteError("no_such_group", f"no replica of group {ask.group.hex()} answers here")
         self.answered += 1
         async with self._answering:
-            return msgspec.msgpack.encode(await self._look_up(kept, ask))
+            return msgspec.msgpack.encode(await self._find_entry(kept, ask))
 
     @staticmethod
-    async def _look_up(kept: _Kept, ask: Ask) -> Reply:
+    async def _find_entry(kept: _Kept, ask: EntryRequest) -> EntryReply:
         log, index = kept.log, ask.index
         if index <= log.start.index:
-            return Reply(TRIMMED)
+            return EntryReply(TRIMMED)
         if index > log.last_index:
-            return Reply(ABSENT)
+            return EntryReply(ABSENT)
         if log.quarantine.at(index) is not None:
-            return Reply(DAMAGED)
+            return EntryReply(DAMAGED)
         term, committed = log.term(index), index <= kept.committed_index
         if term is None:
-            return Reply(DAMAGED)
+            return EntryReply(DAMAGED)
         if ask.term and term != ask.term:
-            return Reply(OTHER, committed)
+            return EntryReply(OTHER, committed)
         if not ask.term and not committed:
-            return Reply(UNSURE)
+            return EntryReply(UNSURE)
         try:
             [frame] = await log.read(index, index, max_bytes=1)
         except EntriesTrimmed:
-            return Reply(TRIMMED if index <= log.start.index else ABSENT)
+            return EntryReply(TRIMMED if index <= log.start.index else ABSENT)
         except StorageError:
-            return Reply(DAMAGED)
+            return EntryReply(DAMAGED)
         if term_of(frame) != term:
-            return Reply(UNSURE)  # truncated and written again while it was read
-        return Reply(HELD, committed, bytes(frame))
+            return EntryReply(UNSURE)  # truncated and written again while it was read
+        return EntryReply(HELD, committed, bytes(frame))

@@ -60,7 +60,7 @@ class DiskSpace:
             f"less than the low-water mark of {self.threshold_bytes}"
         )
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Measure the disk in a thread and take over the result."""
         try:
             found = await asyncio.get_running_loop().run_in_executor(None, self.measure)

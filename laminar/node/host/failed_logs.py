@@ -15,7 +15,7 @@ EXIT_TO_RECOVER = 75
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 3600.0
 # Period of the checks whether a log has failed, and then whether there is room.
-LOOK_S = 2.0
+CHECK_S = 2.0
 # A process that lived this long without such a restart begins with the first pause again.
 FORGIVEN_MS = 3_600_000
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger("laminar.supervisor")
 
 EXIT_BUG = 70
-EXIT_HOPELESS = 78
+EXIT_UNRECOVERABLE = 78
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Hopeless(Exception):
+class Unrecoverable(Exception):
     """A failure of this child that would end its successors too: the node ends, and an operator has to act.
 
     The text says what is wrong and what to do.
@@ -30,7 +30,7 @@ class Hopeless(Exception):
 def fork(name: str, work: Callable[[], int], *, handled_signals: Sequence[signal.Signals]) -> int:
     """Fork a child that runs `work` and exits with its result; return the child's pid.
 
-    The exit code is 70 after an exception and 78 after `Hopeless`. `handled_signals` are those that this
+    The exit code is 70 after an exception and 78 after `Unrecoverable`. `handled_signals` are those that this
     process has handlers for; the child starts without them.
     """
     assert threads() == 1, f"{threads()} threads before a fork"
@@ -51,9 +51,9 @@ def fork(name: str, work: Callable[[], int], *, handled_signals: Sequence[signal
         code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except Hopeless as error:
+    except Unrecoverable as error:
         log.critical("%s: %s", name, error)
-        code = EXIT_HOPELESS
+        code = EXIT_UNRECOVERABLE
     except BaseException:
         log.critical("%s ends", name, exc_info=True)
     finally:

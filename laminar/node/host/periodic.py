@@ -18,10 +18,10 @@ Check = Callable[[], Work | None]
 class _Entry:
     """One check, with the work that it found last."""
 
-    __slots__ = ("look", "work")
+    __slots__ = ("check", "work")
 
-    def __init__(self, look: Check) -> None:
-        self.look = look
+    def __init__(self, check: Check) -> None:
+        self.check = check
         self.work: asyncio.Task[None] | None = None
 
 
@@ -38,11 +38,11 @@ class PeriodicTasks:
         self._timers: dict[float, asyncio.TimerHandle] = {}
         self._closed = False
 
-    def every(self, period_s: float, look: Check) -> None:
-        """Call `look` every `period_s` seconds, the first time within that period."""
+    def every(self, period_s: float, check: Check) -> None:
+        """Call `check` every `period_s` seconds, the first time within that period."""
         if self._closed:
             return
-        self._entries.setdefault(period_s, []).append(_Entry(look))
+        self._entries.setdefault(period_s, []).append(_Entry(check))
         if period_s not in self._timers:
             self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
 
@@ -61,7 +61,7 @@ class PeriodicTasks:
                     continue
                 entry.work = None
             try:
-                work = entry.look()
+                work = entry.check()
             except Exception as error:  # noqa: BLE001  # the owner ends the process
                 self._on_error(error)
                 return

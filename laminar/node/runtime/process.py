@@ -23,19 +23,19 @@ from laminar.log.format.settings import StorageSettings
 from laminar.log.recovery.node import logs_directory
 from laminar.log.storage import Storage
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.lost_majority import Releases, Roster
+from laminar.node.consensus.lost_majority import RecordedMembers, Releases
 from laminar.node.consensus.peer_repair import METHOD as REPAIR
-from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.consensus.peer_repair import PeerRepair
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.failed_logs import (
+    CHECK_S,
     EXIT_TO_RECOVER,
-    LOOK_S,
     RestartToRecover,
     failed_logs,
     is_retriable,
     pause_s,
 )
-from laminar.node.host.fork import Hopeless
+from laminar.node.host.fork import Unrecoverable
 from laminar.node.host.loop_health import LoopHealth
 from laminar.node.host.periodic import Check, PeriodicTasks
 from laminar.node.runtime.boot import Boot
@@ -114,7 +114,7 @@ class Process:
             receive_budget_bytes=self.environment.receive_budget_bytes,
         )
         storage.on_failure = self.fatal
-        self.repairs = Repairs(
+        self.repairs = PeerRepair(
             cluster_id=lambda: self.cluster_id,
             call=self.transport.call,
             nodes_of=self.holders_of,
@@ -127,7 +127,7 @@ class Process:
         self.methods[REPAIR] = self.repairs.answer
         self.transport.on_call = self._on_call
         self.transport.on_lost = self._on_lost
-        self.transport.on_outdated = lambda text: self.fatal(Hopeless(f"{text}. {STARTED_ANEW}"))
+        self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {STARTED_ANEW}"))
 
     # -- to be said by each kind ---------------------------------------------------------
 
@@ -166,10 +166,10 @@ class Process:
             if replica.nodes[member] == node and held and replica.core.is_leader:
                 self.driver.transfer(replica, member)
 
-    def answer_releases(self, roster: Roster) -> Releases:
+    def answer_releases(self, members: RecordedMembers) -> Releases:
         """Return this process's releases, and answer those of others from now on."""
         releases = Releases(
-            roster,
+            members,
             node=self.boot.node,
             driver=self.driver,
             storage=self.storage,
@@ -206,7 +206,7 @@ class Process:
 
     # -- logs that failed -----------------------------------------------------------------
 
-    def look_for_failed(self) -> Coroutine[Any, Any, None] | None:
+    def check_failed_logs(self) -> Coroutine[Any, Any, None] | None:
         """Return the work that recovers failed logs, or None if none has failed."""
         return self._restart_to_recover() if self.awaiting_restart() else None
 
@@ -222,7 +222,7 @@ class Process:
         if await self.stopped_within(wait_s):
             return
         while not await self._has_room():
-            if await self.stopped_within(LOOK_S):
+            if await self.stopped_within(CHECK_S):
                 return
         self.fatal(RestartToRecover(", ".join(self.awaiting_restart())))
 
@@ -250,13 +250,13 @@ class Process:
         task.add_done_callback(self._ended)
         return task
 
-    def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
-        """Call `look` every `period_s` seconds until stopped; `to_the_end`: also while the process ends.
+    def every(self, period_s: float, check: Check, *, to_the_end: bool = False) -> None:
+        """Call `check` every `period_s` seconds until stopped; `to_the_end`: also while the process ends.
 
         An exception of the check or of its work ends the process.
         """
         self._periodic.every(
-            period_s, look if to_the_end else lambda: None if self.stopping.is_set() else look()
+            period_s, check if to_the_end else lambda: None if self.stopping.is_set() else check()
         )
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -270,7 +270,7 @@ class Process:
             self.failure = error
             if isinstance(error, RestartToRecover):
                 _log.warning("%s ends in order, so that these come back: %s", self.transport, error)
-            elif not isinstance(error, Hopeless):  # its text is all there is to say, and is said at the end
+            elif not isinstance(error, Unrecoverable):  # its text is logged at the end
                 _log.critical("%s ends: %r", self.transport, error, exc_info=error)
         self.stopping.set()
 
@@ -348,7 +348,7 @@ def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process])
         process.health.start()
         process.spawn(_give_back_when_quiet(storage))
         await process.run()
-        if isinstance(process.failure, Hopeless):
+        if isinstance(process.failure, Unrecoverable):
             raise process.failure
         if isinstance(process.failure, RestartToRecover):
             return EXIT_TO_RECOVER

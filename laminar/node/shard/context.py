@@ -12,7 +12,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.storage import Storage
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.peer_repair import Repairs
+from laminar.node.consensus.peer_repair import PeerRepair
 from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.cluster_view import View
@@ -28,7 +28,7 @@ class ShardContext(Protocol):
     view: View
     storage: Storage
     driver: Driver
-    repairs: Repairs
+    repairs: PeerRepair
     replica_factory: ReplicaFactory
     partitions: dict[tuple[str, int], Partition]
     """Replicas that take part, by topic and partition number."""

@@ -40,7 +40,7 @@ from raft.values import NotLeader
 
 _log = logging.getLogger("laminar.moves")
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 # Empty replicas that a shard makes and fills at one time.
 AT_ONCE = 2
 # In the manifest: made, and perhaps without an entry yet.
@@ -95,7 +95,7 @@ def next_step(
 
 
 class ReplicaMover:
-    """Moves replicas in both roles; `look` is one pass, called by the shard's reconcile loop."""
+    """Moves replicas in both roles; `run_pass` is one, called by the shard's reconcile loop."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
@@ -110,7 +110,7 @@ class ReplicaMover:
 
     @property
     def needed(self) -> bool:
-        """Whether `look` may find something to do."""
+        """Whether `run_pass` may find something to do."""
         message = self._shard.view.message
         if message is not self._looked_at and message is not None:
             self._looked_at = message
@@ -374,7 +374,7 @@ class ReplicaMover:
                 ReportConfiguration(f"{record.topic}/{record.number}", record.group, index, sorted(members))
             )
 
-    async def look(self) -> None:
+    async def run_pass(self) -> None:
         """Do one pass in both roles; what the catalog cannot be asked now waits for the next."""
         try:
             await self.as_leader()

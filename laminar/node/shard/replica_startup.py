@@ -326,7 +326,7 @@ class ReplicaOpener:
             except (DamagedRange, EntriesTrimmed):
                 return
             if log.truncations != before:
-                return  # the next look tries again
+                return  # the next pass tries again
             replay(frames, whole)
             index += len(frames)
         # Nothing was waited for since the end of the log was looked at.

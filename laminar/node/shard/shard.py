@@ -33,12 +33,12 @@ from laminar.node.catalog.service import (
     decode_answer,
     encode_request,
 )
-from laminar.node.catch_up.service import LOOK_S as CATCH_UP_CHECK_S
+from laminar.node.catch_up.service import CHECK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
-from laminar.node.consensus.lost_majority import LOOK_S as RELEASE_CHECK_S
+from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.disk_space import DiskSpace
-from laminar.node.host.failed_logs import LOOK_S as FAILED_CHECK_S
+from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
 from laminar.node.host.settings import Settings
 from laminar.node.partition import snapshot
@@ -52,7 +52,7 @@ from laminar.node.shard.application import ShardApplication
 from laminar.node.shard.lost_majority_members import PartitionMembers
 from laminar.node.shard.lost_manifest import LostManifest
 from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.replica_moves import LOOK_S as RECONCILE_CHECK_S
+from laminar.node.shard.replica_moves import CHECK_S as RECONCILE_CHECK_S
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
@@ -241,12 +241,12 @@ class Shard(Process):
         if self.stopping.is_set():
             await self.close()
             return
-        await self.space.look()
-        self.every(SPACE_CHECK_S, self.space.look)
+        await self.space.refresh()
+        self.every(SPACE_CHECK_S, self.space.refresh)
         await self._opener.open_all()
         self._opened = True
         self.spawn(self.storage.scrubber.run())
-        self.every(FAILED_CHECK_S, self.look_for_failed)
+        self.every(FAILED_CHECK_S, self.check_failed_logs)
         servers = []
         loop = asyncio.get_running_loop()
         for sock in (self.boot.http_shared, self.boot.http_own):
@@ -263,8 +263,8 @@ class Shard(Process):
         self.spawn(self._reconcile_loop())
         self.every(RECONCILE_CHECK_S, self._check_reconcile)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
-        self.every(CATCH_UP_CHECK_S, self.catch_up.look)
-        self.every(RELEASE_CHECK_S, self.releases.look)
+        self.every(CATCH_UP_CHECK_S, self.catch_up.check)
+        self.every(RELEASE_CHECK_S, self.releases.check)
         self.every(SNAPSHOT_CHECK_S, self._check_snapshots)
         if self.number == 0:
             self.spawn(self._purge_trash())
@@ -489,7 +489,7 @@ class Shard(Process):
                 self._view_is_new = False
                 await self._follow_view()
             if self.moves.needed:
-                await self.moves.look()
+                await self.moves.run_pass()
 
     async def _knows_its_replicas(self) -> bool:
         """Return whether the manifest names all that was here; nothing is created before it does."""

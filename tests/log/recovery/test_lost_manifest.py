@@ -36,7 +36,7 @@ def harm(disk: FaultDisk, how: str, home: str = HOME) -> None:
 
 def known(disk: FaultDisk, home: str) -> bool:
     manifest = Manifest(disk, home)
-    manifest.look()
+    manifest.read()
     assert manifest.set_aside
     return manifest.known
 

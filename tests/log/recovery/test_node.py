@@ -141,7 +141,7 @@ def test_homes_that_are_all_gone_are_given_up_on_a_persons_word_only() -> None:
 
         for shard in range(2):
             manifest = Manifest(disk, shard_store("data", shards, shard))
-            manifest.look()
+            manifest.read()
             assert not manifest.known
 
     run(main())

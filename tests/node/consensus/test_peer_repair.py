@@ -11,7 +11,7 @@ import pytest
 
 from laminar.batch import Header, build, stamp
 from laminar.log import DamagedRange
-from laminar.node.consensus.peer_repair import Ask, Repairs, Reply
+from laminar.node.consensus.peer_repair import EntryReply, EntryRequest, PeerRepair
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Peer
 from tests.node.trio import CLUSTER, GROUP, Member, Trio, batch, send, trio
@@ -127,9 +127,9 @@ async def test_a_replica_gives_only_what_is_wanted_and_certain() -> None:
         last, term = log.last_index, log.last_term
         peer = Peer(leader.node, 1, b"n" * 16)
 
-        async def ask(index: int, term: int) -> Reply:
-            payload = msgspec.msgpack.encode(Ask(CLUSTER, GROUP, index, term))
-            return msgspec.msgpack.decode(await other.repairs.answer(peer, payload), type=Reply)
+        async def ask(index: int, term: int) -> EntryReply:
+            payload = msgspec.msgpack.encode(EntryRequest(CLUSTER, GROUP, index, term))
+            return msgspec.msgpack.decode(await other.repairs.answer(peer, payload), type=EntryReply)
 
         held = await ask(last, term)
         assert ("held", last, term) == (held.standing, Header.unpack(held.frame).index, term)
@@ -168,8 +168,8 @@ async def test_an_answer_of_another_term_or_of_unknown_fate_is_not_taken() -> No
     kept: Any = SimpleNamespace(log=SimpleNamespace(name="t-0", repair=take, read=take), gone={})
 
     async def put_back(term: int, *, committed: bool) -> bool:
-        reply = Reply("held", committed, bytes(frame))
-        return await Repairs._put_back(repairs, kept, 5, term, reply, node="b")
+        reply = EntryReply("held", committed, bytes(frame))
+        return await PeerRepair._put_back(repairs, kept, 5, term, reply, node="b")
 
     assert not await put_back(1, committed=True)
     assert not await put_back(0, committed=False)

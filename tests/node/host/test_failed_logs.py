@@ -23,7 +23,7 @@ def test_each_comeback_is_waited_for_longer_than_the_last() -> None:
 
 async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before a log has failed, and not while a recovery would find the disk full."""
-    monkeypatch.setattr("laminar.node.runtime.process.LOOK_S", 0.001)
+    monkeypatch.setattr("laminar.node.runtime.process.CHECK_S", 0.001)
     monkeypatch.setattr("laminar.node.runtime.process.pause_s", lambda recovery_restarts: 0.001)
     log = SimpleNamespace(name="t-0", failure=None)
     process: Any = SimpleNamespace(
@@ -45,9 +45,9 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
     process._has_room = lambda: Process._has_room(process)
     process.awaiting_restart = lambda: Process.awaiting_restart(process)
     process._restart_to_recover = lambda: Process._restart_to_recover(process)
-    assert Process.look_for_failed(process) is None
+    assert Process.check_failed_logs(process) is None
     log.failure = OSError("no room")
-    work = Process.look_for_failed(process)
+    work = Process.check_failed_logs(process)
     assert work is not None
     task = asyncio.create_task(work)
     await asyncio.sleep(0.01)

@@ -267,11 +267,11 @@ def test_a_node_gets_two_new_replicas_at_a_time() -> None:
 def test_absence_counts_from_when_a_node_was_seen_last() -> None:
     """Whoever is seen in between begins anew; zero means never."""
     absence = Absence()
-    absence.look(["c"], now_ms=0)
-    absence.look(["c", "d"], now_ms=500)
+    absence.observe(["c"], now_ms=0)
+    absence.observe(["c", "d"], now_ms=500)
     assert absence.longer_than(1000, now_ms=1000) == {"c"}
-    absence.look(["d"], now_ms=1000)
-    absence.look(["c", "d"], now_ms=1500)
+    absence.observe(["d"], now_ms=1000)
+    absence.observe(["c", "d"], now_ms=1500)
     assert absence.longer_than(1000, now_ms=1600) == {"d"}
     assert absence.longer_than(0, now_ms=10**9) == set()
     absence.forget()

@@ -15,7 +15,7 @@ from laminar.log.disk.errors import StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.local_replica import promises_are_lost
-from laminar.node.consensus.peer_repair import Reply
+from laminar.node.consensus.peer_repair import EntryReply
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.snapshot import snapshot_of
@@ -204,7 +204,7 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     assert [2] == [Header.unpack(each).base_offset for each in await partition.reader.frames(2, max_bytes=1)]
 
     async def given(*_: object, **__: object) -> bytes:
-        return msgspec.msgpack.encode(Reply("held", True, bytes(missing)))
+        return msgspec.msgpack.encode(EntryReply("held", True, bytes(missing)))
 
     shard.repairs._call = given
     async with asyncio.timeout(PATIENCE_S):

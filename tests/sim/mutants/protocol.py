@@ -391,7 +391,7 @@ PROTOCOL = [
     ),
     case(
         "slow disks depose a leader",
-        "raft.leadership:Leadership._look_who_receives",
+        "raft.leadership:Leadership._check_receivers",
         "p.received or p.needs_catch_up or p.received_index >= self._last_at_check",
         "p.match_index >= self._last_at_check",
         tests=("tests/raft/test_replication.py",),

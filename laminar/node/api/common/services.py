@@ -86,8 +86,8 @@ class ShardServices(Protocol):
         """Run `work` beside the rest; its failure ends the process."""
         raise NotImplementedError
 
-    def every(self, period_s: float, look: Check, *, to_the_end: bool = False) -> None:
-        """Call `look` every `period_s` seconds; with `to_the_end` also while the process drains."""
+    def every(self, period_s: float, check: Check, *, to_the_end: bool = False) -> None:
+        """Call `check` every `period_s` seconds; with `to_the_end` also while the process drains."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run `job` in the thread for large bodies."""

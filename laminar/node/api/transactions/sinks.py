@@ -41,7 +41,7 @@ from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
-LOOK_S = 0.5
+CHECK_S = 0.5
 MAX_NUMBER = 2**53 - 1
 MAX_EPOCH = 2**32 - 1
 MAX_FINGERPRINT = 200
@@ -207,7 +207,7 @@ class SinkRoutes:
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[int, Coordinator] = {}
         self._route = Route.even(COORDINATORS)
-        services.every(LOOK_S, self._go_on, to_the_end=True)
+        services.every(CHECK_S, self._go_on, to_the_end=True)
 
     # -- routes --------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class SinkRoutes:
 
     async def describe(self, request: Request, sink: str) -> Response:
         """Answer GET /v1/sinks/{sink}."""
-        await self._look_for({TOPIC})
+        await self._refresh_for({TOPIC})
         known = TOPIC in self._services.view.topics()
         answer = await self._ask_coordinator("status", id_of(sink)) if known else SinkAnswer(Sink(""))
         if not answer.sink.is_listed:
@@ -248,7 +248,7 @@ class SinkRoutes:
         """Answer GET /v1/sinks?prefix=&limit=&after=."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=1000)
-        await self._look_for({TOPIC})
+        await self._refresh_for({TOPIC})
         found: list[Sink] = []
         if TOPIC in self._services.view.topics():
             asked = [ListRequest(TOPIC, number, prefix, after, limit + 1) for number in range(COORDINATORS)]
@@ -265,7 +265,7 @@ class SinkRoutes:
     async def delete(self, request: Request, sink: str) -> Response:
         """Answer DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
         named = key_of(request) or self._services.rng.randbytes(16).hex()
-        await self._look_for({TOPIC})
+        await self._refresh_for({TOPIC})
         if TOPIC not in self._services.view.topics():
             raise Problem("no_such_sink", f"there is no sink {sink!r}", field="sink", value=sink)
         known = (await self._ask_coordinator("delete", id_of(sink), request=named)).sink
@@ -303,7 +303,7 @@ class SinkRoutes:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
         topic = request.query["topic"]
         _refuse_system(topic, field="topic")
-        await self._look_for({topic})
+        await self._refresh_for({topic})
         record = self._topics.partition_record(topic, request.query["partition"])
         if policy_of(self._topics.record(topic).settings).is_interval:
             raise Problem(
@@ -345,7 +345,7 @@ class SinkRoutes:
         """Answer POST /v1/sinks/{sink}/batches/{number}/pins: for commits with many stages."""
         body = json_body(request, _Pin)
         _refuse_system(body.topic, field="topic")
-        await self._look_for({body.topic, TOPIC})
+        await self._refresh_for({body.topic, TOPIC})
         self._topics.partition_record(body.topic, str(body.partition))
         known = Sink("")
         if TOPIC in self._services.view.topics():
@@ -385,7 +385,7 @@ class SinkRoutes:
             Part(topic=part.topic, partition=part.partition, stages=part.stages, pinned=part.pinned)
             for part in body.parts
         ]
-        await self._look_for({part.topic for part in parts})
+        await self._refresh_for({part.topic for part in parts})
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
@@ -450,7 +450,7 @@ class SinkRoutes:
 
     # -- finding leaders -------------------------------------------------------------------
 
-    async def _look_for(self, topics: set[str]) -> None:
+    async def _refresh_for(self, topics: set[str]) -> None:
         """Refresh the view if it lacks one of the topics: it may be new."""
         if not topics <= self._services.view.topics().keys():
             await self._services.refresh_view()
