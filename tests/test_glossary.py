@@ -15,14 +15,13 @@ PRODUCT = ("laminar", "raft", "membership", "router", "ebpf")
 EXEMPT = re.compile(r"docs/decisions/|docs/glossary\.md|docs/models/")
 # How often a word may still occur; no word may be added.
 STILL = {
-    "tether": 5,
     "given up": 26,
-    "nobody": 69,
+    "nobody": 64,
     "somebody": 13,
     "whoever": 20,
-    "anew": 20,
+    "anew": 19,
     "so many": 11,
-    "told": 123,
+    "told": 77,
 }
 
 
