@@ -1,4 +1,4 @@
-"""The table of pitfalls in docs/pitfalls.md: all of them, each with tests that are there."""
+"""The list of pitfalls in docs/pitfalls.md: all of them, each with tests that are there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def rows() -> dict[int, str]:
-    """By number, what stands in the last column."""
-    found = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", (ROOT / "docs/pitfalls.md").read_text(), re.MULTILINE)
-    return {int(number): tests for number, tests in found}
+    """Return, by number, the lines below a pitfall."""
+    page = (ROOT / "docs/pitfalls.md").read_text()
+    found = re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", page, re.MULTILINE | re.DOTALL)
+    return {int(number): item for number, item in found}
 
 
 def functions(path: Path) -> set[str]:
@@ -22,10 +23,10 @@ def functions(path: Path) -> set[str]:
 
 
 def test_every_pitfall_has_its_line_and_its_tests_are_there() -> None:
-    """1 to 53 without a gap; a test that was renamed is renamed in the table too."""
-    table = rows()
-    assert list(range(1, 54)) == sorted(table)
-    for number, tests in table.items():
+    """1 to 53 without a gap; a test that was renamed is renamed in the list too."""
+    items = rows()
+    assert list(range(1, 54)) == sorted(items)
+    for number, tests in items.items():
         named = re.findall(r"`([^`:]+)::([^`]+)`", tests)
         assert named, f"pitfall {number} has no test"
         for path, name in named:
