@@ -294,8 +294,7 @@ class Coordinator:
 
         Raises:
             Problem: 409 `fenced` for an older epoch; `no_stage` where something is not staged any more; 422
-            for an
-                epoch that never began; 404 `no_such_sink` for one of a sink that was forgotten; 504
+                for an epoch that never began; 404 `no_such_sink` for one of a sink that was forgotten; 504
                 `outcome_unknown` when the commit is not known to be over; `stages_lost` when this or the
                 batch before was decided and can't be published any more; with a `fingerprint` 409
                 `other_batch` where this number is decided with another: what is committed is not this batch.
