@@ -238,7 +238,7 @@ int steer(struct xdp_md *context)
 			return pass(PASSED_MALFORMED);
 		source_port = 0;
 		place.port = udp->dest;
-		/* The datagram may not be longer than the packet; what lies behind it is not its own. */
+		/* The datagram may not be longer than the packet; what follows it is not its own. */
 		if (bpf_ntohs(udp->len) < sizeof(*udp) || bpf_ntohs(udp->len) > transport_bytes)
 			return pass(PASSED_MALFORMED);
 		transport_bytes = bpf_ntohs(udp->len);

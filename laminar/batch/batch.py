@@ -319,13 +319,13 @@ class Batch:
 
     def bad(self, error: Exception) -> BatchError:
         """Return `error` as a `BatchError` that names the records that cannot be read."""
-        first, behind = self.header.base_offset, self.header.next_offset
+        first, end = self.header.base_offset, self.header.next_offset
         known = error if isinstance(error, BatchError) else None
         return BatchError(
             known.code if known else "malformed",
-            f"records {first} to {behind - 1} cannot be read: {error}",
+            f"records {first} to {end - 1} cannot be read: {error}",
             field=known.field if known else "body",
             value=known.value if known else None,
             limit=known.limit if known else None,
-            offsets=(first, behind),
+            offsets=(first, end),
         )

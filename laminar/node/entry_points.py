@@ -22,7 +22,7 @@ class EntryPoints:
     controller: Callable[[Boot], int]
     shard: Callable[[Boot], int]
     recover: Callable[[str, int], None]
-    """`recover(data directory, shards)`: bring every journal into order, before anybody else reads the
+    """`recover(data directory, shards)`: bring every journal into order, before any other process reads the
     folder.
     """
 

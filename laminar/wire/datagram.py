@@ -189,7 +189,7 @@ class Keys:
         frame = content[_QUESTION.size + length :]
         if not topic or length > LONGEST_TOPIC_BYTES or "\0" in topic or not frame:
             raise Malformed(
-                "the name of a topic, and a batch behind it, are needed",
+                "the name of a topic, followed by a batch, is required",
                 field="topic_bytes",
                 value=length,
                 limit=LONGEST_TOPIC_BYTES,

@@ -42,7 +42,7 @@ class Route:
             raise ValueError(
                 f"bounds go from 0 to {LOGICAL_PARTITIONS}, not {self.bounds[:1]}..{self.bounds[-1:]}"
             )
-        if any(first >= behind for first, behind in pairwise(self.bounds)):
+        if any(first >= end for first, end in pairwise(self.bounds)):
             raise ValueError(f"bounds of route {version} do not rise: each partition has at least one")
         self._starts = self.bounds[:-1]
 
@@ -71,7 +71,7 @@ class Route:
 
     def ranges(self) -> list[range]:
         """Return the range of logical partitions of each partition, in order of partitions."""
-        return [range(first, behind) for first, behind in pairwise(self.bounds)]
+        return [range(first, end) for first, end in pairwise(self.bounds)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Route):

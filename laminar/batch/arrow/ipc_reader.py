@@ -231,7 +231,7 @@ def _messages(view: memoryview) -> Iterator[tuple[Reader, memoryview]]:
         position += PREFIX.size
         if metadata_length == 0:
             if position != len(view):
-                raise _malformed("length", f"{len(view) - position} bytes behind the end of the stream")
+                raise _malformed("length", f"{len(view) - position} bytes after the end of the stream")
             return
         metadata = view[position : position + metadata_length]
         message = Reader.root(metadata)

@@ -98,7 +98,7 @@ def _hashes(tags: pyarrow.Array) -> tuple[Cells, int]:
 
 
 def _validity(cells: pyarrow.Array) -> bytes:
-    """One bit a record, 1 where the cell is there, none behind the last; no bytes where all are."""
+    """Return one bit a record, 1 where the cell is there; no bytes where all are."""
     if not cells.null_count:
         return b""
     count = len(cells)

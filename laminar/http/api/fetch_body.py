@@ -86,7 +86,7 @@ def fetch_format(request: Request) -> FetchFormat:
         return best[1]
     raise Problem(
         "not_acceptable",
-        "records are not to be had in any of these types",
+        "Accept lists no supported media type",
         field="accept",
         value=accepted,
         limit=", ".join(format_.value for format_ in FetchFormat),
@@ -110,7 +110,7 @@ def encode_fetch(
     limit: int,
     tag: str | None,
     wanted: str | None,
-    behind: int = 0,
+    examined_to: int = 0,
     most_bytes: int = MOST_SHOWN_BYTES,
 ) -> Fetched:
     """Encode the records of `frames` with offsets from `offset` to below `to`, `limit` of them at most.
@@ -119,7 +119,7 @@ def encode_fetch(
     without others. Whole batches may begin before `offset`, and with a tag all batches are sent that may hold
     it: their reader filters again.
     `next_offset` is after everything that was examined, also where nothing matched, so that a filtered reader
-    gets on: `behind` is where the examination ended, if batches without the tag were left out already.
+    gets on: `examined_to` is where the examination ended, if batches without the tag were left out already.
     Where batches are taken apart, the answer ends after `most_bytes` of text, or before the batch that
     decompresses to more than that together with those before it; it has one record at least.
 
@@ -128,11 +128,11 @@ def encode_fetch(
     """
     columns = _columns(wanted, format_)
     if format_ is FetchFormat.BATCH:
-        fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, behind=behind)
+        fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, examined_to=examined_to)
         return fetched if columns is None else _narrowed(fetched, columns)
     batches = [Batch(frame, verified=True) for frame in frames]
     picked, next_offset = _pick(
-        batches, offset=offset, to=to, limit=limit, tag=tag, behind=behind, most_bytes=most_bytes
+        batches, offset=offset, to=to, limit=limit, tag=tag, examined_to=examined_to, most_bytes=most_bytes
     )
     if format_ is FetchFormat.ARROW:
         return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
@@ -192,7 +192,7 @@ def _narrowed(fetched: Fetched, columns: Sequence[str]) -> Fetched:
 
 
 def _as_batches(
-    frames: Sequence[Buffer], *, offset: int, to: int, limit: int, tag: str | None, behind: int
+    frames: Sequence[Buffer], *, offset: int, to: int, limit: int, tag: str | None, examined_to: int
 ) -> Fetched:
     bit = tag_bit(tag) if tag is not None else 0
     body: list[Buffer] = []
@@ -206,7 +206,7 @@ def _as_batches(
             body.append(frame)
             limit -= header.count
     else:
-        next_offset = max(next_offset, min(behind, to))
+        next_offset = max(next_offset, min(examined_to, to))
     return Fetched(BATCH_TYPE, body, max(offset, next_offset))
 
 
@@ -220,7 +220,7 @@ def _pick(
     to: int,
     limit: int,
     tag: str | None,
-    behind: int,
+    examined_to: int,
     most_bytes: int,
 ) -> tuple[_Picked, int]:
     """Positions to be sent of each batch, and the offset after all that was looked at.
@@ -252,7 +252,7 @@ def _pick(
         if limit == 0:
             break
     else:
-        next_offset = max(next_offset, min(behind, to))
+        next_offset = max(next_offset, min(examined_to, to))
     return picked, next_offset
 
 

@@ -156,7 +156,7 @@ def _value(envelope: Envelope, name: str) -> bytes:
     if len(given) != 1:
         raise Problem(
             "invalid",
-            "a record has one of value, value_json and value_base64",
+            "a record must have exactly one of value, value_json and value_base64",
             field=name,
             value=", ".join(given) or "none of them",
         )
@@ -172,7 +172,7 @@ def _key(envelope: Envelope, name: str) -> bytes | None:
     if envelope.key_base64 is None:
         return None if envelope.key is None else envelope.key.encode()
     if envelope.key is not None:
-        raise Problem("invalid", "a record has one of key and key_base64", field=f"{name}.key")
+        raise Problem("invalid", "a record may have one of key and key_base64", field=f"{name}.key")
     return _from_base64(envelope.key_base64, f"{name}.key_base64")
 
 

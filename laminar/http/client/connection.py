@@ -216,7 +216,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._held = rest
 
     def _take_head(self, raw: bytes, position: int) -> int:
-        """Read one head, and what is here of its body; returns the position behind that."""
+        """Read one head, and what is here of its body; return the position after that."""
         head = parse_response_head(raw)
         if not self._waiting:
             raise ValueError("an answer without a request")
@@ -259,7 +259,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if head.close:
             if self._transport is not None:
                 self._transport.abort()
-            # RFC 9112, 9.6: the server does not process what came behind this request.
+            # RFC 9112, 9.6: the server does not process what came after this request.
             self._end(f"{self.url} closed the connection after an earlier answer", sent=False)
 
     def _check_deadline(self) -> None:

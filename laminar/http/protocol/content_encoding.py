@@ -23,7 +23,7 @@ def check_coding(coding: str) -> None:
         raise HttpError(
             415,
             "unsupported_media_type",
-            "the content coding is not known",
+            "the content coding is not supported",
             field="content-encoding",
             value=coding,
             limit=list(CODINGS),

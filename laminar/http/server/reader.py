@@ -34,7 +34,7 @@ from laminar.http.server.budget import address_of
 from laminar.http.server.state import ServerState
 from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 
-# Behind a refusal the rest of the request is thrown away for a while: a socket
+# After a refusal the rest of the request is thrown away for a while: a socket
 # closed over unread bytes resets the connection, and with it the answer.
 LINGER_BYTES: Final = 16 << 20
 # What so small a body costs beside its request isn't worth counting.

@@ -182,7 +182,7 @@ class ResponseWriter:
         return self._hold(exchange, self._outcome(exchange.head, future))
 
     def _settle(self, _done: object = None) -> None:
-        """Write the answers that are due: the first exchange and all done ones behind it."""
+        """Write the answers that are due: the first exchange and all done ones after it."""
         pending = self.pending
         while pending and not self._unwritten and self._stream is None:
             exchange = pending[0]
@@ -243,7 +243,7 @@ class ResponseWriter:
         server = self._server
         if response.close or server.draining:
             self.stopped = True
-        # Only the last one says `close`: what is owed behind it was taken, and is answered.
+        # Only the last one says `close`: what is owed after it was taken, and is answered.
         close = head.close or (self.stopped and not self.pending)
         status = response.status
         counts = server.counts

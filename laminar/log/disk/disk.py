@@ -1,4 +1,4 @@
-"""The one door to the disk: a small interface, and the real disk behind it.
+"""The only access to the disk: a small interface, and the real disk that implements it.
 
 Every byte that Laminar keeps passes through here (an architecture test forbids `open` elsewhere in the
 packages that hold data), so that a test or the simulator can put a faulty disk in its place. All calls block

@@ -266,9 +266,9 @@ class LogEntries:
 
         index = first_index
         while True:
-            found, behind = await self._find(lookup)
-            if behind > found or found > last_index:
-                return found, behind
+            found, after = await self._find(lookup)
+            if after > found or found > last_index:
+                return found, after
             index = found
             # A hundred rows at a time, then others on the loop get their turn.
             await asyncio.sleep(0)

@@ -154,14 +154,14 @@ class LogReader:
         entries = self._entries
         if self._quarantine or not entries.start.offset <= offset < entries.next_offset:
             return None
-        segment, behind = entries.segments[-1], entries.next_offset
+        segment, end_offset = entries.segments[-1], entries.next_offset
         if offset < segment.first_offset:
             place = bisect_right(entries.segments, offset, key=FIRST_OFFSET)
             if not place:
                 return None
-            segment, behind = entries.segments[place - 1], entries.segments[place].first_offset
+            segment, end_offset = entries.segments[place - 1], entries.segments[place].first_offset
         try:
-            found = segment.frame_of_offset(offset, behind)
+            found = segment.frame_of_offset(offset, end_offset)
         except IndexNotCached:
             return None
         if found is None:

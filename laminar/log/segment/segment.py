@@ -212,12 +212,12 @@ class Segment:
             IndexNotCached: The first row is not in memory.
         """
         rows, place = self.rows_at(first_index - self.first_index)
-        behind = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
+        limit = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
         slot = place
-        while slot < behind and not wanted(rows, slot):
+        while slot < limit and not wanted(rows, slot):
             slot += 1
         end = slot
-        while end < behind and wanted(rows, end):
+        while end < limit and wanted(rows, end):
             end += 1
         return first_index + slot - place, first_index + end - place
 
@@ -243,10 +243,10 @@ class Segment:
                 number = (low + high) // 2
             guesses += 1
             rows = self._whole_chunk(number)
-            first, behind = row_offset(rows, 0), row_next_offset(rows, len(rows) // ROW_SIZE - 1)
-            if behind <= offset:
+            first, end_offset = row_offset(rows, 0), row_next_offset(rows, len(rows) // ROW_SIZE - 1)
+            if end_offset <= offset:
                 assert number < high, f"offset {offset} is not in {self.file.path}"
-                low, low_offset = number + 1, behind
+                low, low_offset = number + 1, end_offset
             elif first <= offset or number == low:
                 return self.first_index + number * CHUNK_ROWS + _slot_of_offset(rows, offset)
             else:
@@ -257,19 +257,21 @@ class Segment:
                 if row_next_offset(before, len(before) // ROW_SIZE - 1) <= offset:
                     return self.first_index + number * CHUNK_ROWS
 
-    def frame_of_offset(self, offset: int, behind: int) -> tuple[int, tuple[int, int, int, int, int]] | None:
+    def frame_of_offset(
+        self, offset: int, end_offset: int
+    ) -> tuple[int, tuple[int, int, int, int, int]] | None:
         """Return the entry that holds the record at `offset`, and its `unpack_frame_row` values.
 
         None if no entry of this segment holds it. Like `index_of_offset`, for single records: one
         guess at the row itself, which is right where batches hold about the same number of records;
-        else the search. `behind` is the offset after the segment's records.
+        else the search. `end_offset` is the offset after the segment's records.
 
         Raises:
             IndexNotCached: Rows needed are not in memory.
         """
         first_offset = self.first_offset
         count = self.held_from + len(self.tail) // ROW_SIZE
-        slot = (offset - first_offset) * count // (behind - first_offset)
+        slot = (offset - first_offset) * count // (end_offset - first_offset)
         rows, place = self.rows_at(slot)
         found = unpack_frame_row(rows, place * ROW_SIZE)
         if found[1] <= offset < found[1] + found[3]:

@@ -323,8 +323,8 @@ class _Verification:
         settled = 0
         done = 0
         for found in scan_frames(file, size=place.size, first_index=place.first_index, hints=rows):
-            behind = limit is not None and (found.row.position if found.row else done) >= limit
-            severity = "note" if behind else "damage"
+            unsettled = limit is not None and (found.row.position if found.row else done) >= limit
+            severity = "note" if unsettled else "damage"
             if isinstance(found, Gap):
                 self._hole(place, found, chain, severity)
                 count = 0 if found.last_index is None else found.last_index - found.first_index + 1
@@ -336,7 +336,7 @@ class _Verification:
                 count = 1
                 end = found.row.position + found.row.size
             slot += count
-            if not behind:
+            if not unsettled:
                 settled = slot
             self._read(end - done)
             done = end
@@ -345,9 +345,9 @@ class _Verification:
         if len(rows) > slot * ROW_SIZE and not self.folder.live:
             position = INDEX_HEAD_SIZE + slot * ROW_SIZE
             size = len(rows) - slot * ROW_SIZE
-            behind = limit is not None and slot >= settled and limit < (place.size or 0)
+            unsettled = limit is not None and slot >= settled and limit < (place.size or 0)
             what = "the index has rows for entries that the segment does not have"
-            self._found(place.index_path, position, size, what, severity="note" if behind else "damage")
+            self._found(place.index_path, position, size, what, severity="note" if unsettled else "damage")
         if have < settled and place.index_size is not None:
             what = f"the index ends after {have} rows of {settled}; it is rebuilt at the next start"
             self._found(place.index_path, len(rows) + INDEX_HEAD_SIZE, 0, what)

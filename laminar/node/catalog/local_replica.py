@@ -174,7 +174,9 @@ class LocalReplica:
         if group.stalled:
             await self._seek_others()
         if had_others and _forgot_others(replica):
-            _log.warning("this node's catalog has forgotten who joined it; it waits for one of them to lead")
+            _log.warning(
+                "this node's catalog has forgotten which nodes joined it; it waits until one of them leads"
+            )
             self.sits_out = True
             replica.core.inhibit_campaign(True, now_ms=self._clock.monotonic_ms())
         self._is_driven = True

@@ -145,7 +145,7 @@ class Outbox:
         key = (replica.group, append.message.receiver)
         behind = self._reads.get(key)
         if behind is not None:
-            # It leaves behind those that are being read, or the follower could not join it to its log; to a
+            # It leaves after those that are being read, or the follower could not join it to its log; to a
             # probe it would say that they were lost, and all of them would be read and sent again.
             if len(behind) < MOST_READS:
                 behind.append(append)

@@ -45,7 +45,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
 # What a node says of an entry. HELD: here it is. DAMAGED: its bytes are gone here too. ABSENT: it is not in
-# the log yet. TRIMMED: the log begins behind it by now, and that is committed. OTHER: there is one of another
+# the log yet. TRIMMED: the log begins after it by now, and that is committed. OTHER: there is one of another
 # term in its place. UNSURE: ask again, it may be committed soon.
 HELD, DAMAGED, ABSENT, OTHER, UNSURE = "held", "damaged", "absent", "other", "unsure"
 TRIMMED = "trimmed"
@@ -99,7 +99,7 @@ class _Kept:
         return next((each for each in self.log.quarantine if each.last_index >= index), None)
 
     def wake(self) -> None:
-        """Let everybody look again who waits for news."""
+        """Wake everything that waits for news of this log."""
         waiting, self.waiting = self.waiting, []
         for future in waiting:
             if not future.done():

@@ -78,7 +78,7 @@ class CursorCommands:
         if current is None and position is not None and len(cursors) >= MAX_CURSORS:
             raise Problem(
                 "quota",
-                f"{context.name} has the largest number of cursors already",
+                f"{context.name} has as many cursors as a partition may have",
                 field="cursor",
                 value=len(cursors),
                 limit=MAX_CURSORS,

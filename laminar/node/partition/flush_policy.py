@@ -27,7 +27,7 @@ def check_flush(settings: Mapping[str, int | str]) -> None:
     if flush not in POLICIES:
         raise Problem(
             "invalid",
-            "the flush policy is `commit` or `interval`",
+            "the flush policy must be `commit` or `interval`",
             field="settings.flush",
             value=flush,
             limit=", ".join(POLICIES),
@@ -37,7 +37,7 @@ def check_flush(settings: Mapping[str, int | str]) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise Problem(
                 "invalid",
-                f"{name} lies between {least} and {most}",
+                f"{name} must be between {least} and {most}",
                 field=f"settings.{name}",
                 value=value,
                 limit=least if isinstance(value, int) and value < least else most,

@@ -73,10 +73,10 @@ async def frames(
         try:
             if staged:
                 # There may be gigabytes of them between two records: their index entries say so.
-                index, behind = await context.log.find_shown(index, last)
+                index, after = await context.log.find_shown(index, last)
                 if index > last:
                     break
-                stop = behind - 1
+                stop = after - 1
             read = await read_some(context.log, index, stop, max_bytes=wanted)
         except EntriesTrimmed:
             if found:
@@ -144,11 +144,11 @@ async def tagged_frames(
     size = 0
     try:
         while index is not None and index <= last and (not found or size < max_bytes):
-            first, behind = await context.log.find_tagged(index, last, bit)
+            first, after = await context.log.find_tagged(index, last, bit)
             index = first
-            while index < behind and (not found or size < max_bytes):
+            while index < after and (not found or size < max_bytes):
                 try:
-                    read = await read_some(context.log, index, behind - 1, max_bytes=max(1, max_bytes - size))
+                    read = await read_some(context.log, index, after - 1, max_bytes=max(1, max_bytes - size))
                 except DamagedRange as damage:
                     if damage.next_offset > damage.first_offset:
                         raise

@@ -204,7 +204,7 @@ class ReplicaOpener:
             past_damage=past_damage,
         )
         if not shard.repairs.keeps(log):
-            raise StorageClosed(f"{name} was let go meanwhile")
+            raise StorageClosed(f"{name} was removed meanwhile")
         if comes_back and _may_end_differently(entry, log) and _was_never_voter(entry, partition):
             return await self._restart_empty(entry, log)
         partition.replica = replica
@@ -234,7 +234,7 @@ class ReplicaOpener:
         without, and write others. What it knows to be committed may thus be on no other replica; it would
         serve that, and take none of what the leader has there. Voters ask each other before they go on
         (docs/consensus.md#recovering). It may have been promoted by an entry that it forgot: so it keeps its
-        id, its term and vote, and its mark, and answers those who stand, who may need everybody's grant.
+        id, its term and vote, and its mark, and answers candidates, which may need every replica's grant.
         """
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"
@@ -243,7 +243,7 @@ class ReplicaOpener:
         # First: after a crash the old log is found, and this is repeated.
         await storage.change_manifest(lambda entries: _replaced(entries, emptied))
         if not shard.repairs.keeps(log):
-            raise StorageClosed(f"{name} was let go meanwhile")
+            raise StorageClosed(f"{name} was removed meanwhile")
         # What it acknowledged in its former incarnation is gone. The new log takes over both.
         log.set_recovering(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
         new = storage.create_log(new_name(entry.topic, entry.partition))
@@ -256,7 +256,7 @@ class ReplicaOpener:
         if not shard.repairs.keeps(new):
             if new.log_id in storage.logs:
                 await storage.delete_log(new.log_id, replica_id=entry.replica_id)
-            raise StorageClosed(f"{name} was let go meanwhile")
+            raise StorageClosed(f"{name} was removed meanwhile")
         return await self._start(named, new, comes_back=False)
 
     async def _start_damaged(self, entry: ReplicaEntry, log: Log, *, comes_back: bool) -> None:

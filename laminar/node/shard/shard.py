@@ -221,7 +221,9 @@ class Shard(Process):
             "loop": self.health.statistics(),
             "node": {
                 "lost_replicas": len(self.lost),
-                "recovering_replicas": sum(replica.core.recovering for replica in self.driver.replicas.values()),
+                "recovering_replicas": sum(
+                    replica.core.recovering for replica in self.driver.replicas.values()
+                ),
                 "disk_free_bytes": self.space.free_bytes,
                 "disk_low_water_bytes": self.space.threshold_bytes,
                 "disk_is_low": int(self.space.low),

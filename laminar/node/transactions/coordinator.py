@@ -160,7 +160,7 @@ class Coordinator:
         elif unknown and self.partition.state.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
-                "the largest number of sinks that are kept for ever has been begun",
+                "no more sinks that are kept for ever can be begun",
                 field="sink",
                 value=name,
                 limit=MAX_KEPT,
@@ -452,7 +452,7 @@ class Coordinator:
                     if not isinstance(error, Problem):
                         raise error
                     if error.code == "no_stage" and await self._is_undone(sink_id, decision):
-                        # Only a leader says so, and every leader has the pin, as long as anybody has.
+                        # Only a leader says so, and every leader has the pin, as long as any replica has.
                         self._lost[sink_id] = (decision, error, self._loop.time())
                         _log.error("batch %d of sink %s: %s", decision.number, sink.name, error)
                         return
@@ -505,7 +505,7 @@ def _not_the_first(name: str, sink: Sink, epoch: int) -> Problem:
         field="epoch",
         value=epoch,
         limit=sink.last_epoch,
-        hint="It may be of a sink that was deleted. One that begins now has the epoch behind `limit`.",
+        hint="It may be of a sink that was deleted. One that begins now has the epoch after `limit`.",
         outcome="not_applied",
     )
 

@@ -82,12 +82,12 @@ class Participant:
         pinned = partition.state.stages.batch(batch.key)
         if pinned is not None and pinned.pinned:
             raise Problem(
-                "in_progress", "this batch is being committed: nothing is added to it", outcome="not_applied"
+                "in_progress", "this batch is being committed: no stage can be added", outcome="not_applied"
             )
         if pinned is not None and pinned.count >= MAX_STAGES:
             raise Problem(
                 "invalid",
-                "a batch has no more stages in one partition, those of tries that failed included",
+                "a batch may have no more stages in one partition, failed attempts included",
                 field="stages",
                 value=pinned.count + 1,
                 limit=MAX_STAGES,

@@ -162,9 +162,7 @@ class Uploads:
             return
         idle = self._stages.idle_upload(before_ms=self._idle_since_ms())
         if idle is None:
-            raise self._quota(
-                "the largest number of uploads is under way", field="uploads", value=count, limit=MAX_OPEN
-            )
+            raise self._quota("too many uploads are under way", field="uploads", value=count, limit=MAX_OPEN)
         self._drop(idle)
 
     def _make_room_for(self, key: BatchKey, size_bytes: int) -> None:
@@ -217,7 +215,7 @@ class Uploads:
             field=field,
             value=value,
             limit=limit,
-            hint="Publish or drop what was begun; an upload without a new part for a minute makes way.",
+            hint="Publish or drop what was begun; an upload without a part for a minute gives way.",
             retry_after_ms=1000,
             outcome="not_applied",
         )
@@ -236,7 +234,9 @@ class Uploads:
 async def _check(held: list[Stage], *, size_bytes: int, crc32c: int) -> None:
     size = sum(part.body_bytes for part in held)
     if size != size_bytes:
-        raise _refused("the parts have other bytes in all", field="size_bytes", value=size_bytes, limit=size)
+        raise _refused(
+            "the size of all parts together is another one", field="size_bytes", value=size_bytes, limit=size
+        )
     found = 0
     lengths = Counter(part.body_bytes for part in held)
     for place, part in enumerate(held):

@@ -97,7 +97,7 @@ class ClusterRoutes:
         """
         reasons = []
         if not self._services.ready:
-            reasons.append("this shard has not heard of its cluster yet")
+            reasons.append("this shard has no view of its cluster yet")
         if not self._services.knows_its_replicas:
             reasons.append("this shard's manifest is lost: which replicas it held is asked of the catalog")
         if self._services.lost:

@@ -68,16 +68,18 @@ class _Scrape(Collector):
         leads = GaugeMetricFamily("laminar_leader", "1 where this node leads the partition", labels=labels)
         failed = GaugeMetricFamily(
             "laminar_log_failed",
-            "1 where a write or sync of the partition's files failed here: its replica stands still",
+            "1 where a write or sync of the partition's files failed here: its replica has stopped",
             labels=labels,
         )
         fetched = CounterMetricFamily(
             "laminar_fetched_bytes", "Bytes of batches served to readers", labels=labels
         )
-        lag = GaugeMetricFamily("laminar_cursor_lag", "Records behind the end", labels=[*labels, "cursor"])
+        lag = GaugeMetricFamily(
+            "laminar_cursor_lag", "Records between the cursor and the end", labels=[*labels, "cursor"]
+        )
         overtaken = GaugeMetricFamily(
             "laminar_cursor_overtaken",
-            "Records that retention gave up before this cursor passed them",
+            "Records that retention deleted before this cursor passed them",
             labels=[*labels, "cursor"],
         )
         staged = GaugeMetricFamily(
@@ -107,8 +109,8 @@ class _Scrape(Collector):
                 # One that was never committed here has everything to read.
                 unread = partition["end_offset"] - partition["start_offset"], 0
                 for name in sorted(cursors[partition["topic"]]):
-                    behind, gone = partition["cursors"].get(name, unread)
-                    lag.add_metric([*where, name], behind)
+                    lagging, gone = partition["cursors"].get(name, unread)
+                    lag.add_metric([*where, name], lagging)
                     overtaken.add_metric([*where, name], gone)
         yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken, staged, staged_bytes)
 

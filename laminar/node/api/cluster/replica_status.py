@@ -286,9 +286,9 @@ class PartitionRoutes:
             "end_offset": best.end_offset if best is not None else None,
             "bytes": best.bytes if best is not None else None,
             "damaged": [
-                {"node": state.node, "first_offset": first, "next_offset": behind}
+                {"node": state.node, "first_offset": first, "next_offset": end}
                 for state in known
-                for first, behind in state.damaged
+                for first, end in state.damaged
             ],
             "replicas": replicas,
             # Those whose place another has now, until the group itself has let go of them.

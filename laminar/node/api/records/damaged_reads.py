@@ -45,7 +45,7 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
         "damaged",
         f"offsets {damage.first_offset} to {damage.next_offset - 1} of {partition.topic}/{partition.number} "
         f"are damaged on {node}, and no other replica serves them",
-        hint=f"`on_damage=skip`, or `offset={damage.next_offset}`, goes on behind them.",
+        hint=f"`on_damage=skip`, or `offset={damage.next_offset}`, continues after them.",
         field="offset",
         value=offset,
         limit=damage.next_offset,
@@ -109,7 +109,7 @@ def unreadable(error: BatchError, header: Header) -> Problem:
     return Problem(
         "unreadable",
         f"records {header.base_offset} to {header.next_offset - 1} cannot be read: {error}",
-        hint=f"`on_damage=skip`, or `offset={header.next_offset}`, goes on past them.",
+        hint=f"`on_damage=skip`, or `offset={header.next_offset}`, continues after them.",
         field="offset",
         value=header.base_offset,
         limit=header.next_offset,

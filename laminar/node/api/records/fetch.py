@@ -68,7 +68,7 @@ def expected_bytes(query: Mapping[str, str]) -> int:
 def _end_of(headers: Sequence[tuple[str, str]], bounds: Bounds, read: str) -> Sequence[tuple[str, str]]:
     """Return the headers of another replica's answer; for `read=leader` with the end confirmed here.
 
-    The other may be behind: who reads up to the end that it names would miss what is committed after it.
+    The other may lag: a reader up to the end that it names would miss what is committed after it.
     """
     if read != "leader":
         return headers
@@ -210,7 +210,7 @@ class FetchRoutes:
             bounds = served.reader.bounds()
         tag = query.get("tag")
         frames: list[Buffer] = []
-        behind = 0
+        examined_to = 0
         skipped: list[str] = []
         to = min(to, bounds.end)
         most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES)
@@ -229,7 +229,9 @@ class FetchRoutes:
                     before = min(to, offset + limit)
                     frames = await served.reader.frames(offset, max_bytes=max_bytes, before=before)
                 else:
-                    frames, behind = await served.reader.tagged_frames(offset, tag=tag, max_bytes=max_bytes)
+                    frames, examined_to = await served.reader.tagged_frames(
+                        offset, tag=tag, max_bytes=max_bytes
+                    )
             except DamagedRange as damage:
                 response = await self.elsewhere(request, served, offset)
                 if response is not None:
@@ -243,20 +245,20 @@ class FetchRoutes:
                 offset = damage.next_offset
                 continue
             try:
-                response = await answered(frames, offset=offset, behind=behind)
+                response = await answered(frames, offset=offset, examined_to=examined_to)
             except BatchError:
                 frames, offset, bad = await self._services.off_loop(
                     partial(without_bad_batches, frames, offset, read=shown, skip=skip)
                 )
                 skipped += bad
                 if frames:
-                    behind = Header.unpack(frames[-1]).next_offset
-                    response = await answered(frames, offset=offset, behind=behind)
+                    examined_to = Header.unpack(frames[-1]).next_offset
+                    response = await answered(frames, offset=offset, examined_to=examined_to)
                     break
             else:
                 break
         else:
-            response = await answered([], offset=offset, behind=0)
+            response = await answered([], offset=offset, examined_to=0)
         if skipped:
             found.append((SKIPPED, ",".join(skipped)))
         if found:
@@ -364,7 +366,7 @@ class FetchRoutes:
         to: int,
         limit: int,
         tag: str | None,
-        behind: int,
+        examined_to: int,
         most_bytes: int,
     ) -> Response:
         wanted = request.query.get("fields")
@@ -377,7 +379,7 @@ class FetchRoutes:
             limit=limit,
             tag=tag,
             wanted=wanted,
-            behind=behind,
+            examined_to=examined_to,
             most_bytes=most_bytes,
         )
         long = shows_long(format_, frames, wanted)

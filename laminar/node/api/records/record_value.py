@@ -174,8 +174,8 @@ class RecordValueRoutes:
     ) -> AsyncIterator[Buffer]:
         yield first
         while start < stop:
-            behind = min(stop, start + PASSED_BYTES)
-            headers = {**request.headers, "range": f"bytes={start}-{behind - 1}"}
+            end = min(stop, start + PASSED_BYTES)
+            headers = {**request.headers, "range": f"bytes={start}-{end - 1}"}
             headers.pop("if-range", None)
             head = RequestHead("GET", request.target, headers)
             asked = Request(head, b"", request.connection)
@@ -191,12 +191,12 @@ class RecordValueRoutes:
             else:
                 raise problem
             assert isinstance(answer.body, (bytes, bytearray, memoryview)), "what was passed on is joined"
-            if len(answer.body) != behind - start:
+            if len(answer.body) != end - start:
                 raise Problem(
-                    "internal_error", f"{len(answer.body)} bytes of {start} to {behind} of {request.target}"
+                    "internal_error", f"{len(answer.body)} bytes of {start} to {end} of {request.target}"
                 )
             yield answer.body
-            start = behind
+            start = end
 
 
 async def find_parts(partition: Partition, offset: int) -> Parts:
@@ -234,11 +234,11 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
         assert (header.kind, header.frame_size) == (Kind.STAGED, HEADER_SIZE + size), (
             f"{partition.log!r}: entry {index} is {header}, not a part of {size} bytes"
         )
-        first, behind = max(start, part_start), min(stop, part_stop)
-        partition.reader.fetched_bytes += behind - first
+        first, end = max(start, part_start), min(stop, part_stop)
+        partition.reader.fetched_bytes += end - first
         view = body_of(frame)
-        for position in range(first, behind, PIECE_BYTES):
-            yield view[position - part_start : min(behind, position + PIECE_BYTES) - part_start]
+        for position in range(first, end, PIECE_BYTES):
+            yield view[position - part_start : min(end, position + PIECE_BYTES) - part_start]
         # What memory has takes no turn of the loop: between parts others get theirs.
         await asyncio.sleep(0)
 

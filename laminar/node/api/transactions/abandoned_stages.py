@@ -161,8 +161,8 @@ class AbandonedStages:
         if pinned_for_ms > ONCE_MS:
             undecided = known.once and known.epoch == epoch and known.number < 0
             if undecided or known.epoch == 0:
-                # Its driver is gone, and for a sink that was forgotten he may have been long ago. Only an
-                # epoch that is committed keeps both him and what he sent from deciding this yet.
+                # Its driver is gone, and for a sink that was forgotten perhaps for long. Only an
+                # epoch that is committed keeps both the driver and what it sent from deciding this yet.
                 known = await self._coordinators.end(sink, epoch)
         if known.number < number:
             # It was single-use, was forgotten, and is kept since: its epochs began again, below all those.
