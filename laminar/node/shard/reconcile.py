@@ -147,7 +147,7 @@ class Reconciler:
     async def change_policies(self) -> None:
         """Change each replica's flush policy to its topic's setting, while appends go on.
 
-        Not to `interval` while a batch is prepared: it was promised to be synced when it is
+        Not to `interval` while a batch is pinned: it was promised to be synced when it is
         published.
         """
         shard = self._shard

@@ -3,15 +3,15 @@
 The leader of a partition checks it regularly. A batch that is an hour old a coordinator may have decided, or
 may still decide, so it is asked: the batch is over when a newer epoch began, or when that number was decided
 otherwise. A batch that is not over may belong to a job that takes long, so it stays; one that was not
-prepared for a day is removed, as a driver that is gone for good tells no one. A single-use sink never gets a
-newer epoch: so in time one is made for what it had prepared.
+pinned for a day is removed, as a driver that is gone for good tells no one. A single-use sink never gets a
+newer epoch: so in time one is made for what it had pinned.
 
 The parts of an upload no coordinator knows: they are removed an hour after the last of them.
 
 Which batch a sink has published a partition remembers, to recognise a repeated publish. Of single-use sinks
 that would be an entry for each, for ever: they are removed two hours after, or when there are many newer
 ones, if their coordinator has committed that nothing of them is under way. A publish that comes even later is
-refused: it names a preparation that is used up.
+refused: it names a pin that is used up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("laminar.transactions")
 
 # Of what nothing was added to for so long, and of an older pin, the coordinator is asked.
 STAGE_AGE_MS = 3_600_000
-# Stages that were not prepared are removed this long after the first, without asking the coordinator.
+# Stages that were not pinned are removed this long after the first, without asking the coordinator.
 OPEN_AGE_MS = 24 * 3_600_000
 JANITOR_S = 10.0
 # Batches of one partition that are asked for in one look, by lot: none is passed over for ever.

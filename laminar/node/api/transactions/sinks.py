@@ -88,7 +88,7 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: prepare these stages, or count the `pinned` ones; answers `Pinned`."""
+    """To the leader of a partition: pin these stages, or count the `pinned` ones; answers `Pinned`."""
 
     topic: str
     partition: int
@@ -100,7 +100,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: publish a prepared batch; of another group it is gone."""
+    """To the leader of a partition: publish a pinned batch; of another group it is gone."""
 
     topic: str
     partition: int
@@ -411,7 +411,7 @@ class SinkRoutes:
         return Response.json({"sink": sink, "number": int(number), "result": result})
 
     async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
-        """Return the next epoch of a producer's name; see `Coordinator.take_name`."""
+        """Raise the epoch of a producer's name at its coordinator; `producer` is the id of a new name."""
         await self._made()
         answer = await self._ask_coordinator(
             "name", id_of_name(name), name=name, producer=producer, request=request
@@ -421,11 +421,11 @@ class SinkRoutes:
     # -- what the janitor asks ---------------------------------------------------------------
 
     async def status(self, sink: bytes) -> Sink:
-        """Return the sink; see `abandoned_stages.Coordinators`."""
+        """Return the sink as its coordinator has it committed."""
         return (await self._ask_coordinator("status", sink)).sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """Return the sinks with nothing under way; see `abandoned_stages.Coordinators`."""
+        """Return those of the sinks that have nothing under way, by their coordinators."""
         by_place: dict[int, list[bytes]] = {}
         for sink in sinks:
             by_place.setdefault(self._route.partition_of(logical_of_key(sink)), []).append(sink)
@@ -445,7 +445,7 @@ class SinkRoutes:
         return found
 
     async def end(self, sink: bytes, epoch: int) -> Sink:
-        """End an epoch of the sink; see `abandoned_stages.Coordinators`."""
+        """Rule out that a single-use sink's batch is still decided under `epoch`; return the sink."""
         return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
 
     # -- finding leaders -------------------------------------------------------------------
@@ -567,13 +567,13 @@ class SinkRoutes:
     # -- what a coordinator asks -------------------------------------------------------------
 
     async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        """Prepare a batch; see `coordinator.Targets`."""
+        """Have a partition pin its part of a batch, at its leader. Raises `Problem`."""
         request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.pinned)
         pinned: Pinned = await self._at_leader(request, Pinned)
         return pinned
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Publish a prepared batch; see `coordinator.Targets`."""
+        """Have a partition publish its pinned part of a batch, at its leader. Raises `Problem`."""
         if await self._is_gone(target):
             return
         request = PublishRequest(
