@@ -15,13 +15,13 @@ PRODUCT = ("laminar", "raft", "membership", "router", "ebpf")
 EXEMPT = re.compile(r"docs/decisions/|docs/glossary\.md|docs/models/")
 # How often a word may still occur; no word may be added.
 STILL = {
-    "given up": 26,
-    "nobody": 64,
-    "somebody": 13,
-    "whoever": 20,
-    "anew": 19,
+    "given up": 24,
+    "nobody": 61,
+    "somebody": 12,
+    "whoever": 19,
+    "anew": 18,
     "so many": 11,
-    "told": 77,
+    "told": 73,
 }
 
 
